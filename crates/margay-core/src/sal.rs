@@ -335,7 +335,7 @@ impl Sal {
         if self.came_to_all && (!matches!(kind, Kind::Syn | Kind::Notice) || message.unknown_critical().is_some()) {
             return Err(DropReason::Unexpected);
         }
-        if message.unknown_critical().is_some() {
+        if message.unknown_critical().is_some() || message.chain().is_some() {
             self.answer_unknown_critical(now, from, &message);
             return Err(DropReason::UnknownCritical);
         }

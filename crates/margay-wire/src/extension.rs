@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
+use crate::chain::Chain;
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
@@ -111,6 +112,16 @@ error_codes! {
     Drained = 17;
     /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
     NotQuiet = 18;
+    /// A box of the chain has not passed on the session's first packet.
+    BoxSilent = 19;
+    /// A box of the chain refuses the session.
+    BoxRefused = 20;
+    /// A box of the chain has answered in the place of the service.
+    BoxAnswered = 21;
+    /// The service takes only what comes through boxes, and this has not.
+    ChainRequired = 22;
+    /// The next host of the chain has not answered in time.
+    NoAnswer = 23;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -275,6 +286,8 @@ pub enum Extension<'a> {
     KeyExchange(KeyExchangeRepr<'a>),
     /// A certificate chain.
     Certificate(&'a [u8]),
+    /// The boxes that the session goes through.
+    Chain(Chain<'a>),
     /// The sender's rendezvous router.
     Rendezvous(SocketAddr),
     /// Why not.
@@ -307,12 +320,18 @@ pub enum Extension<'a> {
     UnknownCritical(u8),
 }
 
-/// CHAIN is reserved, and not yet known.
 const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
         && !matches!(
             byte,
-            kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT | kind::HANDOVER
+            kind::CERTIFICATE
+                | kind::CHAIN
+                | kind::AUTH
+                | kind::COOKIE
+                | kind::STACK
+                | kind::MOVE
+                | kind::GRANT
+                | kind::HANDOVER
         )
 }
 
@@ -365,6 +384,7 @@ impl<'a> Extension<'a> {
                 message: value.get(20..).ok_or(Error)?,
             }),
             kind::CERTIFICATE => Self::Certificate(value),
+            kind::CHAIN => Self::Chain(Chain::parse(value)?),
             kind::RENDEZVOUS => {
                 exactly(value, ADDRESS_LEN)?;
                 Self::Rendezvous(parse_socket(&value[..16], &value[16..18]))
@@ -442,6 +462,7 @@ impl<'a> Extension<'a> {
             Self::Capabilities(_) => kind::CAPABILITIES,
             Self::KeyExchange(_) => kind::KEY_EXCHANGE,
             Self::Certificate(_) => kind::CERTIFICATE,
+            Self::Chain(_) => kind::CHAIN,
             Self::Rendezvous(_) => kind::RENDEZVOUS,
             Self::Error(_) => kind::ERROR,
             Self::Auth(_) => kind::AUTH,
@@ -468,6 +489,7 @@ impl<'a> Extension<'a> {
             Self::Capabilities(_) => 8,
             Self::KeyExchange(exchange) => 20 + exchange.message.len(),
             Self::Certificate(chain) => chain.len(),
+            Self::Chain(chain) => chain.as_bytes().len(),
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
@@ -531,6 +553,7 @@ impl<'a> Extension<'a> {
                 value[20..20 + exchange.message.len()].copy_from_slice(exchange.message);
             }
             Self::Certificate(chain) => value[..chain.len()].copy_from_slice(chain),
+            Self::Chain(chain) => value[..chain.as_bytes().len()].copy_from_slice(chain.as_bytes()),
             Self::Rendezvous(address) => {
                 emit_ip(address.ip(), &mut value[..16]);
                 value[16..18].copy_from_slice(&address.port().to_be_bytes());

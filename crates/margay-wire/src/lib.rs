@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod chain;
 mod data;
 mod extension;
 mod grant;
@@ -16,6 +17,7 @@ mod resolvable;
 pub mod sctp;
 mod stripe;
 
+pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,
     STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,

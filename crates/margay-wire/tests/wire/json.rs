@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use margay_wire::{
-    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
-    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message,
-    MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr, QuietRepr, ResolvableRepr, SessionId, SessionRepr,
-    StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr,
+    DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind,
+    HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr,
+    QuietRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -85,6 +85,23 @@ fn of_handover(handover: &HandoverRepr) -> Value {
     })
 }
 
+fn of_chain(chain: &Chain<'_>) -> Value {
+    let one = |one: BoxRepr| json!({"service": hex(&one.service), "flags": one.flags.bits()});
+    json!({
+        "type": "CHAIN",
+        "is_answer": chain.is_answer(),
+        "shared": chain.shared(),
+        "failed_at": chain.failed_at(),
+        "destination": hex(&chain.destination()),
+        "time_s": chain.time_s(),
+        "host_key": hex(&chain.host_key()),
+        "signature": hex(&chain.signature()),
+        "boxes": chain.boxes().map(one).collect::<Vec<_>>(),
+        "hosts": chain.hosts().map(|host| hex(&host)).collect::<Vec<_>>(),
+        "certificates": hex(chain.certificates()),
+    })
+}
+
 fn of_extension(extension: &Extension<'_>) -> Value {
     match extension {
         Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
@@ -109,6 +126,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "message": hex(exchange.message),
         }),
         Extension::Certificate(chain) => json!({"type": "CERTIFICATE", "chain": hex(chain)}),
+        Extension::Chain(chain) => of_chain(chain),
         Extension::Rendezvous(address) => json!({"type": "RENDEZVOUS", "address": address.to_string()}),
         Extension::Error(error) => json!({"type": "ERROR", "code": u16::from(error.code), "text": error.text}),
         Extension::Auth(auth) => {
@@ -260,6 +278,10 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             long = unhex(text(value, "chain"));
             Extension::Certificate(&long)
         }
+        "CHAIN" => {
+            long = chain(value)?;
+            Extension::Chain(Chain::parse(&long)?)
+        }
         "RENDEZVOUS" => Extension::Rendezvous(socket(&value["address"])),
         "ERROR" => Extension::Error(ErrorRepr { code: number::<u16>(value, "code").into(), text: text(value, "text") }),
         "AUTH" => {
@@ -302,6 +324,33 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn chain(value: &Value) -> Result<Vec<u8>, Error> {
+    let list = |key: &str| value[key].as_array().unwrap_or_else(|| panic!("no list {key} in {value}"));
+    let one = |one: &Value| {
+        let flags = BoxFlags::from_bits(number(one, "flags")).unwrap_or_else(|| panic!("{one} has other flags"));
+        BoxRepr { service: bytes(one, "service"), flags }
+    };
+    let boxes: Vec<BoxRepr> = list("boxes").iter().map(one).collect();
+    let host = |host: &Value| unhex(host.as_str().expect("text")).try_into().expect("sixteen bytes");
+    let hosts: Vec<[u8; 16]> = list("hosts").iter().map(host).collect();
+    let certificates = unhex(text(value, "certificates"));
+    let repr = ChainRepr {
+        is_answer: value["is_answer"].as_bool().unwrap_or_else(|| panic!("no is_answer in {value}")),
+        shared: number(value, "shared"),
+        failed_at: number(value, "failed_at"),
+        destination: bytes(value, "destination"),
+        time_s: number(value, "time_s"),
+        host_key: bytes(value, "host_key"),
+        signature: bytes(value, "signature"),
+        boxes: &boxes,
+        hosts: &hosts,
+        certificates: &certificates,
+    };
+    let mut written = vec![0xee; repr.value_len()];
+    repr.emit(&mut written)?;
+    Ok(written)
 }
 
 fn grant(value: &Value) -> GrantRepr {

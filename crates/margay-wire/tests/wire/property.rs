@@ -55,13 +55,32 @@ fn grant() -> impl Strategy<Value = Value> {
     })
 }
 
-/// At most one of each, in any order, AUTH last.
+/// Some boxes that were passed or left out, then some that are ahead.
+fn chain() -> impl Strategy<Value = Value> {
+    let one = |flags: [u8; 4]| {
+        (bytes(12), select(flags.to_vec())).prop_map(|(service, flags)| json!({"service": service, "flags": flags}))
+    };
+    let boxes = (vec(one([4, 5, 8, 10]), 0..4), vec(one([0, 1, 2, 3]), 1..=5));
+    let head = (any::<bool>(), 0..=3_u8, 0..=1_u8, bytes(32), any::<u64>(), bytes(32), bytes(64));
+    (head, boxes, vec(bytes(16), 4), some_bytes()).prop_map(|(head, (mut boxes, ahead), mut hosts, certificates)| {
+        let (is_answer, shared, failed_at, destination, time_s, host_key, signature) = head;
+        hosts.truncate(boxes.iter().filter(|one| one["flags"].as_u64().is_some_and(|flags| flags & 8 != 0)).count());
+        boxes.extend(ahead);
+        json!({
+            "type": "CHAIN", "is_answer": is_answer, "shared": shared, "failed_at": failed_at,
+            "destination": destination, "time_s": time_s, "host_key": host_key, "signature": signature,
+            "boxes": boxes, "hosts": hosts, "certificates": certificates,
+        })
+    })
+}
+
 fn handover() -> impl Strategy<Value = Value> {
     (bytes(16), bytes(16), socket()).prop_map(
         |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
     )
 }
 
+/// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
         json!({"type": "SESSION", "session": session, "client": client, "service_port": service_port, "protocol": protocol})
@@ -118,11 +137,12 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet);
-    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t))| {
-        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t]
-    });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=20)).prop_shuffle();
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, chain());
+    let all =
+        (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u]
+        });
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=21)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

@@ -128,6 +128,8 @@ pub struct Entry {
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host. What comes of the peer's is taken.
     pub is_held: bool,
+    /// No program has it but a box: what comes of the peer's goes by `sal0`, and is never rewritten on the card.
+    pub by_sal0: bool,
 }
 
 /// A pair of addresses of a striped flow.

@@ -9,6 +9,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId};
 
 use crate::carriage::{Carriage, Why};
+use crate::chain::ChainRecord;
 use crate::entry::{FlowCounters, Passage, RemoveReason, Tuple};
 use crate::fetch::HandOver;
 use crate::key::{HostId, HostPublic};
@@ -197,6 +198,8 @@ pub struct FlowInfo {
     pub moves: u32,
     /// What is wrong with how the peer and this host find each other.
     pub trouble: Option<Trouble>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
 }
 
 /// An association as lists show it.

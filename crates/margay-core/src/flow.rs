@@ -1,4 +1,4 @@
-//! Flows: one session of an application each, found by identifier, by five-tuple or (while a responder) by session.
+//! Flows: one session of an application each, found by identifier, by five-tuple or by session.
 //!
 //! DESIGN §7. A flow is kept in one place, a slab; the indices hold slot numbers only, so that a flow costs a few
 //! hundred bytes and ten thousand of them a few megabytes.
@@ -15,6 +15,7 @@ use margay_wire::{FlowId, SessionId};
 use siphasher::sip::SipHasher13;
 
 use crate::carriage::Why;
+use crate::chain::{ChainRecord, Chained};
 use crate::direct::Direct;
 use crate::entry::{Entry, PathId, Tuple, Wire};
 use crate::event::{FlowInfo, Lifecycle, Role};
@@ -29,6 +30,9 @@ const UDP: u8 = 17;
 /// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make
 /// look-ups slow.
 const SAME_NUMBER_MAX: usize = 4;
+/// Flows of one session that are looked at: two for each of eight boxes on one host, and more. Whoever gives many
+/// connections one number finds them no more.
+const SAME_SESSION_MAX: usize = 32;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
 #[derive(Clone, Copy)]
@@ -137,6 +141,8 @@ pub(crate) struct Flow {
     pub source: Option<Box<ServiceId>>,
     /// What its DATA is sealed with, once that is known.
     pub seal: Option<Box<SealKeys>>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<Box<Chained>>,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
 }
@@ -164,8 +170,14 @@ impl Flow {
             stripe: None,
             source: None,
             seal: None,
+            chain: None,
             deadline: None,
         }
+    }
+
+    /// The name that its SYN asks for: its service, or where the session goes through boxes the next one of them.
+    pub fn asked(&self) -> ServiceId {
+        self.chain.as_ref().map_or(self.service, |chain| chain.asked)
     }
 
     pub fn has(&self, bits: u8) -> bool {
@@ -200,6 +212,7 @@ impl Flow {
             seal: self.seal.as_deref().copied(),
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
+            by_sal0: self.chain.as_ref().is_some_and(|chain| chain.is_at_box()),
         }
     }
 
@@ -235,6 +248,7 @@ impl Flow {
             moved: None,
             moves: 0,
             trouble: None,
+            chain: self.chain.as_deref().map(ChainRecord::of),
         }
     }
 }
@@ -308,12 +322,10 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
-    /// The responder's flow of a session, so that a retransmitted SYN finds it.
-    pub fn by_session(&self, session: SessionId) -> Option<FlowId> {
-        let found = self
-            .by_session
-            .find(self.hasher.hash_one(session), |slot| self.at(*slot).is_some_and(|flow| flow.session == session));
-        found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
+    /// The flows of a session: one, or two on a host where a box of its chain is, or where both ends are.
+    pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = &Flow> {
+        let alike = self.by_session.iter_hash(self.hasher.hash_one(session));
+        alike.filter_map(|slot| self.at(*slot)).filter(move |flow| flow.session == session).take(SAME_SESSION_MAX)
     }
 
     /// The flow of a datagram server that was asked from `asker`, an address of this host's choice.
@@ -368,15 +380,13 @@ impl FlowTable {
         self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
         self.by_tuple
             .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
-        if role == Role::Responder {
-            self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
-                hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
+            hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        });
+        if role == Role::Responder && app.protocol == UDP {
+            self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
+                hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
             });
-            if app.protocol == UDP {
-                self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
-                    hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
-                });
-            }
         }
         self.note_peer_flow(slot, peer_flow);
     }
@@ -407,11 +417,9 @@ impl FlowTable {
         forget(&mut self.by_id, self.hasher.hash_one(flow.id));
         forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
         forget(&mut self.by_peer_flow, self.hasher.hash_one(flow.peer_flow));
-        if flow.role == Role::Responder {
-            forget(&mut self.by_session, self.hasher.hash_one(flow.session));
-            if flow.app.protocol == UDP {
-                forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
-            }
+        forget(&mut self.by_session, self.hasher.hash_one(flow.session));
+        if flow.role == Role::Responder && flow.app.protocol == UDP {
+            forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
         }
         if let Some(deadline) = flow.deadline {
             self.deadlines.remove(&(deadline, id));
@@ -525,11 +533,11 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         }
         assert_eq!(table.len(), 199);
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
-        assert_eq!(table.by_session(SessionId([77; 16])), Some(FlowId(77)));
+        assert_eq!(table.of_session(SessionId([77; 16])).map(|flow| flow.id).collect::<Vec<_>>(), [FlowId(77)]);
         assert!(table.remove(FlowId(77)).is_some());
         assert!(table.get(FlowId(77)).is_none());
         assert_eq!(table.by_tuple(&tuple(77)), None);
-        assert_eq!(table.by_session(SessionId([77; 16])), None);
+        assert_eq!(table.of_session(SessionId([77; 16])).count(), 0);
         table.insert(flow(77));
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
         table.set_tuple(FlowId(77), tuple(777));

@@ -11,7 +11,8 @@
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
 //! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
-//! service has its clients wait for a silent host (4; all ones: for ever)
+//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 5, the chain of boxes that the
+//! session goes through (`chain/record.rs`)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -27,6 +28,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 
+use crate::chain::ChainRecord;
 use crate::closing::LINGER;
 use crate::entry::{EntryUpdate, Tuple};
 use crate::event::{Lifecycle, Role};
@@ -50,6 +52,7 @@ const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
 const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
+const HAS_CHAIN: u8 = 32;
 const NO_SCALE: u8 = 255;
 
 /// Why bytes are no record.
@@ -183,6 +186,8 @@ pub struct HandoverRecord {
     pub ingress: Option<Numbers>,
     /// For how long the service has its clients wait for a silent host, where it has said so to this end.
     pub give_up_after: Option<GiveUpAfter>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -200,11 +205,12 @@ impl HandoverRecord {
     pub fn encode(&self) -> Vec<u8> {
         let legs = &self.legs[..self.legs.len().min(LEGS_MAX)];
         let rest = self.source.map_or(0, |_| SOURCE_LEN) + self.give_up_after.map_or(0, |_| GIVE_UP_LEN);
+        let rest = rest + self.chain.as_ref().map_or(0, ChainRecord::len);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&HANDOVER_VERSION.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4.
+        // At most 152 + 8 × 68 + 32 + 4 + 260.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -214,6 +220,7 @@ impl HandoverRecord {
         let lifecycle = LIFECYCLES.iter().find(|(state, _)| *state == self.lifecycle).map_or(0, |(_, number)| *number);
         let flags = u8::from(self.authenticated) | u8::from(self.fins.0) << 1 | u8::from(self.fins.1) << 2;
         let flags = flags | self.source.map_or(0, |_| HAS_SOURCE) | self.give_up_after.map_or(0, |_| HAS_GIVE_UP);
+        let flags = flags | self.chain.as_ref().map_or(0, |_| HAS_CHAIN);
         out.extend_from_slice(&[role, lifecycle, flags, legs.len() as u8]);
         out.extend_from_slice(&self.generation.to_be_bytes());
         out.extend_from_slice(&self.age_ms.to_be_bytes());
@@ -225,6 +232,7 @@ impl HandoverRecord {
         }
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
+        out.extend(self.chain.iter().flat_map(ChainRecord::encode));
         out
     }
 
@@ -246,7 +254,9 @@ impl HandoverRecord {
         let flags = reader.byte(66)?;
         let source_at = FIXED_LEN + legs_len * LEG_LEN;
         let give_up_at = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
-        let whole = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
+        let chain_at = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
+        let chain = if flags & HAS_CHAIN == 0 { None } else { Some(decode_chain(bytes, chain_at)?) };
+        let whole = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -257,7 +267,7 @@ impl HandoverRecord {
         };
         let lifecycle = reader.byte(65)?;
         let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
-        if flags > 31 {
+        if flags > 63 {
             return Err(HandoverError::Malformed { at: 66 });
         }
         let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
@@ -267,7 +277,8 @@ impl HandoverRecord {
             session: SessionId(reader.array(16)?),
             service: ServiceId(reader.array(32)?),
             source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
-            give_up_after: if whole > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
+            give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
+            chain,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -409,6 +420,10 @@ fn decode_give_up(reader: &Reader<'_>, at: usize) -> Result<GiveUpAfter, Handove
     if told.ms() == ms { Ok(told) } else { Err(HandoverError::Malformed { at }) }
 }
 
+fn decode_chain(bytes: &[u8], at: usize) -> Result<ChainRecord, HandoverError> {
+    bytes.get(at..).and_then(ChainRecord::decode).ok_or(HandoverError::Malformed { at })
+}
+
 fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
     let kind = match reader.byte(at)? {
         1 => LegKind::Sal0,
@@ -484,6 +499,7 @@ impl Sal {
             egress: None,
             ingress: None,
             give_up_after: self.told_of(flow),
+            chain: flow.chain.as_deref().map(ChainRecord::of),
             legs: [app, wire].into_iter().chain(direct).collect(),
         })
     }
@@ -526,6 +542,7 @@ impl Sal {
         flow.generation = record.generation.saturating_add(1);
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
+        flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
         flow.setup = Setup::Done;
         let bit = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
         flow.seen = seen::CONFIRMED

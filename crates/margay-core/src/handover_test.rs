@@ -50,6 +50,7 @@ pub(crate) fn record() -> HandoverRecord {
         egress: Some(numbers),
         ingress: None,
         give_up_after: None,
+        chain: None,
         legs: alloc::vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(0x2222_2222)), keys: Some(keys) },

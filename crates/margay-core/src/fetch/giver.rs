@@ -8,6 +8,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message, Session
 use super::{HAND_OVERS_MAX, HandOver, HandOverError, LEASE, PARTED, TCP, Ticket, handover};
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
+use crate::flow::Flow;
 use crate::key::HostId;
 use crate::name::ServiceId;
 use crate::output::DropReason;
@@ -156,6 +157,9 @@ impl Sal {
         if known.app.protocol != TCP {
             return Err(HandOverError::NotTcp);
         }
+        if known.chain.is_some() {
+            return Err(HandOverError::Chained);
+        }
         if !matches!(known.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) || !known.carries_data() {
             return Err(HandOverError::NotOpen);
         }
@@ -285,8 +289,9 @@ impl Sal {
 
     /// The flow that serves a session here. One that has gone to another host is forgotten: the session comes back
     /// before what it has left behind is over.
-    pub(crate) fn flow_of_session(&mut self, session: SessionId) -> Option<FlowId> {
-        let id = self.flows.by_session(session)?;
+    pub(crate) fn flow_of_session(&mut self, session: SessionId, asked: &ServiceId) -> Option<FlowId> {
+        let served = |flow: &&Flow| flow.role == Role::Responder && flow.asked() == *asked;
+        let id = self.flows.of_session(session).find(served)?.id;
         let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
         let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);
         parted.into_iter().for_each(|ticket| self.end_giving(ticket, RemoveReason::HandedOver));

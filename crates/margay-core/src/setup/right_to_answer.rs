@@ -38,7 +38,7 @@ impl Sal {
             let is_client = self.associations.get(association).is_some_and(|other| other.host == related.host);
             return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
         }
-        let service = flow.service;
+        let service = flow.asked();
         let Some(answering) = self.associations.get(association) else {
             return Err("the association with the host that answered is gone; connect again".to_string());
         };

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{BoxFlags, ErrorCode, FlowId};
+use margay_wire::{BoxFlags, ErrorCode, Extension, FlowId, KeyExchangeRepr, Kind};
 
 use super::first::Wanted;
 use super::proof::Answered;
@@ -20,7 +20,7 @@ use crate::output::{AppVerdict, DropReason};
 use crate::packet::{AppPacket, tcp_flags};
 use crate::sal::Sal;
 use crate::segment::SEGMENT;
-use crate::setup::{Arrival, SETUP_TIMEOUT, Start, retry_after, sticky};
+use crate::setup::{Arrival, Draft, SETUP_TIMEOUT, Start, retry_after, sticky};
 use crate::surrogate::box_tuple;
 use crate::table::{Allow, Resolution};
 use crate::time::Instant;
@@ -236,6 +236,29 @@ impl Sal {
         self.drop_half_open(left);
     }
 
+    /// The initiator of a left half could not read its answer, and asks for a full handshake. The right half stays: the
+    /// next host has the session already. False where the flow is no left half.
+    pub(crate) fn supersede_left(&mut self, id: FlowId, arrival: &Arrival<'_>, exchange: &KeyExchangeRepr<'_>) -> bool {
+        let association = self.associations.fresh_id(&mut self.rng);
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        let Some(chained) = flow.chain.as_ref().filter(|chained| chained.is_left()) else { return false };
+        let has_answer = chained.setup.as_ref().is_some_and(|setup| setup.answer.is_some());
+        let is_tcp = flow.app.protocol == TCP;
+        let Setup::Responder(setup) = &mut flow.setup else { return false };
+        flow.association = 0;
+        setup.association = association;
+        setup.initiator_association = exchange.assoc_id;
+        setup.message_1 = exchange.message.to_vec();
+        (setup.handshake, setup.shown_by) = (None, None);
+        (setup.reply, setup.syn_len) = (arrival.reply, arrival.syn_len);
+        match setup.app_answer.clone() {
+            Some(answer) => self.answer(id, &answer, None),
+            None if has_answer && !is_tcp => self.answer(id, &[], None),
+            None => {}
+        }
+        true
+    }
+
     /// A left half's time is over: the box has kept the first packet, or nobody has answered.
     pub(crate) fn left_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
@@ -333,6 +356,7 @@ impl Sal {
             (Setup::Initiator(_), _) => {
                 self.take_flow(id);
             }
+            (Setup::Late(_), _) if self.keeps_ack(id) => self.take_back(id),
             (_, Lifecycle::Established | Lifecycle::HalfClosed) => {
                 self.say_fail(id, ErrorCode::Closed);
                 self.fail_flow(self.now, id, reason);
@@ -344,11 +368,31 @@ impl Sal {
     /// A left half that was never proved is gone: its right half goes with it, before the peer has been told anything.
     pub(crate) fn forget_right(&mut self, left: &Flow) {
         let Some(right) = self.other_half(left) else { return };
-        if self.flows.get(right).is_some_and(|flow| matches!(flow.setup, Setup::Initiator(_))) {
-            self.take_flow(right);
-        } else {
-            self.say_fail(right, ErrorCode::Closed);
-            self.remove_flow(right, RemoveReason::Unproved);
+        match self.flows.get(right).map(|flow| &flow.setup) {
+            Some(Setup::Initiator(_)) => {
+                self.take_flow(right);
+            }
+            Some(Setup::Late(_)) => self.take_back(right),
+            _ => {}
+        }
+    }
+
+    /// The next host has answered a right half, and is told that nothing comes of it.
+    fn take_back(&mut self, right: FlowId) {
+        let Some(flow) = self.flows.get(right) else { return };
+        let Setup::Late(late) = &flow.setup else { return };
+        let (association, message_3) = (flow.association, late.ack.clone());
+        let host_id = self.host_id().0;
+        let exchange = KeyExchangeRepr { host_id, assoc_id: association, message: &message_3 };
+        let is_new = !message_3.is_empty();
+        let extensions = [Extension::KeyExchange(exchange)];
+        let mut draft = Draft::new(Kind::Rst, flow.peer_flow, right);
+        draft.extensions = if is_new { &extensions } else { &[] };
+        self.seal_and_send(association, draft);
+        self.remove_flow(right, RemoveReason::Unproved);
+        // The next host keeps none, either.
+        if is_new && self.associations.get(association).is_some_and(|association| association.flows == 0) {
+            self.associations.remove(association);
         }
     }
 

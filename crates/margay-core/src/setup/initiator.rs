@@ -360,8 +360,8 @@ impl Sal {
         if self.flows.get(id).is_some_and(Self::is_search) {
             return self.hear_router(now, from, message);
         }
-        if message.error().is_some_and(|error| error.code == ErrorCode::ListenerSilent) {
-            return self.hear_of_silence(now, message);
+        if let Some(error) = message.error() {
+            return self.hear_refusal(now, from, message, error.code);
         }
         let answer = match self.prove_answer(now, message, from) {
             Err(DropReason::UnknownAssociation) => {
@@ -374,15 +374,6 @@ impl Sal {
             }
             other => other?,
         };
-        if let Some(error) = message.error() {
-            let failed_at = message.chain().map_or(0, |chain| chain.failed_at());
-            let is_unserved = error.code == ErrorCode::NoService && failed_at == 0 && self.leave_box_out(now, id);
-            if is_unserved || self.resolve_again(now, id) || self.others_may_answer(now, id, error.code) {
-                return Ok(());
-            }
-            self.fail_refused(id, error.code, failed_at);
-            return Ok(());
-        }
         self.accept_answer(now, from, message, answer)
     }
 

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use margay_wire::{ErrorCode, FlowId, Message};
 
-use super::error_text;
+use super::{answered_from, error_text};
 use crate::auth;
 use crate::event::Event;
 use crate::flow::Setup;
@@ -22,23 +22,51 @@ const NOBODY_NEAR: &str =
     "no host on this network segment serves the name, and no service router is known; see `margay status`";
 
 impl Sal {
-    /// The instance is there, and its listener says nothing: so this end says nothing, either, where in the end there
-    /// is no answer. The program's TCP sends its SYN again, and is asked anew, for as long as it would be without
-    /// Margay (decision 0048). Whoever says so shows its key; no association comes of it.
-    pub(super) fn hear_of_silence(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
+    /// A host refuses, or says that its listener says nothing. Whoever says so shows its key. The host keeps nothing of
+    /// the handshake: what it shows tells where the host is, and is no association to take the place of one.
+    pub(super) fn hear_refusal(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        code: ErrorCode,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
         let proved = match message.key_exchange() {
-            Some(exchange) => self.prove_handshake(message, exchange.message).map(drop),
+            Some(exchange) => {
+                let (local_id, (peer, theirs, _, keys)) = self.prove_handshake(message, exchange.message)?;
+                if code != ErrorCode::ListenerSilent && self.associations.by_host(peer.id()).is_none() {
+                    let from = answered_from(message, from);
+                    self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, from, true)?;
+                }
+                Ok(())
+            }
             None => auth::authenticate(&mut self.associations, message, now).map(drop),
         };
         if proved == Err(DropReason::UnknownAssociation) {
-            self.ask_full_handshake(now, message.dst_flow);
+            self.ask_full_handshake(now, id);
         }
         proved?;
-        if let Some(Setup::Initiator(setup)) = self.flows.get_mut(message.dst_flow).map(|flow| &mut flow.setup) {
+        if code == ErrorCode::ListenerSilent {
+            self.hear_of_silence(id);
+            return Ok(());
+        }
+        let failed_at = message.chain().map_or(0, |chain| chain.failed_at());
+        let is_unserved = code == ErrorCode::NoService && failed_at == 0 && self.leave_box_out(now, id);
+        if !is_unserved && !self.resolve_again(now, id) && !self.others_may_answer(now, id, code) {
+            self.fail_refused(id, code, failed_at);
+        }
+        Ok(())
+    }
+
+    /// The instance is there, and its listener says nothing: so this end says nothing, either, where in the end there
+    /// is no answer. The program's TCP sends its SYN again, and is asked anew, for as long as it would be without
+    /// Margay (decision 0048).
+    fn hear_of_silence(&mut self, id: FlowId) {
+        if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             setup.is_listener_silent = true;
         }
-        self.right_is_silent(message.dst_flow);
-        Ok(())
+        self.right_is_silent(id);
     }
 
     /// One host has refused, or may not speak for the name: where several were asked, or it is drained, its word is not

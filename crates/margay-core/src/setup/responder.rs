@@ -76,6 +76,9 @@ impl Sal {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
+            if self.supersede_left(id, arrival, &exchange) {
+                return Ok(());
+            }
             self.drop_half_open(id);
         }
         let claimed = HostId(exchange.host_id);

@@ -50,6 +50,7 @@ pub mod extension_type {
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
+    pub const CHAIN_SEEN: u8 = 23;
 }
 use extension_type as kind;
 
@@ -316,6 +317,8 @@ pub enum Extension<'a> {
     Handover(HandoverRepr),
     /// The connection shall end if it has been quiet.
     Quiet(QuietRepr),
+    /// A digest of what the sender's SYN has said of its chain.
+    ChainSeen([u8; 32]),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -427,6 +430,10 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
+            kind::CHAIN_SEEN => {
+                exactly(value, 32)?;
+                Self::ChainSeen(array(value)?)
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -477,13 +484,14 @@ impl<'a> Extension<'a> {
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
+            Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::UnknownCritical(byte) => *byte,
         }
     }
 
     fn value_len(&self) -> usize {
         match self {
-            Self::SourceService(_) => 32,
+            Self::SourceService(_) | Self::ChainSeen(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
             Self::Capabilities(_) => 8,
@@ -534,7 +542,7 @@ impl<'a> Extension<'a> {
 
     fn emit_value(&self, value: &mut [u8]) {
         match self {
-            Self::SourceService(service) => value.copy_from_slice(service),
+            Self::SourceService(bytes) | Self::ChainSeen(bytes) => value.copy_from_slice(bytes),
             Self::Session(session) => {
                 value[..16].copy_from_slice(&session.session.0);
                 emit_ip(session.client.ip(), &mut value[16..32]);

@@ -132,6 +132,11 @@ impl<'a> Message<'a> {
         self.find(|extension| if let Extension::Chain(chain) = extension { Some(chain) } else { None })
     }
 
+    /// CHAIN_SEEN.
+    pub fn chain_seen(&self) -> Option<[u8; 32]> {
+        self.find(|extension| if let Extension::ChainSeen(digest) = extension { Some(digest) } else { None })
+    }
+
     /// RENDEZVOUS.
     pub fn rendezvous(&self) -> Option<SocketAddr> {
         self.find(|extension| if let Extension::Rendezvous(address) = extension { Some(address) } else { None })

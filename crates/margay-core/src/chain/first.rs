@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, FlowId, Message, SessionId};
 
-use super::proof::{Answered, Signed, ahead};
+use super::proof::{Answered, Signed, ahead, digest};
 use super::{ChainSetup, Chained, Failure, Place, service_of};
 use crate::flow::Setup;
 use crate::name::ServiceId;
@@ -52,7 +52,7 @@ impl Sal {
         let client = SocketAddr::new(own, packet.tuple.source.port());
         let setup = ChainSetup { client, port, origin, answer: None, failure: None, keeps_ack: false };
         let (place, hosts, setup) = (Place::First, Vec::new(), Some(Box::new(setup)));
-        let mut chained = Chained { asked: *service, place, boxes, hosts, setup };
+        let mut chained = Chained { asked: *service, place, boxes, hosts, seen: [0; 32], setup };
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
         Some(Box::new(chained))
     }
@@ -161,6 +161,18 @@ impl Sal {
             setup.answer = Some(answered);
         }
         Ok(is_proved)
+    }
+
+    /// Keeps what a SYN says of its chain, for the ACK.
+    pub(crate) fn note_chain_sent(&mut self, id: FlowId, datagram: &[u8]) {
+        if self.flows.get(id).is_none_or(|flow| flow.chain.is_none()) {
+            return;
+        }
+        let Ok(message) = Message::parse(datagram) else { return };
+        let Some((session, chain)) = message.session().zip(message.chain()) else { return };
+        if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
+            chained.seen = digest(&session, chain.as_bytes());
+        }
     }
 
     pub(super) fn chain_setup(&mut self, id: FlowId) -> Option<&mut ChainSetup> {

@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, Flags, FlowId, Message};
 
-use super::proof::{Doubt, Origin, Signed};
+use super::proof::{Doubt, Origin, Signed, digest};
 use super::{ChainSetup, Chained, Middlebox, Place, is_for, service_of};
 use crate::flow::{Flow, Setup};
 use crate::key::HostId;
@@ -102,8 +102,10 @@ impl Sal {
         let seen = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
         let client = if is_first { seen } else { session.client };
         let port = session.service_port;
+        let seen = digest(&session, chain.as_bytes());
         let setup = ChainSetup { client, port, origin, answer: None, failure: None, keeps_ack: false };
-        let chained = Chained { asked: arrival.service, place, boxes, hosts, setup: Some(Box::new(setup)) };
+        let setup = Some(Box::new(setup));
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, setup };
         Ok(Read { chained: Some(Box::new(chained)), refusal })
     }
 
@@ -154,6 +156,9 @@ impl Sal {
     pub(crate) fn is_neighbour(&mut self, id: FlowId, association: u32, message: &Message<'_>) -> bool {
         let Some((flow, sender)) = self.flows.get(id).zip(self.associations.get(association)) else { return false };
         let Some(chained) = flow.chain.as_deref() else { return true };
+        if message.chain_seen() != Some(chained.seen) {
+            return false;
+        }
         let (host, host_key) = (sender.host, sender.host_key);
         let passed = chained.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::PASSED));
         let Some((last, one)) = chained.hosts.last().zip(passed) else {

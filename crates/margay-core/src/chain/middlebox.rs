@@ -182,7 +182,7 @@ impl Sal {
         let mut flow = Flow::new(id, left.session, left.service, Role::Initiator, left.app.reversed(), now);
         let wanted = Wanted { destination: left.service, protocol: left.app.protocol, port: known.port };
         let (asked, place, setup) = (left.service, Place::Right { at }, Some(Box::new(setup)));
-        let mut right = Chained { asked, place, boxes, hosts, setup };
+        let mut right = Chained { asked, place, boxes, hosts, seen: [0; 32], setup };
         self.leave_unserved_out(&mut right, wanted);
         flow.chain = Some(Box::new(right));
         Some((flow, wanted))

@@ -82,6 +82,8 @@ pub(crate) struct Chained {
     pub boxes: Vec<BoxRepr>,
     /// Of the boxes that were passed, in order.
     pub hosts: Vec<HostId>,
+    /// A digest of what the SYN has said: the ACK repeats it, since nobody vouches for a SYN.
+    pub seen: [u8; 32],
     /// What is needed until the flow is set up.
     pub setup: Option<Box<ChainSetup>>,
 }

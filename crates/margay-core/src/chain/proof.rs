@@ -2,8 +2,9 @@
 //! pass both on, and can make neither.
 
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
-use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId};
+use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId, SessionRepr};
 
 use super::{Failure, SIGNED_FOR_S, head_of};
 use crate::certificate::{Membership, joined_chain, links_in_common};
@@ -14,6 +15,7 @@ use crate::table::Allow;
 
 const ORIGIN_CONTEXT: &[u8] = b"margay 2026 chain";
 const ANSWER_CONTEXT: &[u8] = b"margay 2026 chain answer";
+const SEEN_CONTEXT: &str = "margay 2026 chain seen";
 
 /// What the client's host has signed.
 #[derive(Clone, Debug)]
@@ -90,6 +92,19 @@ fn write(repr: &ChainRepr<'_>) -> Option<Vec<u8>> {
     let mut value = alloc::vec![0; repr.value_len()];
     repr.emit(&mut value).ok()?;
     Some(value)
+}
+
+/// A digest of what a SYN says of a session and its chain.
+pub(super) fn digest(session: &SessionRepr, chain: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key(SEEN_CONTEXT);
+    hasher.update(&session.session.0);
+    match session.client.ip() {
+        IpAddr::V4(v4) => hasher.update(&v4.to_ipv6_mapped().octets()),
+        IpAddr::V6(v6) => hasher.update(&v6.octets()),
+    };
+    hasher.update(&session.client.port().to_be_bytes()).update(&session.service_port.to_be_bytes());
+    hasher.update(&[session.protocol]).update(chain);
+    *hasher.finalize().as_bytes()
 }
 
 impl Origin {

@@ -95,6 +95,7 @@ impl ChainRecord {
             place,
             boxes: self.boxes.iter().map(repr).collect(),
             hosts: self.boxes.iter().filter_map(|one| one.host).collect(),
+            seen: [0; 32],
             setup: None,
         }
     }

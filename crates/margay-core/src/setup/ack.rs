@@ -34,6 +34,7 @@ impl Sal {
         extensions.extend(self.own_rendezvous());
         extensions.extend(self.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
+        extensions.extend(flow.chain.as_ref().map(|chain| Extension::ChainSeen(chain.seen)));
         let certificate = self.box_certificate(flow);
         extensions.extend((!certificate.is_empty()).then_some(Extension::Certificate(&certificate)));
         if let Setup::Late(late) = &flow.setup {

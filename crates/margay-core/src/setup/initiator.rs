@@ -249,6 +249,7 @@ impl Sal {
             self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
             return;
         };
+        self.note_chain_sent(id, &datagram);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
         let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;

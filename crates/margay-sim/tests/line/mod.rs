@@ -28,6 +28,7 @@ const CHAT: &str = "chat.shop";
 const TALK: &str = "talk.shop";
 
 /// Boxes `box-0.shop` and so on, each on a host of its own.
+#[allow(dead_code, reason = "not every story needs all of it")]
 pub struct Line {
     pub world: World,
     pub router: HostId,
@@ -174,6 +175,25 @@ impl Line {
             rules.into_iter().for_each(|id| assert!(sal.remove_rule(id)));
         }
         self.world.publish(self.router, to, NAME, 9);
+    }
+
+    /// Who may connect to the service.
+    pub fn allow(&mut self, allow: Allow) {
+        let name = service(NAME);
+        let host = self.world.host(self.server);
+        let rules: Vec<_> = host.sal.rules().filter(|(prefix, ..)| prefix.id == name).map(|(_, id, _)| id).collect();
+        rules.into_iter().for_each(|id| assert!(host.sal.remove_rule(id)));
+        let server = host.servers.pop().expect("one program");
+        host.serve(name, 80, 9, allow).expect("there is room");
+        *host.servers.last_mut().expect("one program") = server;
+    }
+
+    /// A host trusts this authority, which has let it do what it does here.
+    pub fn trust(&mut self, host: HostId, authority: &SigningKey) {
+        let anchor = TrustAnchor { authority: service(NAME).authority(), key: authority.public() };
+        let sal = &mut self.world.host(host).sal;
+        sal.add_trust_anchor(anchor);
+        self.certify(host, NAME, authority);
     }
 
     /// All hosts trust one authority, which has let each do what it does here.

@@ -136,6 +136,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
+        Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
@@ -292,6 +293,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "STACK" => Extension::Stack(number(value, "stack")),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
+        "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));

@@ -137,12 +137,14 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, chain());
-    let all =
-        (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u]
-        });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=21)).prop_shuffle();
+    let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, (chain(), seen));
+    let all = (first, second, third).prop_map(
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v]
+        },
+    );
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=22)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

@@ -97,6 +97,8 @@ pub struct Wire {
     /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it.
     /// If not, they come up as misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).
     pub begun: bool,
+    /// No program has the flow but a box, which sees its packets come by `sal0`: none is rewritten in place on the card.
+    pub by_sal0: bool,
 }
 
 impl Wire {
@@ -128,8 +130,6 @@ pub struct Entry {
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host. What comes of the peer's is taken.
     pub is_held: bool,
-    /// No program has it but a box: what comes of the peer's goes by `sal0`, and is never rewritten on the card.
-    pub by_sal0: bool,
 }
 
 /// A pair of addresses of a striped flow.

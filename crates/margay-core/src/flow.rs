@@ -202,17 +202,17 @@ impl Flow {
     }
 
     pub fn entry(&self) -> Entry {
+        let by_sal0 = self.chain.as_ref().is_some_and(|chain| chain.is_at_box());
         Entry {
             flow: self.id,
             generation: self.generation,
             app: self.app,
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
-            wire: self.direct.wire().map(|wire| Wire { sending: wire.sending && !self.is_held, ..wire }),
+            wire: self.direct.wire().map(|wire| Wire { sending: wire.sending && !self.is_held, by_sal0, ..wire }),
             seal: self.seal.as_deref().copied(),
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
-            by_sal0: self.chain.as_ref().is_some_and(|chain| chain.is_at_box()),
         }
     }
 

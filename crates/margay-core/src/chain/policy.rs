@@ -110,6 +110,14 @@ pub enum PolicyError {
         /// Which box of it, from 1.
         number: usize,
     },
+    /// An earlier rule has all sessions of a later one.
+    #[error("chain `{rule}` decides over nothing: chain `{earlier}` before it is for all of its sessions")]
+    Shadowed {
+        /// The later rule.
+        rule: String,
+        /// The earlier one.
+        earlier: String,
+    },
     /// No ports.
     #[error("chain `{0}` is for no port: the first port is greater than the last one")]
     Ports(String),
@@ -153,6 +161,19 @@ impl ChainRule {
             && (self.clients.is_empty() || self.clients.iter().any(is_client))
     }
 
+    /// Whether each session of another rule is one of this rule, too.
+    fn has_all_of(&self, other: &Self) -> bool {
+        let has_ports = self.ports.as_ref().is_none_or(|own| {
+            other.ports.as_ref().is_some_and(|ports| own.contains(ports.start()) && own.contains(ports.end()))
+        });
+        let has_clients = self.clients.is_empty()
+            || !other.clients.is_empty() && other.clients.iter().all(|client| self.clients.contains(client));
+        self.services.covers(&other.services)
+            && (self.protocol.is_none() || self.protocol == other.protocol)
+            && has_ports
+            && has_clients
+    }
+
     fn check(&self) -> Result<(), PolicyError> {
         let rule = || self.name.clone();
         if self.boxes.len() > BOXES_MAX {
@@ -190,6 +211,11 @@ impl ChainPolicy {
             return Err(PolicyError::Rules(self.rules.len().max(self.required.len())));
         }
         self.rules.iter().try_for_each(ChainRule::check)?;
+        for (at, rule) in self.rules.iter().enumerate() {
+            if let Some(earlier) = self.rules[..at].iter().find(|earlier| earlier.has_all_of(rule)) {
+                return Err(PolicyError::Shadowed { rule: rule.name.clone(), earlier: earlier.name.clone() });
+            }
+        }
         let is_sound = |boxes: &[ServiceId]| (1..=BOXES_MAX).contains(&boxes.len()) && boxes.iter().all(is_service);
         match self.required.iter().find(|required| !is_sound(&required.boxes)) {
             Some(required) => Err(PolicyError::Requirement(required.boxes.len())),
@@ -214,7 +240,7 @@ impl ChainPolicy {
     }
 
     /// What the rules call a box; `None`: none names it.
-    pub(crate) fn name_of_box(&self, service: &ServiceId) -> Option<&str> {
+    pub fn name_of_box(&self, service: &ServiceId) -> Option<&str> {
         let mut named = self.rules.iter().flat_map(|rule| &rule.boxes);
         named.find(|one| one.service == *service).map(|one| one.name.as_str())
     }
@@ -280,6 +306,34 @@ mod tests {
             required: Vec::new(),
         };
         assert_eq!(policy.rule_for(&session), Some(&exempt));
+    }
+
+    #[test]
+    fn a_rule_that_decides_over_nothing_is_refused() {
+        let web = of_service("web.shop");
+        let of_all = rule(Prefix::new(web.id, 64), &["fw.shop"]);
+        let of_ports = |ports| ChainRule { name: "ports".to_string(), ports: Some(ports), ..rule(web, &[]) };
+        let of_hosts = |hosts: &[u8]| {
+            let clients = hosts.iter().map(|host| Client::Host(HostId([*host; 16]))).collect();
+            ChainRule { name: "hosts".to_string(), clients, ..rule(web, &[]) }
+        };
+        let check = |rules: [&ChainRule; 2]| {
+            let rules = rules.into_iter().cloned().collect();
+            ChainPolicy { rules, required: Vec::new() }.check()
+        };
+        let shadowed = |rule: &str, earlier: &str| {
+            Err(PolicyError::Shadowed { rule: rule.to_string(), earlier: earlier.to_string() })
+        };
+        assert_eq!(check([&of_all, &of_ports(80..=80)]), shadowed("ports", "inspect"));
+        assert_eq!(check([&of_ports(80..=80), &of_all]), Ok(()));
+        assert_eq!(check([&of_ports(80..=90), &of_ports(85..=86)]), shadowed("ports", "ports"));
+        assert_eq!(check([&of_ports(80..=90), &of_ports(85..=91)]), Ok(()));
+        assert_eq!(check([&of_hosts(&[1, 2]), &of_hosts(&[2])]), shadowed("hosts", "hosts"));
+        assert_eq!(check([&of_hosts(&[1, 2]), &of_hosts(&[2, 3])]), Ok(()));
+        assert_eq!(check([&of_hosts(&[1]), &rule(web, &[])]), Ok(()));
+        let of_udp = ChainRule { protocol: Some(17), ..rule(web, &[]) };
+        assert_eq!(check([&of_udp, &rule(web, &[])]), Ok(()));
+        assert_eq!(check([&rule(web, &[]), &of_udp]), shadowed("inspect", "inspect"));
     }
 
     #[test]

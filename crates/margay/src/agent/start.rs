@@ -48,8 +48,8 @@ use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
-    Agent, Configuration, INTERFACE, StartedWith, authority, cluster, dns, flows, home, metrics, reload, remote, trace,
-    upkeep,
+    Agent, Configuration, INTERFACE, StartedWith, authority, chain, cluster, dns, flows, home, metrics, reload, remote,
+    trace, upkeep,
 };
 use crate::config::Config;
 use crate::{host, start};
@@ -128,6 +128,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
     authority::adopt(&*control, keys, &own, &clock_of_wall, &authorities_of(&tokens)).into_diagnostic()?;
+    chain::take_up(&core, &keyring, &store, &clock_of_wall, &config);
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
@@ -141,6 +142,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         router: router.clone(),
         look_up: direct.look_up(),
         ranges: config.ranges(),
+        forwards: config.host.boxes,
         end_datagrams: core.end_datagrams(),
     };
     let (services, drains, health) = publish(&config, around)?;
@@ -404,6 +406,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let health = tokio::spawn(health::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
+    chain::start(agent).into_diagnostic()?;
+    let chains = tokio::spawn(chain::follow(Arc::clone(agent)));
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
@@ -434,6 +438,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     upkeep.abort();
     rules.abort();
     reloads.abort();
+    chains.abort();
     programs.abort();
     health.abort();
     agent.health.end().await;

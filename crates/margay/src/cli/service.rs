@@ -153,6 +153,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         quiet_ms: args.drained.quiet_ms()?,
         health: args.checks.health(),
         load: args.checks.load(),
+        middlebox: String::new(),
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -161,7 +162,8 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
     out.line(&format!("{} is published: {}", info.name, state(&info)))
 }
 
-fn state(info: &ServiceInfo) -> String {
+/// How it stands with a service of this host, in a few words.
+pub(super) fn state(info: &ServiceInfo) -> String {
     if let Some(why) = out_of_service(info) {
         return format!("takes no new flows ({why}); {} there", count(info.flows, "flow"));
     }
@@ -176,6 +178,11 @@ fn state(info: &ServiceInfo) -> String {
     if why.is_empty() { text.to_owned() } else { format!("{text} ({})", why.join("; ")) }
 }
 
+/// Where a listener is; a box has no address.
+fn place(listener: &ListenerInfo) -> String {
+    if listener.middlebox.is_empty() { listener.address.clone() } else { format!("box ({})", listener.middlebox) }
+}
+
 async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     let reply = client.service_list(ServiceListRequest {}).await.map_err(refused)?.into_inner();
     if json.json {
@@ -188,7 +195,7 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
                 service.name.clone(),
                 listener.service_port.map_or("any".into(), |port| port.to_string()),
                 "this host".into(),
-                listener.address.clone(),
+                place(listener),
                 weight(service),
                 match (out_of_service(service), service.state.as_str()) {
                     (Some(why), _) => why,
@@ -249,11 +256,17 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
             let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
             let who = listener.allow.join(", ");
             let origin = match listener.origin.as_str() {
+                "socket" if !listener.middlebox.is_empty() => "while its program runs",
                 "socket" => "while a program listens",
                 "configuration" => "by the configuration",
                 _ => "until it is withdrawn",
             };
-            out.line(&format!("  {port} ({protocol}) at {}, for {who}, {origin}", listener.address))?;
+            let what = if listener.middlebox.is_empty() {
+                format!("{port} ({protocol}) at {}", listener.address)
+            } else {
+                format!("a box that {} packets", if listener.middlebox == "sniff" { "looks at" } else { "forwards" })
+            };
+            out.line(&format!("  {what}, for {who}, {origin}"))?;
         }
         for known in service.registrations.iter().filter(|known| known.certificate_expires_unix_s > 0) {
             out.line(&format!(
@@ -291,6 +304,7 @@ fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
         "forward" => format!("to {}, which knows more", reply.next_hop),
         "ask" => "to all hosts of the network segment: this host knows no router".to_owned(),
         "delay" => format!("held until the resolver {} has said where they go", reply.next_hop),
+        "box" => "to the box of that name here".to_owned(),
         "drop" => "discarded, by a rule".to_owned(),
         _ => "nowhere: this host knows no router".to_owned(),
     };

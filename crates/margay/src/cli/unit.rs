@@ -130,6 +130,12 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
         let ports = [wanted.port, wanted.listen_port].into_iter().flatten().map(|port| format!(":{port}"));
         words.extend(["--service".to_owned(), format!("{}{}", wanted.name.written(), ports.collect::<String>())]);
     }
+    for name in &offer.middlebox {
+        words.extend(["--middlebox".to_owned(), name.0.written().to_owned()]);
+    }
+    if let Some(kind) = offer.kind {
+        words.extend(["--kind".to_owned(), kind.label().to_owned()]);
+    }
     if let Some(protocol) = offer.protocol {
         words.extend(["--protocol".to_owned(), protocol.label().to_owned()]);
     }
@@ -188,7 +194,7 @@ fn draining(args: &EnableArgs, unit: &str, section: &str, program: &Path, deadli
     }
     let own = OwnStop::read(&args.place.files(unit)?, stop::least_timeout(deadline))?;
     // A name is there once for each of its ports.
-    let names: BTreeSet<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+    let names: BTreeSet<_> = args.offer.names().into_iter().collect();
     Ok(stop::lines(program, &names.into_iter().collect::<Vec<_>>(), deadline, &own))
 }
 
@@ -205,7 +211,7 @@ pub fn enable(args: &EnableArgs, out: &mut Out) -> Result<()> {
     fs::create_dir_all(&directory).into_diagnostic().wrap_err_with(refuse)?;
     fs::write(&path, drop_in).into_diagnostic().wrap_err_with(refuse)?;
     args.place.reload(&unit, args.now)?;
-    let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+    let names = args.offer.names();
     let when = if args.now { "now" } else { "from its next start" };
     let drained = args.drain.map(|deadline| format!(", and drains for {} at most before it stops", span(deadline)));
     let drained = drained.unwrap_or_default();

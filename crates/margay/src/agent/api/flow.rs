@@ -62,6 +62,16 @@ fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInf
     (found.iter().map(|flow| info(agent, &names, flow)).collect(), total)
 }
 
+/// The oldest flows whose sessions go through boxes.
+pub(super) async fn of_chains(agent: &Agent) -> Vec<FlowInfo> {
+    naming::ask(agent).await;
+    let mut found: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().filter(|flow| flow.chain.is_some()).collect());
+    found.sort_by_key(|flow| (flow.since, flow.flow));
+    found.truncate(LIST_MAX as usize);
+    let names = naming::hosts(agent);
+    found.iter().map(|flow| info(agent, &names, flow)).collect()
+}
+
 pub(super) fn of_service(agent: &Agent, prefix: &Prefix) -> Vec<FlowInfo> {
     collect(agent, Some(prefix), SHOWN_MAX).0
 }
@@ -151,6 +161,7 @@ fn info_of(
         policy: policy(flow).to_owned(),
         places: places::of_flow(agent, flow),
         closed_by: flow.closed.map_or("", closed_by).to_owned(),
+        chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
     }
 }
 

@@ -278,6 +278,14 @@ mod test {
     }
 
     #[test]
+    fn a_unit_that_is_a_box_says_so_again() {
+        let args = enable_args("--middlebox ids.shop --kind sniff --weight 7 suricata").expect("good words");
+        let wanted = ["--middlebox", "ids.shop", "--kind", "sniff", "--weight", "7"];
+        assert_eq!(words(&args.offer).expect("no special characters"), wanted);
+        assert_eq!(args.offer.names(), ["ids.shop"]);
+    }
+
+    #[test]
     fn a_unit_that_is_drained_first_stops_as_before_then() {
         let units = tempfile::tempdir().expect("a directory");
         let at = units.path().display();
@@ -342,7 +350,8 @@ mod test {
         // A unit that serves nothing has nothing to drain.
         let no_drain =
             ["--drain 30s nginx", "--service web.shop --drain 0s nginx", "--service web.shop --drain x nginx"];
-        for words in no_offer.into_iter().chain(no_drain) {
+        let no_box = ["--middlebox ids.shop suricata", "--service web.shop --kind sniff nginx", "--kind sniff suricata"];
+        for words in no_offer.into_iter().chain(no_drain).chain(no_box) {
             assert!(enable_args(words).is_err(), "{words}");
         }
     }

@@ -350,7 +350,8 @@ mod test {
         // A unit that serves nothing has nothing to drain.
         let no_drain =
             ["--drain 30s nginx", "--service web.shop --drain 0s nginx", "--service web.shop --drain x nginx"];
-        let no_box = ["--middlebox ids.shop suricata", "--service web.shop --kind sniff nginx", "--kind sniff suricata"];
+        let no_box =
+            ["--middlebox ids.shop suricata", "--service web.shop --kind sniff nginx", "--kind sniff suricata"];
         for words in no_offer.into_iter().chain(no_drain).chain(no_box) {
             assert!(enable_args(words).is_err(), "{words}");
         }

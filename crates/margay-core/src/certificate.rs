@@ -290,8 +290,8 @@ fn from_raw_links(links: &[&[u8]]) -> Vec<u8> {
     chain
 }
 
-/// How many first links an encoded chain has in common with another one that is shown beside it, and an encoded chain of
-/// the others; empty where there are none.
+/// How many first links an encoded chain has in common with another one that is shown beside it, and an encoded chain
+/// of the others; empty where there are none.
 pub(crate) fn links_in_common(shown: &[u8], chain: &[u8]) -> (u8, Vec<u8>) {
     let links = raw_links(chain);
     let common = raw_links(shown).iter().zip(&links).take_while(|(one, other)| one == other).count();

@@ -11,8 +11,8 @@
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
 //! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
-//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 5, the chain of boxes that the
-//! session goes through (`chain/record.rs`)
+//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 5, the chain of boxes that
+//! the session goes through (`chain/record.rs`)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)

@@ -1,5 +1,5 @@
-//! Who is believed along a chain: boxes can neither make up clients nor speak for services, and nobody between two hosts
-//! can change what a SYN says.
+//! Who is believed along a chain: boxes can neither make up clients nor speak for services, and nobody between two
+//! hosts can change what a SYN says.
 
 mod line;
 

@@ -1,5 +1,5 @@
-//! Sessions that go through boxes, in virtual time: set up by hops, and what happens where a box or its host does not do
-//! what it should.
+//! Sessions that go through boxes, in virtual time: set up by hops, and what happens where a box or its host does not
+//! do what it should.
 
 mod line;
 
@@ -336,8 +336,8 @@ fn a_session_that_is_sealed_is_sealed_on_every_hop() {
     assert_eq!(line.world.host(line.client).streams[stream].received, 300 * 700);
 }
 
-/// Chains of one to four boxes in foul weather, with boxes that eat, hosts that are cut off and agents that start again:
-/// every connect ends, and nothing is left over.
+/// Chains of one to four boxes in foul weather, with boxes that eat, hosts that are cut off and agents that start
+/// again: every connect ends, and nothing is left over.
 #[test]
 fn random_chains_keep_every_promise() {
     let seeds = std::env::var("MARGAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);

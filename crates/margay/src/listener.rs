@@ -104,7 +104,7 @@ impl MiddleboxKind {
     }
 
     /// As the core has it.
-    pub const fn of_core(self) -> BoxKind {
+    pub const fn core(self) -> BoxKind {
         match self {
             Self::Forward => BoxKind::Forward,
             Self::Sniff => BoxKind::Sniff,

@@ -69,8 +69,8 @@ impl Shared {
         }
     }
 
-    /// Takes up which sessions go through boxes, as the router tells. It is on disk when this returns; whoever goes by it
-    /// is told by the store.
+    /// Takes up which sessions go through boxes, as the router tells. It is on disk when this returns; whoever goes by
+    /// it is told by the store.
     pub async fn heed_chains(self: &Arc<Self>, chains: proto::Chains) -> Result<(), End> {
         let this = Arc::clone(self);
         match tokio::task::spawn_blocking(move || this.keep_chains(&chains)).await {

@@ -1,4 +1,5 @@
-//! What authorities have signed of chains, on routers and on hosts alike: a host goes by it also when no router is there.
+//! What authorities have signed of chains, on routers and on hosts alike: a host goes by it also when no router is
+//! there.
 
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 
@@ -40,8 +41,8 @@ impl Store {
         })
     }
 
-    /// What authorities have signed. Whoever may write into the cluster's store may write anything: whether it is signed
-    /// is for the caller to see.
+    /// What authorities have signed. Whoever may write into the cluster's store may write anything: whether it is
+    /// signed is for the caller to see.
     ///
     /// # Errors
     ///

@@ -9,8 +9,8 @@
 //!
 //! Each arrow is an ordinary flow between two hosts, and its two ends know it by numbers of their own. On a box's host
 //! a session has two: the left one, of which the host is the responder, and the right one, of which it is the
-//! initiator. The five-tuple of one is that of the other reversed, so that what one delivers is what the other sends on,
-//! once the box has let it pass.
+//! initiator. The five-tuple of one is that of the other reversed, so that what one delivers is what the other sends
+//! on, once the box has let it pass.
 //!
 //! `policy` says which sessions (pure), `proof` who vouches for one, `first` is the initiator's end, `last` what a
 //! responder asks of its neighbour, `middlebox` the two halves on a box's host.

@@ -438,15 +438,8 @@ impl Sal {
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
         self.flows.set_peer_flow(id, message.src_flow);
-        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
-        flow.association = answer.association;
-        flow.generation += 1;
-        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
-        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
-            return Err(DropReason::Unexpected);
-        };
-        let app = flow.app;
+        let setup = self.note_answered(id, answer.association, authenticated)?;
+        let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
         self.note_terms(id, message.terms());
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
@@ -494,6 +487,24 @@ impl Sal {
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.
+    fn note_answered(
+        &mut self,
+        id: FlowId,
+        association: u32,
+        authenticated: bool,
+    ) -> Result<Box<InitiatorSetup>, DropReason> {
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.association = association;
+        flow.generation += 1;
+        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
+        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
+        match core::mem::replace(&mut flow.setup, Setup::Done) {
+            Setup::Initiator(setup) => Ok(setup),
+            _ => Err(DropReason::Unexpected),
+        }
     }
 
     /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may

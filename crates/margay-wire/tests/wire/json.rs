@@ -158,20 +158,24 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             let places: Vec<_> = arrivals.places.iter().enumerate().filter_map(place).collect();
             json!({"type": "ARRIVALS", "number": arrivals.number, "places": places})
         }
-        Extension::Notice(notice) => json!({
-            "type": "NOTICE",
-            "epoch": notice.epoch,
-            "sequence": notice.sequence,
-            "until_s": notice.until_s,
-            "bits": notice.bits,
-            "withdrawn": notice.withdrawn,
-            "prefix": hex(&notice.prefix),
-            "host_key": hex(&notice.host_key),
-            "signature": hex(&notice.signature),
-        }),
+        Extension::Notice(notice) => of_notice(notice),
         Extension::Grant(grant) => of_grant(grant),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
+}
+
+fn of_notice(notice: &NoticeRepr) -> Value {
+    json!({
+        "type": "NOTICE",
+        "epoch": notice.epoch,
+        "sequence": notice.sequence,
+        "until_s": notice.until_s,
+        "bits": notice.bits,
+        "withdrawn": notice.withdrawn,
+        "prefix": hex(&notice.prefix),
+        "host_key": hex(&notice.host_key),
+        "signature": hex(&notice.signature),
+    })
 }
 
 fn of_grant(grant: &GrantRepr) -> Value {
@@ -311,21 +315,23 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             let (number, place) = (number(value, "number"), number(value, "place"));
             Extension::Stripe(StripeRepr { number, place, ends, leads })
         }
-        "ARRIVALS" => {
-            let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
-            for place in value["places"].as_array().expect("a list of places") {
-                let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
-                let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
-                arrivals.places[number::<usize>(place, "place")] = Some(arrival);
-            }
-            Extension::Arrivals(arrivals)
-        }
+        "ARRIVALS" => Extension::Arrivals(arrivals(value)),
         "NOTICE" => Extension::Notice(notice(value)),
         "GRANT" => Extension::Grant(grant(value)),
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn arrivals(value: &Value) -> ArrivalsRepr {
+    let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
+    for place in value["places"].as_array().expect("a list of places") {
+        let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
+        let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
+        arrivals.places[number::<usize>(place, "place")] = Some(arrival);
+    }
+    arrivals
 }
 
 fn chain(value: &Value) -> Result<Vec<u8>, Error> {

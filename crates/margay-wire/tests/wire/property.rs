@@ -126,19 +126,11 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         let place = |place| json!({"place": place, "packet_number": of.0, "at_us": of.1, "bytes": of.2});
         json!({"type": "ARRIVALS", "number": number, "places": places.into_iter().map(place).collect::<Vec<_>>()})
     });
-    let notice = (any::<(u32, u32, u64, bool)>(), 0..=256_u16, bytes(32), bytes(32), bytes(64)).prop_map(
-        |((epoch, sequence, until_s, withdrawn), bits, prefix, host_key, signature)| {
-            json!({
-                "type": "NOTICE", "epoch": epoch, "sequence": sequence, "until_s": until_s, "bits": bits,
-                "withdrawn": withdrawn, "prefix": prefix, "host_key": host_key, "signature": signature,
-            })
-        },
-    );
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, (chain(), seen));
+    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, (chain(), seen));
     let all = (first, second, third).prop_map(
         |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v)))| {
             vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v]
@@ -151,6 +143,17 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         some.extend(auth);
         some
     })
+}
+
+fn notice() -> impl Strategy<Value = Value> {
+    (any::<(u32, u32, u64, bool)>(), 0..=256_u16, bytes(32), bytes(32), bytes(64)).prop_map(
+        |((epoch, sequence, until_s, withdrawn), bits, prefix, host_key, signature)| {
+            json!({
+                "type": "NOTICE", "epoch": epoch, "sequence": sequence, "until_s": until_s, "bits": bits,
+                "withdrawn": withdrawn, "prefix": prefix, "host_key": host_key, "signature": signature,
+            })
+        },
+    )
 }
 
 fn resolvable() -> impl Strategy<Value = Value> {

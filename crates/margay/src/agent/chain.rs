@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use margay_control::Clock;
 use margay_control::chains::{Doubt, SignedChains};
 use margay_control::keyring::Keyring;
 use margay_control::lease::Asker;
@@ -14,8 +13,6 @@ use margay_core::chain::{ChainPolicy, Requirement};
 use margay_core::name::{Name, Prefix, ServiceId};
 
 use super::Agent;
-use super::core::CoreHandle;
-use crate::config::Config;
 
 /// What an authority has signed.
 pub struct Said {
@@ -59,21 +56,17 @@ fn joined(all: Vec<Said>, required: Vec<Requirement>) -> ChainPolicy {
 }
 
 /// Has the core go by what the disk and the configuration say.
-pub fn take_up(core: &CoreHandle, keyring: &Keyring, store: &Store, clock: &Clock, config: &Config) {
-    match said(keyring, store, clock.unix_s()) {
+pub fn renew(agent: &Agent) {
+    let required = agent.config().required();
+    match said(&agent.keyring, &agent.store, agent.clock.unix_s()) {
         Ok(all) => {
-            let policy = joined(all, config.required());
-            if let Err(error) = core.0.with_sal(|sal, _| sal.set_chain_policy(policy)) {
+            let policy = joined(all, required);
+            if let Err(error) = agent.core.0.with_sal(|sal, _| sal.set_chain_policy(policy)) {
                 tracing::error!(%error, "the chains of before stay");
             }
         }
         Err(error) => tracing::error!(%error, "chains cannot be read; those of before stay"),
     }
-}
-
-/// The same, while the agent runs.
-pub fn renew(agent: &Agent) {
-    take_up(&agent.core, &agent.keyring, &agent.store, &agent.clock, &agent.config());
 }
 
 /// Goes by what authorities say, whenever that changes; until it is dropped.
@@ -126,6 +119,7 @@ mod test {
     use margay_control::chains::ChainRules;
 
     use super::*;
+    use crate::config::Config;
 
     const NOW_S: u64 = 1_700_000_000;
 

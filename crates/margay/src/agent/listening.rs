@@ -122,7 +122,7 @@ impl Listener {
         // Checked when it was published.
         let allow = allow::parse(&self.allow).unwrap_or_default();
         if let Some(kind) = self.middlebox {
-            return Some(Action::Box(Middlebox { kind: kind.of_core(), allow }));
+            return Some(Action::Box(Middlebox { kind: kind.core(), allow }));
         }
         let has_no_connections = self.is_reached_by_lookup() && !is_looked_up;
         let protocol = self.carried().or(has_no_connections.then_some(Protocol::Udp));

@@ -155,17 +155,14 @@ pub struct Surroundings {
     pub look_up: LookUp,
     /// The virtual addresses of this host.
     pub ranges: Ranges,
-    /// Whether its kernel forwards what comes by `sal0`.
-    pub forwards: bool,
     /// Ends flows of datagrams whose socket is gone.
     pub end_datagrams: EndDatagrams,
 }
 
 impl Services {
-    /// Nothing is published yet.
-    pub fn new(around: Surroundings) -> Self {
-        let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges, forwards, end_datagrams } =
-            around;
+    /// Nothing is published yet. `forwards`: this host's kernel forwards what comes by `sal0`.
+    pub fn new(around: Surroundings, forwards: bool) -> Self {
+        let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges, end_datagrams } = around;
         let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
         let (looked_up, changes) = (Mutex::default(), watch::Sender::default());
         Self {

@@ -86,7 +86,7 @@ impl Host {
             host_name: "alpha".into(),
             software: "test".into(),
         };
-        Services::new(Surroundings {
+        let around = Surroundings {
             core: Arc::clone(&self.core) as Arc<dyn SalControl>,
             local,
             keyring: Keyring::open(&self.dir).expect("opened"),
@@ -96,12 +96,12 @@ impl Host {
             router: None,
             look_up: Box::new(|_, _| true),
             ranges: Ranges::USUAL,
-            forwards: self.forwards,
             end_datagrams: {
                 let core = Arc::clone(&self.core);
                 Box::new(move |prefix| core.ended.lock().push(*prefix))
             },
-        })
+        };
+        Services::new(around, self.forwards)
     }
 
     fn ports(&self) -> Vec<u16> {

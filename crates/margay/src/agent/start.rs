@@ -84,6 +84,7 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     }
     restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
+    chain::renew(&agent);
     begin(&agent.core, &agent.services, agent.config().router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
@@ -128,7 +129,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
     authority::adopt(&*control, keys, &own, &clock_of_wall, &authorities_of(&tokens)).into_diagnostic()?;
-    chain::take_up(&core, &keyring, &store, &clock_of_wall, &config);
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
@@ -142,7 +142,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         router: router.clone(),
         look_up: direct.look_up(),
         ranges: config.ranges(),
-        forwards: config.host.boxes,
         end_datagrams: core.end_datagrams(),
     };
     let (services, drains, health) = publish(&config, around)?;
@@ -199,7 +198,7 @@ fn authorities_of(tokens: &[HomeConfig]) -> Vec<String> {
 fn publish(config: &Config, around: Surroundings) -> Result<(Arc<Services>, Drains, Health)> {
     let drains = Drains::open(around.dir.clone(), &around.clock).into_diagnostic()?;
     let health = Health::open(around.dir.clone()).into_diagnostic()?;
-    let services = Services::new(around);
+    let services = Services::new(around, config.host.boxes);
     services.restore_drained(drains.drained());
     services.restore_fitness(health.restored());
     services.restore(&configured(config)).into_diagnostic().wrap_err("services cannot be published")?;

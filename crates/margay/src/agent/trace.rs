@@ -141,12 +141,7 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
     let rule = named(&info);
     match &chosen.found.rule.action {
         Action::Drop => {
-            let heard = if own {
-                "its program is refused at once"
-            } else {
-                "its client hears nothing, and gives up after a while"
-            };
-            (hop.act, hop.why) = ("discard".to_owned(), format!("discards it by {rule}; {heard}"));
+            (hop.act, hop.why) = ("discard".to_owned(), discarded(&rule, own));
             (hop, Next::End)
         }
         Action::Demux(demux) => {
@@ -244,6 +239,12 @@ fn answers(agent: &Agent, question: &Question, explained: &Explained) -> Vec<Str
         notes.extend(resolver.trouble().map(|trouble| format!("{name}: {trouble}")));
     }
     notes
+}
+
+fn discarded(rule: &str, own: bool) -> String {
+    let heard =
+        if own { "its program is refused at once" } else { "its client hears nothing, and gives up after a while" };
+    format!("discards it by {rule}; {heard}")
 }
 
 fn delivered(to: &str, allow: &Allow, rule: &str, may_connect: Option<bool>) -> (String, String) {

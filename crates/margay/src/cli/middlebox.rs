@@ -22,12 +22,12 @@ pub struct ServeArgs {
     /// What the box does
     #[arg(long)]
     kind: MiddleboxKind,
-    /// The agent runs this program, which says by the exit status 0 that all is well; while it fails, new sessions go to
-    /// other hosts that serve the box. Takes all that follows, up to a `;`; for root alone
+    /// The agent runs this program, which says by the exit status 0 that all is well; while it fails, new sessions go
+    /// to other hosts that serve the box. Takes all that follows, up to a `;`; for root alone
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true, value_terminator = ";")]
     check: Vec<String>,
-    /// Whose sessions it takes: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may
-    /// be repeated
+    /// Whose sessions it takes: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>;
+    /// may be repeated
     #[arg(long, value_name = "WHO")]
     allow: Vec<String>,
     /// Share among instances of one priority; 0 takes no new sessions

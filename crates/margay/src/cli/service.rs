@@ -252,21 +252,7 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
             out.line(&format!("  {line}"))?;
         }
         for listener in &service.listeners {
-            let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
-            let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
-            let who = listener.allow.join(", ");
-            let origin = match listener.origin.as_str() {
-                "socket" if !listener.middlebox.is_empty() => "while its program runs",
-                "socket" => "while a program listens",
-                "configuration" => "by the configuration",
-                _ => "until it is withdrawn",
-            };
-            let what = if listener.middlebox.is_empty() {
-                format!("{port} ({protocol}) at {}", listener.address)
-            } else {
-                format!("a box that {} packets", if listener.middlebox == "sniff" { "looks at" } else { "forwards" })
-            };
-            out.line(&format!("  {what}, for {who}, {origin}"))?;
+            out.line(&format!("  {}", listening(listener)))?;
         }
         for known in service.registrations.iter().filter(|known| known.certificate_expires_unix_s > 0) {
             out.line(&format!(
@@ -296,6 +282,27 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         flow::table(&reply.flows, out)?;
     }
     Ok(())
+}
+
+/// A listener or a box: what it takes, from whom, and until when.
+fn listening(listener: &ListenerInfo) -> String {
+    let who = listener.allow.join(", ");
+    let until = match listener.origin.as_str() {
+        "socket" if !listener.middlebox.is_empty() => "while its program runs",
+        "socket" => "while a program listens",
+        "configuration" => "by the configuration",
+        _ => "until it is withdrawn",
+    };
+    let what = match listener.middlebox.as_str() {
+        "" => {
+            let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
+            let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
+            format!("{port} ({protocol}) at {}", listener.address)
+        }
+        "sniff" => "a box that looks at packets".to_owned(),
+        _ => "a box that forwards packets".to_owned(),
+    };
+    format!("{what}, for {who}, {until}")
 }
 
 fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {

@@ -232,8 +232,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     Plan { changes, remarks, datagram_max }
 }
 
-/// What comes in by `sal0` and is for nobody here goes out by it again: boxes see it pass. The rules also let what comes
-/// in pass reverse-path filters.
+/// What comes in by `sal0` and is for nobody here goes out by it again: boxes see it pass. The rules also let what
+/// comes in pass reverse-path filters.
 fn forwarding(facts: &Facts, networks: [Block; 2]) -> Vec<Change> {
     let parameter = |key: String| Change::Parameter { key, value: "1".to_owned() };
     let mut changes = vec![parameter(format!("net/ipv4/conf/{INTERFACE}/forwarding"))];

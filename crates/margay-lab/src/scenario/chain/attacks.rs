@@ -1,6 +1,6 @@
-//! `chain-attacks`: who has a box, or none, and wants more than that: a box's host that connects as if it were a client,
-//! a box that answers in the server's place, a host that serves a box without a right to. What is said on the wire is
-//! attacked in the simulator.
+//! `chain-attacks`: who has a box, or none, and wants more than that: a box's host that connects as if it were a
+//! client, a box that answers in the server's place, a host that serves a box without a right to. What is said on the
+//! wire is attacked in the simulator.
 
 use std::path::Path;
 

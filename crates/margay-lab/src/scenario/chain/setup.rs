@@ -58,7 +58,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let policy = [
         chain("one", "one.shop", &names[..1], ""),
         chain("four", "four.shop", &names, ""),
-        // Sessions of UDP alone: no grants are given for the name, and agents set up its connections as those of others.
+        // Sessions of UDP alone: no grants are given for the name, and agents set up its connections as those of
+        // others.
         chain("none", "none.shop", &names[..1], "protocol = \"udp\""),
     ];
     let hosts: Vec<&Host> = lab.hosts.iter().collect();

@@ -7,6 +7,7 @@ use super::audit::AuditEntry;
 use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
 use crate::chains::SignedChains;
+use crate::quantity::count_of;
 
 /// The authority's block: what it has signed last.
 pub(super) const CHAINS: TableDefinition<[u8; 8], &[u8]> = TableDefinition::new("chains");
@@ -34,7 +35,7 @@ impl Store {
             }
             draft.put(SharedTable::Chains, &row, before, Some(signed.encode()));
             let detail = signed.rules().map_or(String::new(), |rules| {
-                format!("{} chains, {} requirements", rules.chains.len(), rules.required.len())
+                format!("{}, {}", count_of(rules.chains.len(), "chain"), count_of(rules.required.len(), "requirement"))
             });
             draft.note(AuditEntry::once(unix_s, "chains", authority.to_owned(), detail));
             Ok(true)

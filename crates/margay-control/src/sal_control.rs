@@ -32,6 +32,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>);
     /// See [`margay_core::Sal::set_own_terms`].
     fn set_own_terms(&self, prefix: Prefix, terms: Option<GiveUpAfter>);
+    /// See [`margay_core::Sal::set_own_fence`]. Nothing to do for a core that serves nothing.
+    fn set_own_fence(&self, _prefix: Prefix, _number: Option<u64>) {}
     /// See [`margay_core::Sal::set_relation`]. Nothing to do for a core that forwards nothing for others.
     fn set_relation(&self, _host: HostId, _relation: Option<Relation>) {}
     /// See [`margay_core::Sal::add_rule`].

@@ -467,6 +467,20 @@ impl AssociationTable {
         there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id))
     }
 
+    /// Those whose peer is at `ip`, whatever its UDP port, as far as they are not too many to be looked at.
+    pub fn at_ip(&self, ip: IpAddr) -> impl Iterator<Item = &Association> {
+        let [first, last] = [0, u16::MAX].map(|port| SocketAddr::new(ip, port));
+        let there = self.by_address.range((first, 0)..=(last, u64::MAX));
+        there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id))
+    }
+
+    /// That of them under which a peer has said something last. Of older ones the peer may know nothing any more.
+    pub fn last_heard_at(&self, address: SocketAddr) -> Option<&Association> {
+        let there = self.by_address.range((address, 0)..=(address, u64::MAX)).rev();
+        let there = there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id));
+        there.max_by_key(|association| (association.heard, association.arrival))
+    }
+
     /// Whether any peer is at `ip`, whatever its UDP port.
     pub fn is_any_at(&self, ip: IpAddr) -> bool {
         let [first, last] = [0, u16::MAX].map(|port| SocketAddr::new(ip, port));

@@ -10,7 +10,7 @@ use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Messa
 
 use crate::auth;
 use crate::carriage::Why;
-use crate::entry::{EntryUpdate, FlowCounters, RemoveReason};
+use crate::entry::{EntryUpdate, FlowCounters, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
@@ -190,8 +190,10 @@ impl Sal {
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
-        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);
@@ -219,6 +221,16 @@ impl Sal {
                 self.remove_flow(*id, RemoveReason::Closed);
             }
         }
+    }
+
+    /// Connections of programs here, by the five-tuples of their packets, that no flow is of: an agent has died before
+    /// it could write the flow down. Nothing reaches such a connection any more, and one that waits for its peer would
+    /// do so for ever. Each is made to say its numbers, and what comes up of no flow is reset by them.
+    pub fn end_without_flow(&mut self, now: Instant, apps: &[Tuple]) {
+        self.now = now;
+        let without = apps.iter().filter(|app| self.flows.by_tuple(app).is_none());
+        let probes: Vec<Vec<u8>> = without.filter_map(|app| packet::stale_ack(&app.reversed())).collect();
+        probes.into_iter().for_each(|probe| self.queue.inject(probe));
     }
 
     /// A tagged FAIL or RST of the peer.
@@ -252,11 +264,11 @@ impl Sal {
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
         let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
-        let is_drained = message.error().is_some_and(|error| error.code == ErrorCode::Drained);
-        let reason = match (is_proved, is_drained) {
-            (true, true) => RemoveReason::Drained,
-            (true, false) => RemoveReason::PeerFailed,
-            (false, _) => RemoveReason::Unproved,
+        let reason = match message.error().map(|error| error.code) {
+            _ if !is_proved => RemoveReason::Unproved,
+            Some(ErrorCode::Drained) => RemoveReason::Drained,
+            Some(ErrorCode::Elsewhere) => RemoveReason::Elsewhere,
+            _ => RemoveReason::PeerFailed,
         };
         self.fail_flow(now, id, reason);
         Ok(())
@@ -315,7 +327,7 @@ impl Sal {
     /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a
     /// time-out.
     fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId, len: usize) {
-        let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else {
+        let Some(local_id) = self.associations.last_heard_at(from).map(|association| association.local_id) else {
             self.say_unknown_association(now, from, flow, len);
             return;
         };
@@ -421,6 +433,7 @@ impl Sal {
             self.locations.remove(scope);
         }
         self.forget_terms();
+        self.forget_fences();
         self.keep_peers(now);
     }
 }
@@ -432,6 +445,7 @@ mod tests {
     use crate::handover::HandoverRecord;
     use crate::handover::tests::{meet_peer, record, sal};
     use crate::output::Output;
+    use margay_wire::STACK_ENCAP;
 
     #[test]
     fn a_flow_whose_program_has_no_socket_any_more_goes_with_its_entry_and_the_peer_hears_of_it() {
@@ -454,5 +468,74 @@ mod tests {
             }
             assert_eq!((has_gone, fails), (true, 1));
         }
+    }
+
+    #[test]
+    fn a_connection_that_no_flow_is_of_is_reset_by_its_own_numbers() {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        let now = Instant::from_millis(60_000);
+        sal.adopt_flow(now, &record()).expect("the peer is known");
+        let mut buf = [0; 2048];
+        while sal.poll(&mut buf).is_some() {}
+        let known = record().app().expect("the record is of a flow of its own");
+        let unknown = Tuple { source: SocketAddr::new(known.source.ip(), known.source.port() ^ 1), ..known };
+        sal.end_without_flow(now, &[known, unknown]);
+        let probe = injected(&mut sal);
+        let Ok(packet::Parsed::Transport(probe)) = packet::parse(&probe) else { panic!("a segment is expected") };
+        assert_eq!((probe.tuple, probe.tcp_flags()), (unknown.reversed(), tcp_flags::ACK));
+        // The socket says its numbers: sequence 5, acknowledgement 9.
+        let mut answer = packet::stale_ack(&unknown).expect("both are of one family");
+        let tcp = answer.len() - 20;
+        answer[tcp + 4..tcp + 12].copy_from_slice(&[0, 0, 0, 5, 0, 0, 0, 9]);
+        sal.handle_app_packet(now, &answer);
+        let reset = injected(&mut sal);
+        let Ok(packet::Parsed::Transport(reset)) = packet::parse(&reset) else { panic!("a segment is expected") };
+        assert_eq!((reset.tuple, reset.tcp_flags()), (unknown.reversed(), tcp_flags::RST));
+        assert_eq!(reset.tcp_numbers(), Some((9, 0)), "RFC 5961 wants the exact one");
+    }
+
+    #[test]
+    fn a_lost_flow_is_told_of_under_the_association_that_the_peer_has_used_last() {
+        let mut sal = sal(Limits::default());
+        for local_id in [77, 78, 79] {
+            meet_peer(&mut sal, local_id);
+            // Others that it meets later supersede it, and it goes unless a flow uses it.
+            sal.associations.get_mut(local_id).expect("it is met").flows = 1;
+        }
+        // The peer has forgotten the oldest one, and the newest was never confirmed to it.
+        let from = SocketAddr::new([10, 0, 0, 2].into(), 54324);
+        for (local_id, remote_id, heard_ms) in [(77, 3, 10), (78, 4, 30), (79, 5, 20)] {
+            let association = sal.associations.get_mut(local_id).expect("it is met");
+            association.remote_id = remote_id;
+            association.heard = Instant::from_millis(heard_ms);
+        }
+        let mut data = [0; 64];
+        let dst_flow = FlowId(99);
+        DataRepr { stack: STACK_ENCAP, flags: 0, dst_flow, packet_number: 0, index: 0, count: 1 }.emit(&mut data);
+        let now = Instant::from_millis(60_000);
+        assert_eq!(sal.handle_datagram(now, None, from, &data), Err(DropReason::UnknownFlow));
+        let mut buf = [0; 2048];
+        let mut told = Vec::new();
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Transmit { len, .. } = output {
+                let message = Message::parse(&buf[..len]).expect("it is whole");
+                told.push((message.kind, message.src_flow, message.auth().map(|auth| auth.assoc_id)));
+            }
+        }
+        assert_eq!(told, [(Kind::Fail, FlowId(99), Some(4))]);
+    }
+
+    /// The one packet that the host's TCP is given.
+    fn injected(sal: &mut Sal) -> Vec<u8> {
+        let mut buf = [0; 2048];
+        let mut packets = Vec::new();
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Inject { len } = output {
+                packets.push(buf[..len].to_vec());
+            }
+        }
+        assert_eq!(packets.len(), 1);
+        packets.remove(0)
     }
 }

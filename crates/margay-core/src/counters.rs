@@ -4,10 +4,12 @@ use margay_wire::Kind;
 
 use crate::entry::RemoveReason;
 use crate::output::DropReason;
+use crate::patience::GiveUpCause;
 
 const KINDS: usize = 33;
 const DROPS: usize = 64;
-const REMOVALS: usize = 10;
+const REMOVALS: usize = 12;
+const CAUSES: usize = 3;
 
 /// Monotonic counts since the start.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +18,7 @@ pub struct Counters {
     sent: Table<KINDS>,
     drops: Table<DROPS>,
     removals: Table<REMOVALS>,
+    given_up: Table<CAUSES>,
     /// Cookies asked for.
     pub cookies_sent: u64,
     /// Applications whose connect failed.
@@ -124,6 +127,10 @@ impl Counters {
         self.removals.add(reason as u8);
     }
 
+    pub(crate) fn given_up(&mut self, cause: GiveUpCause) {
+        self.given_up.add(cause.number());
+    }
+
     /// Messages of a kind that came in.
     pub fn messages_received(&self, kind: Kind) -> u64 {
         self.received.get(kind.into())
@@ -137,6 +144,11 @@ impl Counters {
     /// Packets dropped for a reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops.get(reason as u8)
+    }
+
+    /// Peers given up, by cause.
+    pub fn peers_given_up(&self) -> [(&'static str, u64); GiveUpCause::LABELS.len()] {
+        core::array::from_fn(|at| (GiveUpCause::LABELS[at], self.given_up.0[at]))
     }
 
     /// Flows removed for a reason.

@@ -131,6 +131,9 @@ pub struct Entry {
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host. What comes of the peer's is taken.
     pub is_held: bool,
+    /// The program here has no answer to its SYN yet: the first one that the peer's DATA brings is for it. A later one
+    /// says that the acknowledgement, sent direct, has not arrived.
+    pub awaits_answer: bool,
 }
 
 /// A pair of addresses of a striped flow.
@@ -268,11 +271,13 @@ pub enum RemoveReason {
     GivenUp = 9,
     /// It has gone on at another host, or from there.
     HandedOver = 10,
+    /// Another host holds the name now, which is fenced.
+    Elsewhere = 11,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Closed,
         Self::Reset,
         Self::Idle,
@@ -283,6 +288,7 @@ impl RemoveReason {
         Self::Drained,
         Self::GivenUp,
         Self::HandedOver,
+        Self::Elsewhere,
     ];
 
     /// The name that lists and metrics carry.
@@ -298,6 +304,7 @@ impl RemoveReason {
             Self::Drained => "drained",
             Self::GivenUp => "given_up",
             Self::HandedOver => "handed_over",
+            Self::Elsewhere => "elsewhere",
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::name::{Prefix, ServiceId};
 use crate::output::Direction;
+use crate::patience::GiveUpCause;
 use crate::secure::Cipher;
 use crate::striping::StripePlace;
 use crate::table::RuleId;
@@ -76,12 +77,14 @@ pub enum Event {
     Flapping(HostId),
     /// Nothing comes from a peer any more, by whatever way.
     Silent(HostId),
-    /// A peer has been silent for too long, and no router lists it: flows of programs here with it have failed.
+    /// A peer is given up: flows of programs here with it have failed.
     GivenUp {
         /// The peer.
         peer: HostId,
         /// How many flows.
         flows: usize,
+        /// Upon what.
+        cause: GiveUpCause,
     },
     /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is
     /// better.

@@ -131,6 +131,8 @@ pub(crate) struct Flow {
     pub seen: u8,
     /// What its application sends waits here: see [`Entry::is_held`].
     pub is_held: bool,
+    /// See [`Entry::awaits_answer`].
+    pub awaits_answer: bool,
     pub setup: Setup,
     pub direct: Direct,
     /// A path of its own.
@@ -164,6 +166,7 @@ impl Flow {
             closed_at: now,
             seen: 0,
             is_held: false,
+            awaits_answer: false,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
             side: None,
@@ -213,6 +216,7 @@ impl Flow {
             seal: self.seal.as_deref().copied(),
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
+            awaits_answer: self.awaits_answer,
         }
     }
 
@@ -322,7 +326,8 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
-    /// The flows of a session: one, or two on a host where a box of its chain is, or where both ends are.
+    /// The flows of a session: one; two where a box of its chain is, where both ends are, or where one is left from
+    /// before the session went to another host and came back.
     pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = &Flow> {
         let alike = self.by_session.iter_hash(self.hasher.hash_one(session));
         alike.filter_map(|slot| self.at(*slot)).filter(move |flow| flow.session == session).take(SAME_SESSION_MAX)

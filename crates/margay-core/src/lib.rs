@@ -23,6 +23,7 @@ pub mod drain;
 pub mod entry;
 pub mod event;
 pub mod explain;
+pub mod fence;
 pub mod fetch;
 mod flow;
 mod flow_ports;

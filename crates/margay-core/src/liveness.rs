@@ -2,8 +2,9 @@
 //! pair in use is asked, and the others beside it; one that answers while the present one does not is moved to. Where
 //! probes are answered and a connection's data is not, another pair that answers is tried.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{Addresses, Extension, Flags, FlowId, Kind, Message, MoveFlags, MoveRepr};
@@ -61,6 +62,18 @@ impl Sal {
             false if is_aside => {}
             true if is_alive => self.doubt(now, host),
             _ => self.suspect(now, host, None),
+        }
+    }
+
+    /// The network has said that an address, or its network, cannot be reached. Anybody can say so: peers there that
+    /// this host has flows with are asked at once, as often as [`LOOK_REST`] lets, and nothing else comes of it.
+    pub fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
+        self.now = now;
+        let hosts: BTreeSet<HostId> = self.associations.at_ip(remote).map(|association| association.host).collect();
+        for host in hosts {
+            if self.pair_of(host).is_some_and(|pair| pair.remote.ip() == remote) {
+                self.suspect(now, host, None);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use core::time::Duration;
 use margay_wire::{Extension, FlowId, TERMS_NEVER, TermsRepr};
 
 use crate::entry::RemoveReason;
-use crate::event::{Event, Lifecycle, Role};
+use crate::event::{Lifecycle, Role};
 use crate::flow::Flow;
 use crate::greeting::GREETING;
 use crate::key::HostId;
@@ -45,6 +45,30 @@ impl GiveUpAfter {
     pub fn ms(self) -> u32 {
         let ms = self.0.map(|limit| u32::try_from(limit.as_millis()).unwrap_or(TERMS_NEVER - 1));
         ms.map_or(TERMS_NEVER, |ms| ms.min(TERMS_NEVER - 1))
+    }
+}
+
+/// Upon what a peer is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveUpCause {
+    /// It has been silent for so long, and no router lists it.
+    Silent(Duration),
+    /// It serves the name no longer: its flows of datagrams begin anew with another host.
+    Left,
+    /// This host holds the name now, which is fenced.
+    Elsewhere(HostId),
+}
+
+impl GiveUpCause {
+    /// The names that metrics carry, by number.
+    pub const LABELS: [&'static str; 3] = ["silent", "left", "elsewhere"];
+
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Self::Silent(_) => 0,
+            Self::Left => 1,
+            Self::Elsewhere(_) => 2,
+        }
     }
 }
 
@@ -209,6 +233,9 @@ impl Sal {
         for id in &flows {
             self.remove_flow(*id, RemoveReason::GivenUp);
         }
+        if !flows.is_empty() {
+            self.note_given_up(host, flows.len(), GiveUpCause::Left);
+        }
         flows.len()
     }
 
@@ -262,7 +289,7 @@ impl Sal {
         for id in &flows {
             self.fail_flow(now, *id, RemoveReason::GivenUp);
         }
-        self.events.push(Event::GivenUp { peer: host, flows: flows.len() });
+        self.note_given_up(host, flows.len(), GiveUpCause::Silent(silent));
     }
 }
 

@@ -16,6 +16,7 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
+use crate::fence::Fences;
 use crate::fetch::Fetches;
 use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
@@ -140,6 +141,7 @@ pub struct Sal {
     pub(crate) twins: Twins,
     pub(crate) pending_fails: PendingFails,
     pub(crate) patience: Patience,
+    pub(crate) fences: Fences,
     pub(crate) fetches: Fetches,
     /// Connections that a drained instance wants to end in order.
     pub(crate) quiet_ends: QuietEnds,
@@ -224,6 +226,7 @@ impl Sal {
             twins: Twins::default(),
             pending_fails: PendingFails::default(),
             patience: Patience::default(),
+            fences: Fences::default(),
             fetches: Fetches::default(),
             quiet_ends: QuietEnds::default(),
             hosts_awaited: now,

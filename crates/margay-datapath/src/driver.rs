@@ -50,7 +50,7 @@ use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;
 use crate::vnet::{self, Vnet};
 use crate::wait::{Timer, Wake, readable, writable};
-use crate::{clock, egress, ingress};
+use crate::{clock, egress, ingress, unreachable};
 
 /// What the datapath needs of the core: [`Sal`], or in tests something smaller.
 pub trait Core: Send + 'static {
@@ -78,6 +78,8 @@ pub trait Core: Send + 'static {
     fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration);
     /// See [`Sal::handle_answer`].
     fn handle_answer(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_unreachable`].
+    fn handle_unreachable(&mut self, now: Instant, remote: IpAddr);
     /// See [`Sal::handle_ending`].
     fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool);
     /// See [`Sal::handle_arrivals`].
@@ -143,6 +145,10 @@ impl Core for Sal {
 
     fn handle_answer(&mut self, now: Instant, flow: FlowId) {
         self.handle_answer(now, flow);
+    }
+
+    fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
+        self.handle_unreachable(now, remote);
     }
 
     fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool) {
@@ -295,6 +301,7 @@ impl<C: Core> Datapath<C> {
         datapath.spawn("margay-egress", |shared| shared.when_begun(egress::run))?;
         datapath.spawn("margay-ingress", |shared| shared.when_begun(ingress::run))?;
         datapath.spawn("margay-core", core_thread::run)?;
+        datapath.spawn("margay-icmp", unreachable::run)?;
         // The core may have something to say already, and a first deadline.
         datapath.with_sal(|_, _| ());
         // By now the paths of all flows that were taken up are known.

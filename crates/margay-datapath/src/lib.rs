@@ -42,6 +42,7 @@ pub mod train;
 pub mod tun;
 pub mod udp;
 pub mod unconnected;
+mod unreachable;
 pub mod vnet;
 mod wait;
 

@@ -27,6 +27,8 @@ pub struct Socket {
     pub remote: SocketAddr,
     /// State, by the kernel's number.
     pub state: u8,
+    /// Bytes that the peer has not acknowledged, and bytes that the program has not read, together.
+    pub queued_bytes: u64,
     /// The kernel's number of the socket; zero where no process has it any more.
     pub inode: u64,
 }
@@ -61,6 +63,8 @@ impl Table {
 impl Socket {
     /// TCP: neither end has closed.
     pub const ESTABLISHED: u8 = 0x01;
+    /// TCP: the peer has closed.
+    pub const CLOSE_WAIT: u8 = 0x08;
     /// TCP: waiting for connections.
     pub const LISTEN: u8 = 0x0a;
     /// TCP: both ends have closed, and what comes late is answered for a minute.
@@ -76,7 +80,10 @@ fn parse(text: &str) -> Vec<Socket> {
         let mut columns = line.split_ascii_whitespace().skip(1);
         let (local, remote) = (address(columns.next()?)?, address(columns.next()?)?);
         let state = u8::from_str_radix(columns.next()?, 16).ok()?;
-        Some(Socket { local, remote, state, inode: columns.nth(5)?.parse().ok()? })
+        let (sent, received) = columns.next()?.split_once(':')?;
+        let bytes = |queue: &str| u64::from_str_radix(queue, 16).ok();
+        let queued_bytes = bytes(sent)? + bytes(received)?;
+        Some(Socket { local, remote, state, queued_bytes, inode: columns.nth(4)?.parse().ok()? })
     };
     text.lines().skip(1).filter_map(line).collect()
 }
@@ -174,16 +181,16 @@ mod test {
                      12: 0100007F:D434 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 \
                      0\n \
                      13: 00000000000000000000000001000000:1F90 00000000000000000000000001000000:D431 0A \
-                     00000000:00000000 00:00000000 00000000     0        0 4712 2 0\n garbage";
+                     00000010:00000001 00:00000000 00000000     0        0 4712 2 0\n garbage";
         if cfg!(target_endian = "little") {
             let address = |text: &str| -> SocketAddr { text.parse().expect("literal") };
-            let socket = |local, remote, state, inode| {
+            let socket = |local, remote, state, queued_bytes, inode| {
                 let (local, remote) = (address(local), address(remote));
-                Socket { local, remote, state, inode }
+                Socket { local, remote, state, queued_bytes, inode }
             };
             let expected = [
-                socket("127.0.0.1:54324", "0.0.0.0:0", Socket::BOUND, 4711),
-                socket("[::1]:8080", "[::1]:54321", Socket::LISTEN, 4712),
+                socket("127.0.0.1:54324", "0.0.0.0:0", Socket::BOUND, 0, 4711),
+                socket("[::1]:8080", "[::1]:54321", Socket::LISTEN, 17, 4712),
             ];
             assert_eq!(parse(table), expected);
         }

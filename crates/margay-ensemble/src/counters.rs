@@ -21,6 +21,11 @@ macro_rules! dropped {
                 }
             }
 
+            /// Adds those of another.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$field += other.$field;)*
+            }
+
             /// All of them, by name.
             pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()

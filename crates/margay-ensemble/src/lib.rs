@@ -10,7 +10,8 @@
 //!
 //! To be read in this order: `number` and `member` (the paper's Tables 2 and 3), `split` (from the peer to the
 //! members), `patch` (numbers kept free for what has not come), `merge` (from the members to the peer), `death` (what
-//! becomes of a dead member's frames), `switch` (all of it together), then `endpoint`.
+//! becomes of a dead member's frames), `switch` (all of it together), then `endpoint`, and `connection` (an end with
+//! its beginning and its end, as docs/decisions/0075 has them).
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -19,6 +20,7 @@ extern crate alloc;
 
 mod acknowledgement;
 mod config;
+mod connection;
 mod counters;
 mod death;
 mod endpoint;
@@ -37,6 +39,7 @@ mod switch;
 mod test;
 
 pub use config::{Config, Failure, LossDetection, WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
+pub use connection::{Connection, ConnectionConfig, Over, Standing};
 pub use counters::{Counters, Dropped};
 pub use endpoint::{Queued, Reading, Received, Receiver, ReceiverConfig, Sender, SenderConfig, TooLarge};
 pub use member::{Joining, Kind, MEMBER_STREAMS_MAX, MEMBERS_MAX, MemberId, Members};

@@ -25,7 +25,7 @@ pub enum To {
 pub struct Packet {
     /// Where it goes.
     pub to: To,
-    /// What goes behind DATA's header.
+    /// What goes into a DATA datagram.
     pub bytes: Vec<u8>,
 }
 

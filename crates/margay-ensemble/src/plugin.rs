@@ -58,7 +58,7 @@ pub trait Plugin {
     /// A member is gone.
     fn remove_member(&mut self, _member: MemberId) {}
 
-    /// Whether nothing is owed by a member that drains, which has acknowledged all that it was given.
+    /// Whether nothing is owed by a member that has acknowledged all that it was given: one that drains may go then.
     fn may_go(&self, _member: MemberId) -> bool {
         true
     }

@@ -299,6 +299,23 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         (self.split.ring.first(), self.split.ring.next())
     }
 
+    /// Whether something is to come from a member: an acknowledgement, what it owes, or the rest of what it has begun.
+    pub fn is_owing(&self, id: MemberId) -> bool {
+        let is_owing =
+            |member: &Member| !member.chain.is_empty() || !self.merge.is_done_with(member) || !self.plugin.may_go(id);
+        self.members.get(id).is_some_and(is_owing)
+    }
+
+    /// The plug-in.
+    pub const fn plugin(&self) -> &P {
+        &self.plugin
+    }
+
+    /// The plug-in, to tell it of what the switch does not know, as how members are called.
+    pub const fn plugin_mut(&mut self) -> &mut P {
+        &mut self.plugin
+    }
+
     /// Ends the connection: plug-ins hear of it.
     pub fn close(mut self) -> P {
         self.plugin.remove_connection(self.config.connection);

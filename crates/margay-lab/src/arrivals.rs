@@ -11,6 +11,11 @@ use anyhow::{Context, Result};
 use crate::host::Host;
 pub use crate::traffic::{Arrival, now_ms};
 
+/// Sleeps until a moment as [`now_ms`] has it: for what is to happen at its time, or not at all.
+pub fn sleep_until(at_ms: f64) {
+    std::thread::sleep(Duration::from_secs_f64((at_ms - now_ms()).max(0.0) / 1e3));
+}
+
 /// The program that connects again and again.
 pub struct Arrivals {
     child: Child,

@@ -15,7 +15,10 @@ use crate::lab::Lab;
 use crate::observe::{self, Passing};
 use crate::scenario::late_binding::TOPOLOGY;
 use crate::server::{Nginx, fetch, fetch_text, noise, sha256};
+use crate::sessions::Sessions;
 use crate::topology::Topology;
+use crate::traffic::Step;
+use crate::upgrading::Serving;
 
 const SERVICE: &str = "web.shop";
 const URL: &str = "http://web.shop.sal.internal";
@@ -28,6 +31,12 @@ const HELD_S: u64 = 8;
 /// Transfers that go on while a host is drained, and their time in seconds.
 const DRAINED: usize = 8;
 const DRAINED_S: u64 = 4;
+const DEADLINE: &str = "30s";
+/// What is served by a server that gives its connections away.
+const LIVE: &str = "live.shop";
+const LIVE_LISTEN: &str = "0.0.0.0:81";
+const LIVE_PORT: u16 = 81;
+const SESSIONS: usize = 12;
 /// Transfers that go on while addresses change.
 const WANDERING: usize = 4;
 /// What is drawn of each stage, and how wide the usual rate is.
@@ -79,7 +88,7 @@ pub fn perform(dir: &Path) -> Result<u8> {
     let acts = [
         download(client, router, &servers)?,
         kill_all(&lab, client, &servers)?,
-        drain(&lab, client, &servers)?,
+        maintain(&lab, client, &servers)?,
         wander(&lab, client, &servers)?,
     ];
     let is_right = acts.into_iter().all(|went_well| went_well);
@@ -181,16 +190,48 @@ fn kill_all(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
     Ok(right == HELD && went_on)
 }
 
+/// One host after the other is emptied, under sessions of a server that gives its connections away, and transfers of
+/// one that does not.
+fn maintain(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
+    let hosts = [lab.host("web1")?, lab.host("web2")?];
+    let options = ["--listen", LIVE_LISTEN, "--take-over"];
+    say(&format!("{SESSIONS} sessions begin to {LIVE}, whose server gives its connections away when it is asked to:"))?;
+    let mut serving = Vec::new();
+    for host in hosts {
+        let mut one = Serving::start(host, LIVE, host.name(), &options)?;
+        one.await_step("a server", 1, |step| *step == Step::Takes)?;
+        agent::publish(host, LIVE, LIVE_LISTEN, &[])?;
+        serving.push(one);
+    }
+    agent::await_instances(client, LIVE, hosts.len())?;
+    let (live, _) = agent::virtual_addresses(client, LIVE)?;
+    let mut sessions = Sessions::open(client, &live, LIVE_PORT, SESSIONS, &[])?;
+    let is_first_right = empty(hosts[0], hosts[1], client, servers)?;
+    say("On web1:   margay undrain --host\n")?;
+    agent::margay(hosts[0], ["undrain", "--host"])?;
+    let has_both = sessions.round()?;
+    let is_second_right = empty(hosts[1], hosts[0], client, servers)?;
+    let talked = sessions.end()?;
+    let longest_ms = has_both.waits_ms.iter().chain(&talked.waits_ms).copied().fold(0.0, f64::max);
+    say(&format!(
+        "    {} of {SESSIONS} sessions have been at both hosts, and go on; {} wrong answers; the longest wait for one: \
+         {longest_ms:.0} ms\n",
+        talked.open, talked.wrong
+    ))?;
+    Ok(is_first_right && is_second_right && talked.open == SESSIONS && talked.wrong == 0)
+}
+
 /// A host is taken out of service under transfers; the next connections find the other one.
-fn drain(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
-    say(&format!("{DRAINED} transfers begin, and on web2:   margay drain --host"))?;
+fn empty(host: &Host, other: &Host, client: &Host, servers: &[Nginx]) -> Result<bool> {
+    let order = format!("margay drain --host --deadline {DEADLINE}");
+    say(&format!("{DRAINED} transfers begin, and on {}:   {order}", host.name()))?;
     let name = URL.trim_start_matches("http://");
-    let order = Order { host: name, path: "file", count: DRAINED, pace: FILE_BYTES as u64 / DRAINED_S };
-    let mut running = Downloads::start(client, order)?;
+    let transfers = Order { host: name, path: "file", count: DRAINED, pace: FILE_BYTES as u64 / DRAINED_S };
+    let mut running = Downloads::start(client, transfers)?;
     running.await_open(NEXT_LIMIT)?;
     let start = Instant::now();
-    quote(&agent::margay(lab.host("web2")?, ["drain", "--host"])?)?;
-    say(&format!("    it took {:.1} s: the transfers of web2 had ended by themselves", start.elapsed().as_secs_f64()))?;
+    quote(&agent::margay(host, order.split(' ').skip(1))?)?;
+    say(&format!("    it took {:.1} s: the transfers of {} had to end", start.elapsed().as_secs_f64(), host.name()))?;
     let mut answered = Vec::new();
     for _ in 0..GREETINGS {
         answered.push(fetch_text(client, &format!("{URL}/host"))?);
@@ -200,7 +241,7 @@ fn drain(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
     let expected = sha256(client, &servers[0].root.join("file"))?;
     let right = results.iter().filter(|result| result.sha256 == expected).count();
     say(&format!("    checksums right: {right} of {DRAINED}\n"))?;
-    Ok(right == DRAINED && answered.iter().all(|name| name == "web1"))
+    Ok(right == DRAINED && answered.iter().all(|name| name == other.name()))
 }
 
 /// Client and server change their addresses under transfers; what comes in each part of a second is drawn.

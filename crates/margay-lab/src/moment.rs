@@ -56,8 +56,9 @@ fn read(text: &str) -> Option<Moment> {
     Some(Moment { before_us, after_us: time_us(lines.next_back()?)? })
 }
 
-/// Seconds with six digits after the point, or after the comma of some languages.
-fn time_us(text: &str) -> Option<u64> {
+/// Microseconds of bash's `EPOCHREALTIME`: seconds with six digits after the point, or after the comma of some
+/// languages.
+pub fn time_us(text: &str) -> Option<u64> {
     let (seconds, micros) = text.trim().split_once(['.', ','])?;
     if micros.len() != 6 {
         return None;

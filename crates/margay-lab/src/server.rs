@@ -17,6 +17,16 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const LOGS_LIMIT: Duration = Duration::from_secs(10);
 const ATTEMPTS_LIMIT: Duration = Duration::from_secs(90);
 
+/// How fast a web server answers.
+#[derive(Clone, Copy, Debug)]
+enum Pace {
+    Free,
+    /// Of all that it serves together; what comes beyond waits.
+    RequestsPerS(u32),
+    /// Of each connection.
+    BytesPerS(u32),
+}
+
 /// A web server that runs, with its files and its access log.
 pub struct Nginx {
     /// The one process.
@@ -34,7 +44,7 @@ impl Nginx {
     ///
     /// nginx is not installed, or does not listen in time.
     pub fn start(host: &Host, listen: &[&str]) -> Result<Self> {
-        Self::start_as(host, listen, None)
+        Self::start_as(host, listen, Pace::Free)
     }
 
     /// As [`start`](Self::start), for a server that answers so many requests per second and no more: what comes beyond
@@ -44,17 +54,26 @@ impl Nginx {
     ///
     /// As for [`start`](Self::start).
     pub fn start_limited(host: &Host, listen: &[&str], requests_per_s: u32) -> Result<Self> {
-        Self::start_as(host, listen, Some(requests_per_s))
+        Self::start_as(host, listen, Pace::RequestsPerS(requests_per_s))
     }
 
-    fn start_as(host: &Host, listen: &[&str], requests_per_s: Option<u32>) -> Result<Self> {
+    /// As [`start`](Self::start), for a server that sends so many bytes per second on each connection and no more.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_slow(host: &Host, listen: &[&str], bytes_per_s: u32) -> Result<Self> {
+        Self::start_as(host, listen, Pace::BytesPerS(bytes_per_s))
+    }
+
+    fn start_as(host: &Host, listen: &[&str], pace: Pace) -> Result<Self> {
         let dir = host.dir.join("nginx");
         let root = dir.join("files");
         fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
         fs::write(root.join("host"), format!("{}\n", host.name()))?;
         let access_log = dir.join("access.log");
         let config = dir.join("nginx.conf");
-        fs::write(&config, nginx_config(&dir, &root, &access_log, listen, requests_per_s)?)?;
+        fs::write(&config, nginx_config(&dir, &root, &access_log, listen, pace)?)?;
         let argv = ["nginx", "-e", "stderr", "-c"].map(Path::new);
         let mut program = host.spawn("nginx", argv.into_iter().chain([config.as_path()]))?;
         for address in listen {
@@ -73,11 +92,44 @@ impl Nginx {
         fs::write(self.root.join(name), content).with_context(|| format!("cannot write {name}"))
     }
 
+    /// All requests so far that have ended, by nginx's own log.
+    pub fn requests(&self) -> Vec<Logged> {
+        let log = fs::read_to_string(&self.access_log).unwrap_or_default();
+        // The last line may be half written.
+        let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().filter_map(Logged::read).collect()
+    }
+
     /// How often `/path` was fetched completely, by nginx's own log. A fetch that a client has seen the end of may not
     /// be there yet: nginx writes its line after the last byte. [`served`] waits for it.
     fn logged(&self, path: &str) -> usize {
         let wanted = format!("GET /{path} 200");
         fs::read_to_string(&self.access_log).unwrap_or_default().lines().filter(|line| line.contains(&wanted)).count()
+    }
+}
+
+/// A request as a web server's log has it; one that was cut is there, too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logged {
+    /// What stood behind the question mark; `-` where nothing did.
+    pub arguments: String,
+    /// When its first byte had come, in milliseconds since 1970.
+    pub begun_ms: f64,
+    /// When the server was done with it.
+    pub ended_ms: f64,
+    /// Bytes of the file that the kernel has taken.
+    pub sent_bytes: u64,
+}
+
+impl Logged {
+    /// Reads a line of the log; none where it is not whole yet.
+    fn read(line: &str) -> Option<Self> {
+        let mut words = line.split(' ').skip(5);
+        let sent_bytes = words.next()?.parse().ok()?;
+        let ended_s: f64 = words.next()?.parse().ok()?;
+        let took_s: f64 = words.next()?.parse().ok()?;
+        let arguments = words.next()?.to_owned();
+        Some(Self { arguments, begun_ms: (ended_s - took_s) * 1e3, ended_ms: ended_s * 1e3, sent_bytes })
     }
 }
 
@@ -94,30 +146,33 @@ pub fn served(servers: &[Nginx], path: &str, fetched: usize) -> Result<Vec<usize
     })
 }
 
-fn nginx_config(
-    dir: &Path,
-    root: &Path,
-    access_log: &Path,
-    listen: &[&str],
-    requests_per_s: Option<u32>,
-) -> Result<String> {
+fn nginx_config(dir: &Path, root: &Path, access_log: &Path, listen: &[&str], pace: Pace) -> Result<String> {
     let dir = dir.display();
     let mut text =
         // The one user that every user namespace has; nginx would give its directories to `nobody`.
         format!("user root root;\ndaemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ \
             worker_connections 4096; }}\n");
     text.push_str("http {\n  sendfile on;\n  default_type application/octet-stream;\n  keepalive_timeout 30;\n");
-    // One line per finished request, written at once: who asked, for what, and what became of it.
-    writeln!(text, "  log_format plain '$remote_addr $remote_port $request_method $uri $status $body_bytes_sent';")?;
+    // One line per finished request, written at once: who asked, for what, what became of it, when, and how long it
+    // took. [`Logged`] reads it.
+    writeln!(
+        text,
+        "  log_format plain '$remote_addr $remote_port $request_method $uri $status $body_bytes_sent $msec \
+         $request_time $args';"
+    )?;
     writeln!(text, "  access_log {} plain;", access_log.display())?;
     for temporary in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
         writeln!(text, "  {temporary}_temp_path {dir}/{temporary};")?;
     }
-    // One queue for all that asks, whoever it is.
-    let limit = requests_per_s.map_or(String::new(), |rate| {
-        format!("  limit_req_zone $server_port zone=all:1m rate={rate}r/s;\n  limit_req zone=all burst=4096;\n")
-    });
-    text.push_str(&limit);
+    match pace {
+        Pace::Free => {}
+        // One queue for all that asks, whoever it is.
+        Pace::RequestsPerS(rate) => {
+            writeln!(text, "  limit_req_zone $server_port zone=all:1m rate={rate}r/s;")?;
+            writeln!(text, "  limit_req zone=all burst=4096;")?;
+        }
+        Pace::BytesPerS(rate) => writeln!(text, "  limit_rate {rate};")?,
+    }
     text.push_str("  server {\n");
     for address in listen {
         let only = if address.starts_with('[') { " ipv6only=on" } else { "" };
@@ -300,4 +355,23 @@ pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     }
     bytes.truncate(length);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_log_is_read() {
+        let line = "10.1.0.5 40000 GET /file 200 100000 1795282713.500 4.250 c1-17";
+        let wanted = Logged {
+            arguments: "c1-17".to_owned(),
+            begun_ms: 1_795_282_709_250.0,
+            ended_ms: 1_795_282_713_500.0,
+            sent_bytes: 100_000,
+        };
+        assert_eq!(Logged::read(line), Some(wanted));
+        assert_eq!(Logged::read("10.1.0.5 40000 GET /file 200 100000"), None);
+        assert_eq!(Logged::read(""), None);
+    }
 }

@@ -2,9 +2,10 @@
 //! unmodified clients there.
 //!
 //! Reading order: [`partition`] (the client call), [`request`] (what clients say), [`server`] (who answers for a
-//! partition), [`proxy`].
+//! partition), [`proxy`]. Framers of ensembles (crate `margay-frames`) use [`text`] alone.
 
 pub mod partition;
 pub mod proxy;
 pub mod request;
 pub mod server;
+pub mod text;

@@ -124,7 +124,8 @@ fn bad_format() -> Request {
     Request::Bad("CLIENT_ERROR bad command line format".to_owned())
 }
 
-fn is_key(key: &[u8]) -> bool {
+/// Whether memcached takes it for a key.
+pub fn is_key(key: &[u8]) -> bool {
     key.len() <= KEY_MAX && !key.iter().any(u8::is_ascii_control)
 }
 

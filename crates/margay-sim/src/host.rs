@@ -339,6 +339,13 @@ impl Host {
         }
     }
 
+    /// The same, if it is frozen.
+    pub(crate) fn close_frozen(&mut self, tuple: &Tuple) {
+        if let Some(stream) = self.stream_of(tuple).filter(|stream| stream.is_frozen()) {
+            stream.close_silently();
+        }
+    }
+
     /// The flow of a stream, as the core has it.
     pub fn flow_of(&self, stream: usize) -> Option<FlowInfo> {
         let tuple = self.streams.get(stream)?.tuple();
@@ -515,7 +522,8 @@ impl Host {
         let (flow, wants_pinhole) = (found.flow, found.wants_pinhole);
         if let Some(segment) = Segment::parse(&found.inner) {
             let (flags, tuple) = (segment.flags, found.tuple);
-            if found.is_sending && flags & SYN != 0 {
+            let is_first = flags & SYN != 0 && self.cache.takes_answer(flow);
+            if found.is_sending && flags & SYN != 0 && !is_first {
                 // As the agent's ingress thread has it.
                 self.sal.handle_direct(now, flow, DirectEvent::Stalled);
                 return true;

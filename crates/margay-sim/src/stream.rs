@@ -175,6 +175,15 @@ impl Stream {
         self.end(false);
     }
 
+    /// Whether a program has it: it is open, and not on its way to another host.
+    pub fn is_live(&self) -> bool {
+        self.state == State::Open && !self.is_frozen
+    }
+
+    pub(crate) const fn is_frozen(&self) -> bool {
+        self.is_frozen
+    }
+
     pub(crate) fn tuple(&self) -> &Tuple {
         &self.tuple
     }

@@ -12,7 +12,7 @@ use margay_core::{Event, HandOver, HandOverError, Instant, Lifecycle, Role, Tick
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::{Plan, State, Stream};
 use margay_sim::{HostId, Weather};
-use margay_wire::{FlowId, PORT};
+use margay_wire::{FlowId, Kind, PORT};
 use shop::{Shop, shop};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -344,6 +344,27 @@ fn a_session_comes_back_before_what_it_left_behind_is_over() {
 }
 
 #[test]
+fn a_session_comes_back_to_a_host_whose_agent_was_killed_and_still_lists_its_earlier_stay() {
+    let mut talk = talk(6, Weather::FAIR, true);
+    let mut agents = Agents::default();
+    let Talk { giver, taker, flow, .. } = talk;
+    let now = talk.shop.world.now;
+    let before = talk.shop.world.host(giver).sal.export_flow(now, flow).expect("it is open");
+    agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, 3 * SECOND);
+    assert!(talk.served(giver).is_empty(), "it is over");
+    // The record was written before, and its end was not.
+    let now = talk.shop.world.now;
+    talk.shop.world.host(giver).sal.adopt_flow(now, &before).expect("the client is known");
+    talk.shop.world.touch(giver);
+    let flow = talk.served(taker)[0];
+    let back = agents.hand_over(&mut talk.shop, flow, (taker, giver), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(back), Some("gone"));
+    talk.assert_goes_on(&mut agents, giver, "beside the record");
+}
+
+#[test]
 fn what_fails_before_the_clients_word_leaves_the_connection_where_it_is() {
     for (seed, fault) in [(6, Fault::TransferLost), (7, Fault::RestoreFails)] {
         let mut talk = talk(seed, Weather::FAIR, seed == 7);
@@ -426,6 +447,38 @@ fn agents_of_client_and_taker_that_die_at_any_step_leave_one_end_or_a_clean_end(
             }
         }
     }
+}
+
+#[test]
+fn a_request_that_comes_after_the_word_that_the_connection_stays_begins_nothing() {
+    let mut talk = talk(91, Weather::FAIR, true);
+    let mut agents = Agents::default();
+    let Talk { giver, taker, flow, .. } = talk;
+    let addresses = [giver, talk.shop.client].map(|id| talk.shop.world.host(id).address);
+    talk.shop.world.network.cut(addresses[0], addresses[1]);
+    talk.shop.world.recording = Some(Vec::new());
+    let ticket = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND / 2);
+    let recorded = talk.shop.world.recording.take().expect("begun above");
+    let requests: Vec<_> = recorded.into_iter().filter(|(.., bytes)| bytes[1] == u8::from(Kind::RequestLock)).collect();
+    assert!(requests.len() >= 2, "it is asked again: {}", requests.len());
+    let now = talk.shop.world.now;
+    talk.shop.world.host(giver).sal.cancel_hand_over(now, ticket);
+    talk.shop.world.touch(giver);
+    talk.shop.world.network.heal();
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(ticket), Some("stays"));
+    for (from, to, bytes) in requests {
+        talk.shop.world.inject(from, to, bytes);
+        agents.run_for(&mut talk.shop, SECOND / 10);
+    }
+    assert_eq!(agents.moving[&ticket].new, None, "the taker hears of nothing");
+    talk.assert_goes_on(&mut agents, giver, "it has stayed");
+    // Another one is another one.
+    let again = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(again), Some("gone"));
+    talk.assert_goes_on(&mut agents, taker, "it goes");
 }
 
 #[test]

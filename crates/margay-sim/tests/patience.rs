@@ -4,7 +4,7 @@ mod shop;
 
 use std::time::Duration;
 
-use margay_core::patience::GiveUpAfter;
+use margay_core::patience::{GiveUpAfter, GiveUpCause};
 use margay_core::{Event, Instant, RemoveReason};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather};
@@ -88,7 +88,7 @@ fn a_silent_peer_that_no_router_lists_is_given_up_in_time_and_not_before() {
         waiting.shop.world.run_for(6 * SECOND);
         assert!(waiting.is_reset());
         assert_eq!(waiting.reasons(), [RemoveReason::GivenUp]);
-        let told = |event: &Event| matches!(event, Event::GivenUp { flows: 1, .. });
+        let told = |event: &Event| matches!(event, Event::GivenUp { flows: 1, cause: GiveUpCause::Silent(_), .. });
         assert!(waiting.shop.world.host(waiting.shop.client).events.iter().any(told));
     }
 }
@@ -165,4 +165,32 @@ fn a_peer_that_is_listed_again_has_its_time_anew() {
     waiting.shop.world.run_for(15 * SECOND);
     assert!(waiting.is_reset());
     assert!(waiting.shop.world.now > Instant::from_millis(80_000));
+}
+
+#[test]
+fn the_networks_word_that_a_host_cannot_be_reached_has_it_asked_at_once_and_ends_nothing() {
+    let mut waiting = waiting(9, Plan::LISTEN);
+    let client = waiting.shop.client;
+    let address = waiting.shop.world.host(waiting.instance).address;
+    let probes =
+        |waiting: &mut Waiting| waiting.shop.world.host(client).sal.counters().messages_sent(margay_wire::Kind::Probe);
+    let say = |waiting: &mut Waiting, remote| {
+        let now = waiting.shop.world.now;
+        waiting.shop.world.host(client).sal.handle_unreachable(now, remote);
+        waiting.shop.world.touch(client);
+    };
+    let before = probes(&mut waiting);
+    say(&mut waiting, "10.9.9.9".parse().expect("literal"));
+    assert_eq!(probes(&mut waiting), before, "nobody is there");
+    for _ in 0..100 {
+        say(&mut waiting, address);
+    }
+    let asked = probes(&mut waiting) - before;
+    assert!((1..10).contains(&asked), "{asked} probes: one round");
+    waiting.shop.world.run_for(SECOND / 4);
+    let answered = probes(&mut waiting);
+    say(&mut waiting, address);
+    assert_eq!(probes(&mut waiting), answered, "it has just answered");
+    waiting.shop.world.run_for(60 * SECOND);
+    assert!(!waiting.is_reset());
 }

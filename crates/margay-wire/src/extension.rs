@@ -50,7 +50,8 @@ pub mod extension_type {
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
-    pub const CHAIN_SEEN: u8 = 23;
+    pub const FENCE_NUMBER: u8 = 23;
+    pub const CHAIN_SEEN: u8 = 25;
 }
 use extension_type as kind;
 
@@ -113,16 +114,18 @@ error_codes! {
     Drained = 17;
     /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
     NotQuiet = 18;
+    /// The name is held by another host now.
+    Elsewhere = 19;
     /// A box of the chain has not passed on the session's first packet.
-    BoxSilent = 19;
+    BoxSilent = 22;
     /// A box of the chain refuses the session.
-    BoxRefused = 20;
+    BoxRefused = 23;
     /// A box of the chain has answered in the place of the service.
-    BoxAnswered = 21;
+    BoxAnswered = 24;
     /// The service takes only what comes through boxes, and this has not.
-    ChainRequired = 22;
+    ChainRequired = 25;
     /// The next host of the chain has not answered in time.
-    NoAnswer = 23;
+    NoAnswer = 26;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -317,6 +320,8 @@ pub enum Extension<'a> {
     Handover(HandoverRepr),
     /// The connection shall end if it has been quiet.
     Quiet(QuietRepr),
+    /// With which number the sender holds the name for itself.
+    FenceNumber(u64),
     /// A digest of what the sender's SYN has said of its chain.
     ChainSeen([u8; 32]),
     /// A critical one that this program does not know, by type byte.
@@ -430,6 +435,10 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
+            kind::FENCE_NUMBER => {
+                exactly(value, 8)?;
+                Self::FenceNumber(u64::from_be_bytes(array(value)?))
+            }
             kind::CHAIN_SEEN => {
                 exactly(value, 32)?;
                 Self::ChainSeen(array(value)?)
@@ -484,6 +493,7 @@ impl<'a> Extension<'a> {
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
+            Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::UnknownCritical(byte) => *byte,
         }
@@ -494,7 +504,7 @@ impl<'a> Extension<'a> {
             Self::SourceService(_) | Self::ChainSeen(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
-            Self::Capabilities(_) => 8,
+            Self::Capabilities(_) | Self::FenceNumber(_) => 8,
             Self::KeyExchange(exchange) => 20 + exchange.message.len(),
             Self::Certificate(chain) => chain.len(),
             Self::Chain(chain) => chain.as_bytes().len(),
@@ -595,6 +605,7 @@ impl<'a> Extension<'a> {
             Self::Handover(handover) => handover.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
+            Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }
     }

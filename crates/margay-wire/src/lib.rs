@@ -7,6 +7,7 @@ mod address;
 mod chain;
 mod data;
 mod extension;
+mod framed;
 mod grant;
 mod handover;
 mod header;
@@ -23,6 +24,10 @@ pub use data::{
     STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,
 };
 pub use extension::*;
+pub use framed::{
+    AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
+    LostNumbers,
+};
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use handover::HandoverRepr;
 pub use header::*;

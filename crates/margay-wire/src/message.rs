@@ -117,6 +117,11 @@ impl<'a> Message<'a> {
         self.find(|extension| if let Extension::Quiet(quiet) = extension { Some(quiet) } else { None })
     }
 
+    /// FENCE_NUMBER.
+    pub fn fence_number(&self) -> Option<u64> {
+        self.find(|extension| if let Extension::FenceNumber(number) = extension { Some(number) } else { None })
+    }
+
     /// KEY_EXCHANGE.
     pub fn key_exchange(&self) -> Option<KeyExchangeRepr<'a>> {
         self.find(|extension| if let Extension::KeyExchange(exchange) = extension { Some(exchange) } else { None })

@@ -71,14 +71,19 @@ pub enum ProgramKind {
     /// request by which the program takes it.
     Handed = 11,
     /// Connections of a name are to go to other hosts: a reply that nobody asked for, after one to `TakeOver` with the
-    /// port [`TAKE_OVER_GIVES`].
+    /// port [`TAKE_OVER_GIVES`]. With a port, one connection is meant: that of the peer at the IPv6 address, IPv4
+    /// mapped, and the port. Without, all are.
     Give = 12,
+    /// Who serves a name, now and from now on.
+    Instances = 13,
+    /// An instance of a name, or the end of a list of them: a reply that nobody asked for, after one to `Instances`.
+    Instance = 14,
 }
 
 impl ProgramKind {
     /// Whether programs ask with it; the others are the agent's alone.
     const fn is_request(self) -> bool {
-        !matches!(self, Self::Event | Self::Give)
+        !matches!(self, Self::Event | Self::Give | Self::Instance)
     }
 
     /// The kind of this number.
@@ -96,6 +101,8 @@ impl ProgramKind {
             Self::TakeOver,
             Self::Handed,
             Self::Give,
+            Self::Instances,
+            Self::Instance,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }

@@ -32,7 +32,8 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "CHAIN_SEEN",
+    [23] = "FENCE_NUMBER",
+    [25] = "CHAIN_SEEN",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -42,11 +43,12 @@ local error_codes = {
     [16] = "LISTENER_SILENT",
     [17] = "DRAINED",
     [18] = "NOT_QUIET",
-    [19] = "BOX_SILENT",
-    [20] = "BOX_REFUSED",
-    [21] = "BOX_ANSWERED",
-    [22] = "CHAIN_REQUIRED",
-    [23] = "NO_ANSWER",
+    [19] = "ELSEWHERE",
+    [22] = "BOX_SILENT",
+    [23] = "BOX_REFUSED",
+    [24] = "BOX_ANSWERED",
+    [25] = "CHAIN_REQUIRED",
+    [26] = "NO_ANSWER",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }
@@ -133,6 +135,7 @@ local f = {
     handover_address = ProtoField.ipv6("margay.handover.address", "Address"),
     handover_port = ProtoField.uint16("margay.handover.port", "Port"),
     quiet = ProtoField.uint32("margay.quiet.quiet_ms", "Ends if nothing was carried for", base.UNIT_STRING, { " ms" }),
+    fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
     chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
@@ -334,7 +337,8 @@ local readers = {
         add_socket(tree, f.handover_address, f.handover_port, value(32, 16), value(48, 2))
     end },
     [21] = { len = 4, add = function(tree, value) tree:add(f.quiet, value(0, 4)) end },
-    [23] = { len = 32, add = function(tree, value) tree:add(f.chain_seen, value(0, 32)) end },
+    [23] = { len = 8, add = function(tree, value) tree:add(f.fence_number, value(0, 8)) end },
+    [25] = { len = 32, add = function(tree, value) tree:add(f.chain_seen, value(0, 32)) end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))

@@ -24,7 +24,7 @@ use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-pub use self::service::{OnDrain, ServiceSection};
+pub use self::service::{OnDrain, Rebalance, ServiceSection};
 
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};
@@ -521,9 +521,16 @@ impl Config {
             let others = self.service[..at].iter().map(Spanned::get_ref).filter(|earlier| earlier.name == this.name);
             if let Some(other) = others
                 .map(ServiceSection::terms)
-                .find(|other| (other.partition_bits, other.exclusive) != (this.partitions, this.exclusive))
+                .map(|other| {
+                    [
+                        other.partition_bits != this.partitions,
+                        other.exclusive != this.exclusive,
+                        other.fenced != this.fence,
+                    ]
+                })
+                .find_map(|differs| differs.iter().position(|differs| *differs))
             {
-                let word = if other.exclusive == this.exclusive { "partitions" } else { "exclusive" };
+                let word = ["partitions", "exclusive", "fence"][other];
                 let what = format!("the sections of {} do not agree about `{word}`", this.name);
                 return Err((what, Some(service.span()), "say the same in all of them".into()));
             }

@@ -147,6 +147,11 @@ fn mistakes_are_pointed_at() {
     let other = web.replace("80", "81");
     let (what, ..) = wrong(&format!("{web}exclusive = true\n{other}"));
     assert!(what.contains("do not agree about `exclusive`"), "{what}");
+    let (what, _, advice) = wrong(&format!("{web}fence = true\n"));
+    assert!(what.contains("several hosts may serve it"), "{what}");
+    assert!(advice.contains("exclusive = true"), "{advice}");
+    let (what, ..) = wrong(&format!("{web}exclusive = true\nfence = true\n{other}exclusive = true\n"));
+    assert!(what.contains("do not agree about `fence`"), "{what}");
 
     let several = "[[multihoming]]\nnames = [\"web.shop\"]\n";
     let (what, at, _) = wrong(&format!("{several}policy = \"strip\"\n"));
@@ -323,4 +328,18 @@ fn quiet_connections_are_ended_where_the_service_says_so() {
     {
         assert!(parse(&service(bad)).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn connections_move_by_themselves_where_the_service_says_so_and_may() {
+    let service = |rest: &str| format!("[[service]]\nname = \"chat.shop\"\nlisten = \"0.0.0.0:81\"\n{rest}");
+    let rebalance = |rest: &str| parse(&service(rest)).expect("read").service[0].get_ref().rebalance;
+    assert_eq!(rebalance(""), Rebalance::ByOrder);
+    assert_eq!(rebalance("rebalance = \"by-order\"\npartitions = 16\n"), Rebalance::ByOrder);
+    assert_eq!(rebalance("rebalance = \"auto\"\n"), Rebalance::Auto);
+    for more in ["partitions = 16\n", "exclusive = true\n"] {
+        let (what, _, advice) = wrong(&service(&format!("rebalance = \"auto\"\n{more}")));
+        assert!(what.contains("chat.shop cannot go") && advice.contains("remove `rebalance`"), "{what}: {advice}");
+    }
+    assert!(parse(&service("rebalance = \"always\"\n")).is_err());
 }

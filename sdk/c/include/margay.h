@@ -90,11 +90,18 @@ int sv_takeover(const struct sockaddr *name, socklen_t length);
  */
 int sv_take(int takeover, void *data, size_t room, size_t *length);
 
-/* What a program is asked to give, since an operator drains the name on this host. */
+/* What a program is asked to give: all of a name, since an operator drains it on this host, or one connection, since
+ * another host has fewer than its share.
+ */
 struct sv_give {
 	struct sockaddr_sv name; /* connections that came by this name, or by one under this prefix */
 	char to[256]; /* for sv_handover: the host that gets them; empty: any that serves the name */
+	unsigned char peer[16]; /* with peer_port: the one that is meant, by its peer's IPv6 address; IPv4 is v4-mapped */
+	uint16_t peer_port; /* 0: all of them */
 };
+
+/* Whether a connection with this peer is meant: 1 or 0; or -1, where the descriptor is not connected. */
+int sv_gives(const struct sv_give *give, int fd);
 
 /* What sv_take_giving returns for it. */
 #define SV_GIVE (-2)
@@ -104,7 +111,7 @@ struct sv_give {
 int sv_takeover_giving(const struct sockaddr *name, socklen_t length);
 
 /* As sv_take; or SV_GIVE: no socket has come, and the program is asked for what `give` says. It gives each connection
- * of that name with sv_handover, and goes on with those that stay.
+ * of that name for which sv_gives is 1 with sv_handover, and goes on with those that stay.
  */
 int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct sv_give *give);
 

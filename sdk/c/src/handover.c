@@ -275,8 +275,38 @@ int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct
 		give->name = address_of(&next.id);
 		give->name.sv_prefix_bits = (uint8_t)(next.bits % SERVICE_ID_BITS);
 		memcpy(give->to, next.text, sizeof(give->to));
+		memcpy(give->peer, &next.v6, sizeof(give->peer));
+		give->peer_port = next.port;
 		return SV_GIVE;
 	}
+}
+
+int sv_gives(const struct sv_give *give, int fd)
+{
+	struct in6_addr address = { .s6_addr = { [10] = 0xff, [11] = 0xff } };
+	union {
+		struct sockaddr any;
+		struct sockaddr_in v4;
+		struct sockaddr_in6 v6;
+	} peer;
+	socklen_t size = sizeof(peer);
+	in_port_t port;
+
+	forget_error();
+	if (!give->peer_port)
+		return 1;
+	if (REAL(getpeername)(fd, &peer.any, &size))
+		return fail(errno, "the socket has no peer: %s", strerror(errno));
+	if (peer.any.sa_family == AF_INET) {
+		memcpy(&address.s6_addr[12], &peer.v4.sin_addr, 4);
+		port = peer.v4.sin_port;
+	} else if (peer.any.sa_family == AF_INET6) {
+		address = peer.v6.sin6_addr;
+		port = peer.v6.sin6_port;
+	} else {
+		return 0;
+	}
+	return port == htons(give->peer_port) && !memcmp(&address, give->peer, sizeof(give->peer));
 }
 
 int sv_take(int takeover, void *data, size_t room, size_t *length)

@@ -319,14 +319,25 @@ static void hand(unsigned int bits, unsigned char first, const int passed[], siz
 }
 
 /* Tells whoever takes over something that comes with no socket. */
-static void tell(unsigned char kind, unsigned int bits, unsigned char first, const char *text)
+static void tell_of(unsigned char kind, unsigned int bits, unsigned char first, const char *text,
+		    const struct sockaddr_in *peer)
 {
 	unsigned char bytes[REPLY_LEN + 256] = { 1, kind, 0, 0, (unsigned char)(bits >> 8), (unsigned char)bits };
 	size_t length = REPLY_LEN + strlen(text);
 
 	bytes[8] = first;
+	if (peer) {
+		memcpy(bytes + 6, &peer->sin_port, 2);
+		bytes[50] = bytes[51] = 0xff;
+		memcpy(bytes + 52, &peer->sin_addr, 4);
+	}
 	memcpy(bytes + REPLY_LEN, text, strlen(text));
 	CHECK(send(taker, bytes, length, MSG_NOSIGNAL) == (ssize_t)length);
+}
+
+static void tell(unsigned char kind, unsigned int bits, unsigned char first, const char *text)
+{
+	tell_of(kind, bits, first, text, NULL);
 }
 
 /* Whether the agent was answered, once, and byte for byte; else nothing was said, but that it is the end. */
@@ -601,6 +612,8 @@ static void what_is_to_be_given(void)
 {
 	struct sockaddr_sv name = some(0xab, 0);
 	struct pair pair = tcp();
+	struct sockaddr_in peer;
+	socklen_t size = sizeof(peer);
 	struct sv_give give;
 	int takeover, taken;
 
@@ -613,6 +626,13 @@ static void what_is_to_be_given(void)
 	CHECK(give.name.sv_srvid.s_sid[0] == 0xab && !strcmp(give.to, "00ff"));
 	tell(GIVE, 256, 0xab, "");
 	CHECK(sv_take_giving(takeover, NULL, 0, NULL, &give) == SV_GIVE && !give.name.sv_prefix_bits && !*give.to);
+	CHECK(sv_gives(&give, pair.near) == 1 && sv_gives(&give, pair.far) == 1);
+	/* One connection, by its peer. */
+	CHECK(!getpeername(pair.near, (struct sockaddr *)&peer, &size) && peer.sin_family == AF_INET);
+	tell_of(GIVE, 256, 0xab, "00ff", &peer);
+	CHECK(sv_take_giving(takeover, NULL, 0, NULL, &give) == SV_GIVE && give.peer_port == ntohs(peer.sin_port));
+	CHECK(sv_gives(&give, pair.near) == 1 && sv_gives(&give, pair.far) == 0);
+	CHECK(sv_gives(&give, -1) == -1 && errno == EBADF && *sv_strerror());
 	/* What nobody knows, and for who wants sockets alone also what is to be given. */
 	tell(99, 7, 0xab, "?");
 	hand(256, 0xab, &pair.near, 1);

@@ -1,5 +1,6 @@
 """An echo server that numbers the lines of each connection, and is replaced by another one without a client's noticing.
-When an operator drains its name on this host, its connections go on in a server on another host.
+Its connections go on in a server on another host when an operator drains its name on this one, or when that host has
+fewer than its share.
 
 Run: python3 upgrade.py echo.shop; and to replace it, with its process ID: python3 upgrade.py echo.shop 4711
 Without another one, SIGTERM ends it and its connections.
@@ -12,14 +13,15 @@ import signal
 import socket
 import sys
 import threading
+from typing import Any
 
 import margay
 
 name, *replaced = sys.argv[1:]
 # Readable once this server is to end, and hands over what it has.
 end, ending = socket.socketpair()
-# One for each connection: it is written there that the connection is to go to another host, and to which.
-orders: set[socket.socket] = set()
+# One for each connection, and its peer: it is written there that the connection is to go to another host, and to which.
+orders: dict[socket.socket, tuple[Any, ...]] = {}
 
 
 def wait_for(*waited: socket.socket | margay.GivingTakeover) -> int:
@@ -52,8 +54,8 @@ def accept(listener: margay.Socket) -> None:
 
 def echo(conn: margay.Socket, count: int = 0, rest: bytes = b"") -> None:
     order, ordering = socket.socketpair()
-    orders.add(ordering)
     with conn, order, ordering:
+        orders[ordering] = conn.getpeername()
         while (ready := wait_for(conn, order)) >= 0:
             if ready == order.fileno():
                 hand_over(conn, b"%d %s" % (count, rest), order.recv(256)[1:].decode())
@@ -68,15 +70,16 @@ def echo(conn: margay.Socket, count: int = 0, rest: bytes = b"") -> None:
             count += len(lines)
         else:
             hand_over(conn, b"%d %s" % (count, rest))
-        orders.discard(ordering)
+        orders.pop(ordering, None)
 
 
-def give(to: str) -> None:
+def give(asked: margay.Give) -> None:
     """Each connection is given by its own thread, between two requests."""
-    for ordering in list(orders):
+    for ordering, peer in list(orders.items()):
         # Its connection may have ended meanwhile.
         with contextlib.suppress(OSError):
-            ordering.send(b">" + to.encode())
+            if asked.is_for(peer):
+                ordering.send(b">" + asked.to.encode())
 
 
 def take_over(takeover: margay.GivingTakeover) -> None:
@@ -85,7 +88,7 @@ def take_over(takeover: margay.GivingTakeover) -> None:
         while wait_for(takeover) >= 0:
             come = next(takeover)
             if isinstance(come, margay.Give):
-                give(come.to)
+                give(come)
             elif come.is_listening:
                 threading.Thread(target=accept, args=[come.socket]).start()
             else:

@@ -363,6 +363,18 @@ class HandOver(Case):
         self.assertEqual(taken.data, b"x")
         giving.result()
 
+    def test_one_connection_is_named_by_its_peer(self) -> None:
+        takeover = self.enterContext(margay.take_over_giving("web.shop", agent=self.agent))
+        self.fake.hand(reply(GIVE, id=self.shop.raw, bits=256, port=4660, v6="::ffff:10.1.0.3", text="host2"), [])
+        give = next(takeover)
+        assert isinstance(give, margay.Give)
+        self.assertEqual((give.to, give.peer), ("host2", ("10.1.0.3", 4660)))
+        self.assertTrue(give.is_for(("10.1.0.3", 4660)))
+        self.assertTrue(give.is_for(("::ffff:10.1.0.3", 4660, 0, 0)))
+        self.assertFalse(give.is_for(("10.1.0.3", 4661)))
+        self.assertFalse(give.is_for(("10.1.0.4", 4660)))
+        self.assertTrue(margay.Give(give.name, give.to).is_for(("10.1.0.4", 4661)), "all of them")
+
     def test_who_does_not_give_hears_nothing_of_it(self) -> None:
         _, served = self.accept()
         takeover = self.take_over()

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -267,7 +268,7 @@ impl Takeover {
 /// loop {
 ///     match takeover.next().await? {
 ///         Incoming::Taken(taken) => println!("{} bytes are known of a socket", taken.data.len()),
-///         // By `hand_over_to`, between two requests of each.
+///         // By `hand_over_to`, between two requests of each; of those for which `give.is_for(peer)`.
 ///         Incoming::Give(give) => println!("connections of {} are to go to {:?}", give.name, give.host),
 ///     }
 /// }
@@ -281,9 +282,9 @@ pub struct GivingTakeover(Takeover);
 pub enum Incoming {
     /// A socket.
     Taken(Taken),
-    /// Connections of this process are to go to another host, since an operator drains their name on this one. It comes
-    /// once for each drain that begins, and at once where one has begun already. Those that no other host takes the
-    /// process goes on with.
+    /// Connections of this process are to go to another host: all of a name, since an operator drains it on this one,
+    /// or one of them, since the other host has fewer than its share. For all it comes once for each drain that begins,
+    /// and at once where one has begun already. Those that no other host takes the process goes on with.
     Give(Give),
 }
 
@@ -294,6 +295,21 @@ pub struct Give {
     pub name: Prefix,
     /// The host that gets them, for [`hand_over_to`]; empty: any that serves the name.
     pub host: String,
+    /// The peer of the one connection that is meant; `None`: all of the name are. [`is_for`](Self::is_for) compares.
+    pub peer: Option<SocketAddr>,
+}
+
+impl Give {
+    /// Whether the connection with this peer is meant, in either form of an IPv4 address.
+    pub fn is_for(&self, peer: SocketAddr) -> bool {
+        let plain = |peer: SocketAddr| (peer.ip().to_canonical(), peer.port());
+        self.peer.is_none_or(|meant| plain(meant) == plain(peer))
+    }
+
+    fn of(reply: &Reply) -> Self {
+        let peer = SocketAddr::new(reply.v6.to_canonical(), reply.port);
+        Self { name: reply.prefix, host: reply.text.clone(), peer: (reply.port != 0).then_some(peer) }
+    }
 }
 
 impl GivingTakeover {
@@ -340,8 +356,8 @@ async fn receive(agent: &Agent, connection: &UnixStream) -> Result<Incoming, Err
         // From here on nothing is waited for: to be cancelled would lose the socket.
         let (message, passed) = received.map_err(|source| agent.down(source))?;
         match &message {
-            Ok(Reply { kind: Some(Kind::Give), errno: 0, prefix, text, .. }) => {
-                return Ok(Incoming::Give(Give { name: *prefix, host: text.clone() }));
+            Ok(reply @ Reply { kind: Some(Kind::Give), errno: 0, .. }) => {
+                return Ok(Incoming::Give(Give::of(reply)));
             }
             Ok(Reply { kind, errno: 0, .. }) if *kind != Some(Kind::Handed) => {
                 // A kind that this library does not know is for others, and wants no answer.

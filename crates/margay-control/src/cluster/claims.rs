@@ -103,6 +103,11 @@ impl Claims {
         self.there.get(&prefix).map(|(host, _)| host) != self.given.get(&prefix)
     }
 
+    /// By which change etcd has a name for a host by this router.
+    pub fn revision(&self, prefix: &Prefix, host: HostId) -> Option<i64> {
+        self.there.get(prefix).filter(|(there, _)| *there == host).map(|(_, revision)| *revision)
+    }
+
     /// A new connection, under a new lease: nothing is there under it.
     pub fn begin(&mut self) {
         self.there.clear();
@@ -148,6 +153,8 @@ mod tests {
         claims.hold(place(1), BTreeSet::from([one]));
         assert_eq!(claims.due(), due(&[], &[]), "it is there");
         assert!(!claims.heard(one, None, 4), "what was before counts no more");
+        let revision = |host| claims.revision(&one, place(host).host);
+        assert_eq!((revision(1), revision(2)), (Some(5), None));
         // The lease was lost, or somebody else's hand.
         assert!(claims.heard(one, None, 6));
         assert_eq!(claims.due(), due(&[(one, place(1).host)], &[]));

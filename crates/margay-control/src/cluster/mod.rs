@@ -20,7 +20,7 @@ mod session;
 mod test;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,6 +49,9 @@ use crate::store::{MemberKey, Store};
 
 /// Routers of one cluster: each host registers with every one of them.
 pub const ROUTERS_MAX: usize = 7;
+
+/// Numbers of fenced names that a cluster gives are above those of a router by itself: it may become one of several.
+const FENCES_OF_CLUSTER: u64 = 1 << 48;
 
 /// Registrations with other routers that were heard of longer ago count no more at a start without etcd.
 const VIEW_AGE_MAX_S: u64 = 3600;
@@ -291,12 +294,14 @@ impl Cluster {
         etcd.put_all(&[(Key::Router(router), None)], None).await.map_err(|trouble| trouble.to_string())
     }
 
-    /// Says what a host has registered with this router now; nothing: it is gone.
-    pub fn offer(&self, place: Place, served: &[Served]) {
+    /// Says what a host has registered with this router now; nothing: it is gone. No other host gets a name that is
+    /// `kept` for it.
+    pub fn offer(&self, place: Place, served: &[Served], kept: &BTreeSet<Prefix>) {
         let offer = (!served.is_empty()).then(|| record::write_served(served));
         self.shared.offers.lock().offer(place, offer);
         let alone = served.iter().filter(|served| served.exclusive);
-        self.shared.claims.lock().hold(place, alone.map(|served| claimed_as(&served.instance.prefix)).collect());
+        let alone = alone.map(|served| claimed_as(&served.instance.prefix)).chain(kept.iter().copied());
+        self.shared.claims.lock().hold(place, alone.collect());
         self.shared.dirty.notify_one();
     }
 
@@ -345,6 +350,13 @@ impl Cluster {
             Some(holder) => Err(ClaimError::Held(holder)),
             None => Ok(()),
         }
+    }
+
+    /// A number for a host that has a name for itself by this router: higher than that of any earlier one, whatever
+    /// router gave it. `None`: etcd has not been told of it yet.
+    pub fn fence_number(&self, prefix: &Prefix, host: HostId) -> Option<u64> {
+        let revision = self.shared.claims.lock().revision(&claimed_as(prefix), host)?;
+        u64::try_from(revision).ok().map(|revision| FENCES_OF_CLUSTER | revision)
     }
 
     /// A host to which this router has given a name for itself has not registered it.

@@ -17,12 +17,14 @@ pub struct News {
     pub places: BTreeSet<Place>,
     /// Names that this router had given, and etcd has given to another host.
     pub lost: BTreeSet<(Prefix, HostId)>,
+    /// Etcd has been told of names that this router has given.
+    pub claims: bool,
 }
 
 impl News {
     /// Nothing has.
     pub fn is_empty(&self) -> bool {
-        !self.routers && self.places.is_empty() && self.lost.is_empty()
+        !self.routers && self.places.is_empty() && self.lost.is_empty() && !self.claims
     }
 
     /// With what has changed besides.
@@ -30,6 +32,7 @@ impl News {
         self.routers |= other.routers;
         self.places.extend(other.places);
         self.lost.extend(other.lost);
+        self.claims |= other.claims;
     }
 }
 

@@ -188,6 +188,7 @@ impl<'a> Session<'a> {
     /// Writes down which names for one host alone this router has given, and which no more.
     async fn publish_claims(&mut self) -> Result<(), Trouble> {
         let (due, me, mut lost) = (self.shared.claims.lock().due(), self.shared.router.id(), BTreeSet::new());
+        let claims = !due.claim.is_empty();
         for (prefix, revision) in due.release {
             self.etcd.release(&prefix, me, revision).await?;
         }
@@ -206,7 +207,7 @@ impl<'a> Session<'a> {
                 renewed = Instant::now();
             }
         }
-        self.shared.tell(News { lost, ..News::default() });
+        self.shared.tell(News { lost, claims, ..News::default() });
         Ok(())
     }
 

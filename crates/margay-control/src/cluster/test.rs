@@ -244,6 +244,7 @@ fn served(n: u8) -> Served {
         weight: 1,
         priority: 1,
         sticky: false,
+        fence: None,
     };
     Served { instance, partition_bits: 0, exclusive: false }
 }
@@ -262,7 +263,7 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
     assert!(matches!(one.admit(3, true).await, Err(AdmitError::UsedUp)));
     one.admit(2, false).await.expect("a member by the other router");
 
-    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(1), &[served(1)], &BTreeSet::new());
     two.hears("one has a host", |cluster, _| elsewhere(cluster).contains_key(&place(1))).await;
     let known = two.elsewhere();
     assert_eq!(known[&place(1)].values().collect::<Vec<_>>(), [&[Arc::new(served(1))]]);
@@ -311,8 +312,8 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     for n in 1..=3 {
         one.admit(n, true).await.expect("let in");
     }
-    one.cluster().offer(place(1), &[served(1)]);
-    one.cluster().offer(place(2), &[served(2)]);
+    one.cluster().offer(place(1), &[served(1)], &BTreeSet::new());
+    one.cluster().offer(place(2), &[served(2)], &BTreeSet::new());
     two.hears("there are two registrations and three members", |cluster, store| {
         elsewhere(cluster).len() == 2 && store.members().expect("readable").len() == 3
     })
@@ -327,8 +328,8 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     assert!(matches!(&error, AdmitError::Store(StoreError::Away(why)) if why.contains("does not answer")), "{error}");
     assert_eq!(two.elsewhere().len(), 2, "it goes on with what it knows");
     // What is registered and withdrawn meanwhile.
-    one.cluster().offer(place(1), &[]);
-    one.cluster().offer(place(3), &[served(3)]);
+    one.cluster().offer(place(1), &[], &BTreeSet::new());
+    one.cluster().offer(place(3), &[served(3)], &BTreeSet::new());
 
     // Somebody else's hand, and all record of it is gone before the routers find etcd again.
     let port = std::mem::replace(&mut server.client, nobody());
@@ -368,7 +369,7 @@ async fn an_etcd_that_lost_everything_gets_it_back_from_the_routers() {
     let one = Node::alone().part(1, &server).connected().await;
     one.act(|store| store.add_token(&token(9))).await.expect("agreed");
     one.admit(1, true).await.expect("let in");
-    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(1), &[served(1)], &BTreeSet::new());
     server.kill();
     one.await_state(false).await;
     server.go("second").await;
@@ -388,10 +389,10 @@ async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
     let two = Node::alone().part(2, &server).connected().await;
     one.act(|store| store.add_token(&token(9))).await.expect("agreed");
     one.admit(1, true).await.expect("let in");
-    one.cluster().offer(place(1), &[served(1)]);
-    one.cluster().offer(place(2), &[served(2)]);
+    one.cluster().offer(place(1), &[served(1)], &BTreeSet::new());
+    one.cluster().offer(place(2), &[served(2)], &BTreeSet::new());
     two.hears("both are there", |cluster, _| elsewhere(cluster).len() == 2).await;
-    one.cluster().offer(place(2), &[]);
+    one.cluster().offer(place(2), &[], &BTreeSet::new());
     two.hears("one has ended", |cluster, _| elsewhere(cluster).len() == 1).await;
     // With the end of the connection everything is on the disk, however late it came.
     server.kill();
@@ -466,8 +467,10 @@ async fn while_etcd_is_away_who_has_a_name_for_itself_keeps_it_and_nobody_else_g
     let mut held = served(1);
     (held.instance.prefix, held.exclusive) = (name, true);
     one.cluster().claim(&name, own(1)).await.expect("free");
-    one.cluster().offer(place(1), &[held.clone()]);
+    one.cluster().offer(place(1), &[held.clone()], &BTreeSet::new());
     await_holder([&one, &two], Some(1)).await;
+    let number = one.cluster().fence_number(&name, own(1));
+    assert!(number > Some(FENCES_OF_CLUSTER) && one.cluster().fence_number(&name, own(2)).is_none(), "{number:?}");
     server.kill();
     for node in [&one, &two] {
         node.await_state(false).await;
@@ -483,7 +486,7 @@ async fn while_etcd_is_away_who_has_a_name_for_itself_keeps_it_and_nobody_else_g
     for node in [&one, &two] {
         node.await_state(true).await;
     }
-    one.cluster().offer(place(1), &[]);
+    one.cluster().offer(place(1), &[], &BTreeSet::new());
     let written = |router: &Node| {
         key::Keys::new("/margay/test").written(&key::Key::Claim(claimed_as(&name), router.cluster().router().id()))
     };

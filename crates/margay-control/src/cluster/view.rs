@@ -165,6 +165,7 @@ mod tests {
             weight,
             priority: 1,
             sticky: false,
+            fence: None,
         };
         Served { instance, partition_bits: 0, exclusive: weight == 3 }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::certificate::{Revocation, decode_chain};
+use margay_core::fence::FenceNotice;
 use margay_core::key::HostPublic;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::way::Relation;
@@ -20,6 +21,7 @@ use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
+use super::ways::Ways;
 use crate::cluster::ROUTERS_MAX;
 use crate::token::check_address;
 use crate::wide_area::{Attachment, Link, Words, due};
@@ -69,6 +71,8 @@ pub(super) struct Conversation<'a> {
     attachment: Option<Attachment>,
     /// What it is to be answered.
     to_say: Vec<Words>,
+    /// Notices of fenced names for the router.
+    notices: Vec<Vec<u8>>,
     /// By what the router has shown this host to be a member.
     membership: Vec<u8>,
     /// What has become of keys: what was heard of it, and how much was known at the last look.
@@ -102,6 +106,7 @@ impl<'a> Conversation<'a> {
             site: welcome.site.clone(),
             attachment: None,
             to_say: Vec::new(),
+            notices: Vec::new(),
             membership: Vec::new(),
             told_keys: None,
             told_chains: None,
@@ -109,6 +114,7 @@ impl<'a> Conversation<'a> {
             revoked_keys: shared.revoked.lock().revocations(),
         };
         this.plan_membership(welcome.membership.clone());
+        shared.tenures.lock().begin_stream(Instant::now());
         this
     }
 
@@ -214,7 +220,8 @@ impl<'a> Conversation<'a> {
             let request = self.request(Pending::Membership);
             self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
         }
-        self.send(from_host::Body::Heartbeat(proto::Heartbeat::default())).await
+        let number = self.shared.tenures.lock().beat(Instant::now());
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat { number, ..proto::Heartbeat::default() })).await
     }
 
     /// For what another host had, and may have no longer.
@@ -244,6 +251,7 @@ impl<'a> Conversation<'a> {
             exclusive: wanted.exclusive,
             sticky: wanted.sticky,
             certificate_only,
+            fenced: wanted.fenced,
         }))
         .await
     }
@@ -288,6 +296,11 @@ impl<'a> Conversation<'a> {
     async fn follow_up(&mut self) -> Result<(), StreamError> {
         let words = std::mem::take(&mut self.to_say);
         self.say(words).await?;
+        for notice in std::mem::take(&mut self.notices) {
+            let request = self.next_request;
+            self.next_request += 1;
+            self.send(from_host::Body::Fence(proto::Fence { request, notice })).await?;
+        }
         self.register_certified().await
     }
 
@@ -312,6 +325,7 @@ impl<'a> Conversation<'a> {
                 self.renewals.remove(&prefix);
                 self.retries.forget(&prefix);
                 self.certified.remove(&prefix);
+                self.shared.tenures.lock().end(&prefix);
                 let request = self.request(Pending::Withdrawn(done));
                 let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
                 self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
@@ -454,11 +468,26 @@ impl<'a> Conversation<'a> {
         }
     }
 
+    /// The router is being drained, or is not any more.
+    fn note_leaving(&self, is_leaving: bool) {
+        let config = &self.shared.config;
+        let (authority, router) = (&config.authority, &config.router_address);
+        let is_news = |ways: &Arc<Ways>| ways.leaves(authority, config.router_key.id(), is_leaving);
+        if self.shared.ways.as_ref().is_some_and(is_news) {
+            let how = if is_leaving { "is asked no more, where there are others" } else { "takes first packets again" };
+            tracing::info!(router, "a router that is drained {how}");
+        }
+    }
+
     /// Gives the end, when the router ends the stream.
     fn take(&mut self, message: proto::FromRouter) -> Option<End> {
         use from_router::Body;
         match message.body? {
-            Body::Heartbeat(beat) => note_twin(&self.shared.config.router_address, &beat.twin),
+            Body::Heartbeat(beat) => {
+                self.shared.tenures.lock().answered(beat.number);
+                note_twin(&self.shared.config.router_address, &beat.twin);
+                self.note_leaving(beat.leaving);
+            }
             Body::Welcome(_) => {}
             Body::Registered(answer) => self.registered(&answer),
             Body::Withdrawn(answer) => {
@@ -512,6 +541,7 @@ impl<'a> Conversation<'a> {
             return;
         }
         self.renewals.remove(&prefix);
+        self.shared.tenures.lock().end(&prefix);
         self.retries.refused(prefix, refusal.code(), Instant::now());
         let known = self.shared.states.lock().get(&prefix).cloned();
         // Asked again and again, it is one refusal.
@@ -538,10 +568,30 @@ impl<'a> Conversation<'a> {
         self.certified.insert(prefix);
         if is_registered {
             self.retries.forget(&prefix);
+            self.begin_tenure(prefix, answer);
             self.shared.note(prefix, "registered", String::new(), answer.not_after_unix_s);
         } else {
             self.to_register.push(prefix);
         }
+    }
+}
+
+impl Conversation<'_> {
+    /// The router has given a fenced name to this host, which says so to all who watch it. The certificate is a new one
+    /// each time.
+    fn begin_tenure(&mut self, prefix: Prefix, answer: &proto::Registered) {
+        let wanted = self.shared.wanted.lock().get(&prefix).filter(|wanted| wanted.fenced).cloned();
+        let Some(wanted) = wanted.filter(|_| answer.fence_hold_ms > 0) else { return };
+        let (number, hold) = (answer.fence_number, Duration::from_millis(answer.fence_hold_ms.into()));
+        self.shared.tenures.lock().begin(prefix, number, hold.saturating_sub(self.heartbeat));
+        // While the cluster's store is away, a router knows no number: the host has the name from before.
+        if number == 0 {
+            return;
+        }
+        let chain = if wanted.proof.is_empty() { answer.certificate.clone() } else { wanted.proof };
+        self.shared.sal.set_own_fence(prefix, Some(number));
+        let notice = FenceNotice::new(prefix, number, &self.shared.local.host_key, chain);
+        self.notices.push(notice.encode());
     }
 }
 

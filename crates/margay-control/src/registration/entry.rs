@@ -51,6 +51,7 @@ impl Listed<'_> {
             weight: terms.weight,
             priority: terms.priority,
             sticky: terms.sticky,
+            fence: None,
         }
     }
 

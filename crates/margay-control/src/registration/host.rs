@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::conversation::Conversation;
 use super::proto::{self, Code, from_host, from_router};
 use super::stream::{Reader, StreamError, Writer, open, read_all};
+use super::tenure::{Tenure, Tenures};
 use super::trace::{self, Question, TraceError, Tracer};
 use super::ways::Ways;
 use super::{Instance, Local, VERSION};
@@ -99,6 +100,8 @@ pub struct Registration {
     pub partition_bits: u8,
     /// One host alone may serve it.
     pub exclusive: bool,
+    /// With `exclusive`: clients of a former holder are told.
+    pub fenced: bool,
     /// Datagrams of one unconnected socket are for one instance.
     pub sticky: bool,
 }
@@ -160,6 +163,10 @@ pub enum Watcher {
     Spreads,
     /// Who looks whether peers of flows are listed.
     Absences,
+    /// Who looks whether instances have their share of connections.
+    Rebalances,
+    /// A program that follows who serves a name, by its number.
+    Program(u64),
 }
 
 /// A prefix of which every change is heard.
@@ -173,7 +180,7 @@ pub(super) struct Watched {
 /// What the task and the handle share.
 pub(super) struct Shared {
     pub config: HomeConfig,
-    local: Local,
+    pub local: Local,
     pub store: Arc<Store>,
     pub sal: Arc<dyn SalControl>,
     pub clock: Clock,
@@ -181,6 +188,8 @@ pub(super) struct Shared {
     pub states: Mutex<BTreeMap<Prefix, RegistrationState>>,
     /// Told of every change of one of them.
     noted: watch::Sender<()>,
+    /// Fenced names that this host holds.
+    pub tenures: Mutex<Tenures>,
     state: watch::Sender<HomeState>,
     /// Where the router hears SAL, once it has welcomed this host.
     pub router_at: Mutex<Option<SocketAddr>>,
@@ -262,6 +271,7 @@ impl Home {
             wanted: Mutex::default(),
             states: Mutex::default(),
             noted: watch::Sender::default(),
+            tenures: Mutex::default(),
             state: watch::channel(first).0,
             router_at: Mutex::default(),
             found: Mutex::default(),
@@ -376,6 +386,16 @@ impl Home {
     /// once, and one that could not be opened is tried again. The router lists this host all the while.
     pub fn moved(&self, gone: Vec<IpAddr>) {
         self.order(Order::Moved(gone));
+    }
+
+    /// How this host holds a fenced name by the router; `None`: it does not, or the router fences nothing.
+    pub fn tenure(&self, prefix: &Prefix) -> Option<Tenure> {
+        self.shared.tenures.lock().of(prefix)
+    }
+
+    /// Told whenever it stands otherwise with a prefix.
+    pub fn noted(&self) -> watch::Receiver<()> {
+        self.shared.noted.subscribe()
     }
 
     /// How it stands with a prefix; `None` when it was not registered.
@@ -505,6 +525,8 @@ impl Shared {
             for state in states.values_mut().filter(|state| state.state == "registered") {
                 (state.state, state.since_unix_s) = ("pending", since_unix_s);
             }
+            drop(states);
+            self.noted.send_replace(());
         }
     }
 }

@@ -1,7 +1,9 @@
 //! An instance of a service, and how the two ends write it to each other.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
+use margay_core::fence::FENCE_NOTICE_LEN_MAX;
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
 
@@ -26,6 +28,8 @@ pub struct Instance {
     pub priority: u32,
     /// Datagrams of one unconnected socket are for one instance.
     pub sticky: bool,
+    /// Of a fenced name: the host's notice that it holds it, as bytes; of what is watched, once the router has it.
+    pub fence: Option<Arc<[u8]>>,
 }
 
 impl From<Instance> for proto::Instance {
@@ -40,6 +44,7 @@ impl From<Instance> for proto::Instance {
             weight: known.weight,
             priority: known.priority,
             sticky: known.sticky,
+            fence: known.fence.map(|fence| fence.to_vec()).unwrap_or_default(),
         }
     }
 }
@@ -70,6 +75,11 @@ impl Instance {
             weight: found.weight,
             priority: found.priority,
             sticky: found.sticky,
+            fence: Some(found.fence.into()).filter(|fence: &Arc<[u8]>| is_length_of_notice(fence.len())),
         })
     }
+}
+
+fn is_length_of_notice(len: usize) -> bool {
+    (1..=FENCE_NOTICE_LEN_MAX).contains(&len)
 }

@@ -3,7 +3,8 @@
 //!
 //! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is
 //! registered there now, [`entry`] what is kept of each name of each host, [`partition`] and [`allotment`] who holds
-//! which part of a service, [`rights`] who may register what, [`recent`] what has changed lately, [`ledger`] what is
+//! which part of a service, [`fence`] who holds fenced names, and [`tenure`] for how long a host may count on that,
+//! [`rights`] who may register what, [`recent`] what has changed lately, [`ledger`] what is
 //! written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster tell each other,
 //! [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`] when either
 //! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
@@ -12,6 +13,7 @@ mod allotment;
 mod conversation;
 mod elsewhere;
 mod entry;
+mod fence;
 mod host;
 mod instance;
 mod keys;
@@ -28,6 +30,7 @@ mod sharing;
 mod silence;
 pub(crate) mod stranger;
 pub mod stream;
+mod tenure;
 mod trace;
 mod ways;
 
@@ -41,6 +44,7 @@ pub use instance::Instance;
 pub(crate) use ledger::{Act, Ledger};
 pub use roll::{OwnService, Place, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
+pub use tenure::Tenure;
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 pub use ways::Ways;
 

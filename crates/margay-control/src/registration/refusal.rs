@@ -32,7 +32,7 @@ impl From<RollError> for No {
             RollError::Clone => Code::Quarantined,
             RollError::Superseded => Code::Superseded,
             // What cannot be agreed about now may be in a moment.
-            RollError::Held { .. } | RollError::Away { .. } => Code::Exclusive,
+            RollError::Held { .. } | RollError::Away { .. } | RollError::Kept { .. } => Code::Exclusive,
             RollError::Partitions { .. } => Code::Partitions,
         };
         Self(code, error.to_string())

@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 use super::proto::Code;
 
 /// From a refusal to the next try.
-pub const PAUSE: Duration = Duration::from_secs(1);
+pub const PAUSE: Duration = Duration::from_millis(500);
 
 /// The names that wait.
 #[derive(Default)]
@@ -51,7 +51,7 @@ mod test {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_another_host_holds_is_asked_for_every_second_and_nothing_else_is() {
+    async fn what_another_host_holds_is_asked_for_twice_a_second_and_nothing_else_is() {
         let prefix = |text: &str| text.parse::<Prefix>().expect("literal");
         let (held, other, denied) = (prefix("a.shop"), prefix("b.shop"), prefix("c.shop"));
         let mut retries = Retries::default();
@@ -66,11 +66,11 @@ mod test {
             for prefix in retries.due(Instant::now()) {
                 assert_eq!(prefix, held);
                 // The timer's grain is a millisecond.
-                tries.push(start.elapsed().as_secs_f64().floor());
+                tries.push((start.elapsed().as_secs_f64() * 10.0).floor());
                 retries.refused(prefix, Code::Exclusive, Instant::now());
             }
         }
-        assert_eq!(tries, [1.0, 2.0, 3.0]);
+        assert_eq!(tries, [5.0, 10.0, 15.0]);
         retries.refused(held, Code::NoGrant, Instant::now());
         tokio::time::advance(PAUSE * 2).await;
         assert!(retries.due(Instant::now()).is_empty());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
-use margay_core::table::{Action, NextHop, Rule, TableError};
+use margay_core::table::{Action, NextHop, Rule};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -15,11 +15,17 @@ use super::Instance;
 use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere};
 use super::entry::{Entry, Listed};
+use super::fence::Fences;
 use super::leave::{Departure, Leave};
 use super::recent::Recent;
 use crate::SalControl;
 use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
+
+mod error;
+mod fenced;
+
+pub use error::RollError;
 
 /// Prefixes of one host.
 pub const PREFIXES_MAX: usize = 1000;
@@ -37,62 +43,6 @@ pub struct Place {
     pub authority: [u8; 8],
 }
 
-/// Why something is not taken down.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RollError {
-    /// Too many hosts.
-    #[error("this router has {HOSTS_MAX} hosts already")]
-    Hosts,
-    /// Too many prefixes.
-    #[error("this host serves {PREFIXES_MAX} names here already; withdraw some")]
-    Prefixes,
-    /// The table of the core.
-    #[error(transparent)]
-    Table(#[from] TableError),
-    /// Another host has the same key.
-    #[error(
-        "another host with this host's key is registered, was there before and is alive, so this one is kept out: \
-         stop the agent on the copy, \
-         remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
-    )]
-    Clone,
-    /// The stream was replaced meanwhile.
-    #[error("a newer stream of this host took over")]
-    Superseded,
-    /// One host alone may serve the name, and it is another one.
-    #[error("{holder} serves {name}, which one host alone may serve; this host does as soon as that one leaves")]
-    Held {
-        /// The name.
-        name: String,
-        /// What the other host calls itself.
-        holder: String,
-    },
-    /// One host alone may serve the name, and it cannot be agreed about who.
-    #[error("one host alone may serve {name}: {why}")]
-    Away {
-        /// The name.
-        name: String,
-        /// Why not.
-        why: String,
-    },
-    /// The hosts of a name do not agree about how it is divided.
-    #[error(
-        "{holder} serves {name} with --partitions {}, this host says {}: say the same here, or stop it there first",
-        divided(*.theirs),
-        divided(*.ours)
-    )]
-    Partitions {
-        /// The name.
-        name: String,
-        /// What the other host calls itself.
-        holder: String,
-        /// Bits that number its partitions.
-        theirs: u8,
-        /// Those that this host wants.
-        ours: u8,
-    },
-}
-
 /// A service that has no partitions is registered by its name's own bits, one that has by its prefix: to agree about.
 fn twin(prefix: &Prefix) -> Option<Prefix> {
     let whole = Prefix::new(prefix.id, SERVICE_BITS);
@@ -108,10 +58,6 @@ fn in_order(one: &Instance, other: &Instance) -> Ordering {
     (&one.name, &one.host_name, one.host).cmp(&(&other.name, &other.host_name, other.host))
 }
 
-fn divided(bits: u8) -> String {
-    if bits == 0 { "none".to_owned() } else { (1_u32 << bits).to_string() }
-}
-
 /// How a host serves a prefix. The default takes no new flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
@@ -123,6 +69,8 @@ pub struct Terms {
     pub partition_bits: u8,
     /// No other host may serve it.
     pub exclusive: bool,
+    /// With `exclusive`: clients of a former holder are told.
+    pub fenced: bool,
     /// Datagrams of one unconnected socket are for one instance.
     pub sticky: bool,
     /// For how long clients are to wait for the host when it is silent, in milliseconds; all ones: for ever; `None`: as
@@ -144,6 +92,8 @@ pub struct OwnService {
     pub partition_bits: u8,
     /// No other host may serve it.
     pub exclusive: bool,
+    /// With `exclusive`: clients of a former holder are told.
+    pub fenced: bool,
 }
 
 impl OwnService {
@@ -223,6 +173,8 @@ pub struct Roll {
     elsewhere: Elsewhere,
     /// In a cluster: hosts of which the other routers are to be told.
     untold: Option<BTreeSet<Place>>,
+    /// Who holds fenced names.
+    fences: Fences,
     /// What other sites hear of it.
     pub census: Census,
 }
@@ -373,6 +325,7 @@ impl Roll {
         partition_bits: u8,
         exclusive: bool,
     ) -> Result<(), RollError> {
+        self.check_kept(host, prefix, name)?;
         let same = [Some(*prefix), twin(prefix)];
         // Those that are registered agree with each other, so that the first of them speaks for all, and one that is
         // alone has none beside.
@@ -455,6 +408,7 @@ impl Roll {
         self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         for (prefix, entry) in gone {
             self.elsewhere.ended(prefix, place);
+            self.fences.left(&prefix, place.host, why);
             let servers = self.serving.get_mut(&prefix);
             if servers.is_some_and(|servers| !servers.remove(&place)) {
                 self.serving.remove(&prefix);
@@ -579,6 +533,7 @@ impl Roll {
     /// What the router's own host serves. The rules of its names are the caller's, those of partitions are made here.
     pub fn set_own(&mut self, own: Vec<OwnService>, sal: &dyn SalControl) {
         let before = std::mem::replace(&mut self.own, own);
+        self.end_own_fences(&before);
         for Instance { prefix, name, weight, .. } in self.own.iter().map(|own| &own.instance) {
             self.census.add(prefix, name, *weight);
         }
@@ -664,6 +619,7 @@ impl Roll {
             self.elsewhere.about(prefix).flat_map(|about| self.instances_elsewhere(&about).collect::<Vec<_>>()),
         );
         found.sort_by_key(|instance| (instance.prefix, instance.host));
+        found.iter_mut().for_each(|instance| self.add_fence(instance));
         found
     }
 
@@ -727,7 +683,10 @@ impl Roll {
         let all = |place: &Place| {
             let registered =
                 self.hosts.get(place).into_iter().flat_map(|host| host.list(place).map(|listed| listed.served()));
-            registered.chain(self.own.iter().filter(|own| own.place() == *place).map(of_own)).collect()
+            let mut all: Vec<Served> =
+                registered.chain(self.own.iter().filter(|own| own.place() == *place).map(of_own)).collect();
+            all.iter_mut().for_each(|served| self.add_fence(&mut served.instance));
+            all
         };
         untold.into_iter().map(|place| (place, all(&place))).collect()
     }

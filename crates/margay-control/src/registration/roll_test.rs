@@ -1,12 +1,15 @@
 use std::net::IpAddr;
+use std::time::Duration;
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::fence::FenceNotice;
+use margay_core::key::HostSecret;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Name;
 use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
-use margay_core::table::RuleId;
+use margay_core::table::{RuleId, TableError};
 use parking_lot::Mutex;
 
 use super::*;
@@ -18,6 +21,7 @@ const TERMS: Terms = Terms {
     priority: 100,
     partition_bits: 0,
     exclusive: false,
+    fenced: false,
     sticky: false,
     give_up_after_ms: None,
     quiet_ms: None,
@@ -236,7 +240,7 @@ fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -
 }
 
 fn own(terms: Terms) -> OwnService {
-    let Terms { weight, priority, partition_bits, exclusive, sticky, .. } = terms;
+    let Terms { weight, priority, partition_bits, exclusive, fenced, sticky, .. } = terms;
     let instance = Instance {
         host: HostId([99; 16]),
         host_name: "router".into(),
@@ -246,8 +250,9 @@ fn own(terms: Terms) -> OwnService {
         weight,
         priority,
         sticky,
+        fence: None,
     };
-    OwnService { instance, actions: vec![Action::Drop], partition_bits, exclusive }
+    OwnService { instance, actions: vec![Action::Drop], partition_bits, exclusive, fenced }
 }
 
 #[test]
@@ -424,6 +429,7 @@ fn there(host: u8, router: u8, weights: &[u32]) -> (HostId, Vec<Arc<Served>>) {
             weight: *weight,
             priority: 100 + *weight,
             sticky: false,
+            fence: None,
         };
         Arc::new(Served { instance, partition_bits: 0, exclusive: false })
     };
@@ -510,7 +516,8 @@ fn a_change_elsewhere_touches_what_has_changed_however_much_is_registered_there(
         let name = name(n);
         let (host, address) = (at(n).host, ADDRESS.parse().expect("literal"));
         let (host_name, prefix) = (format!("h{n}"), prefix(&name));
-        let instance = Instance { host, host_name, address, name, prefix, weight, priority: 1, sticky: false };
+        let instance =
+            Instance { host, host_name, address, name, prefix, weight, priority: 1, sticky: false, fence: None };
         let served = Arc::new(Served { instance, partition_bits: 0, exclusive: false });
         (at(n), ByRouter::from([(HostId([101; 16]), vec![served])]))
     };
@@ -526,4 +533,38 @@ fn a_change_elsewhere_touches_what_has_changed_however_much_is_registered_there(
         roll.hear_elsewhere(vec![(at(7), ByRouter::new())], &core);
         assert_eq!((core.take(), roll.elsewhere.prefixes().count()), (1, others as usize - 1));
     }
+}
+
+#[test]
+fn a_notice_is_taken_from_the_holder_alone_and_told_to_all() {
+    let (rules, mut roll) = (Rules::with_room(10), Roll::new(Duration::from_millis(850)));
+    let key = HostSecret::from_bytes([3; 32]);
+    let holder = Place { host: key.public().id(), authority: place(1).authority };
+    let streams = [holder, place(2)].map(|place| roll.arrive(place, "h", ADDRESS.parse().expect("literal"), BOOT));
+    let streams = streams.map(|seat| seat.expect("room").stream);
+    let fenced = Terms { fenced: true, ..ALONE };
+    let name = prefix("db.shop");
+    roll.register(holder, streams[0], name, "db.shop", fenced, &rules).expect("nobody has it");
+    roll.hold_fence(place(2), &name, 6);
+    assert_eq!(roll.fence_number(&name, place(2).host), None, "it has not registered it");
+    roll.hold_fence(holder, &name, 7);
+    roll.untold();
+    let notice = |number| FenceNotice::new(name, number, &key, Vec::new());
+    assert!(!roll.set_fence_notice(place(2), &notice(7)) && !roll.set_fence_notice(holder, &notice(8)));
+    let mut changes = roll.changes();
+    changes.mark_unchanged();
+    assert!(roll.set_fence_notice(holder, &notice(7)) && changes.has_changed().expect("it lives"));
+    let encoded = Some(notice(7).encode().into());
+    let listed = roll.instances_under(&service("db.shop"));
+    assert_eq!(listed.iter().map(|instance| &instance.fence).collect::<Vec<_>>(), [&encoded]);
+    let told = roll.untold();
+    assert_eq!(
+        told.iter().map(|(place, all)| (*place, &all[0].instance.fence)).collect::<Vec<_>>(),
+        [(holder, &encoded)]
+    );
+    assert_eq!(roll.instances_of(&name.id)[0].fence, None, "who asks is not told");
+    roll.end_fence(holder, &name);
+    assert_eq!(roll.instances_under(&name)[0].fence, None);
+    roll.withdraw(holder, streams[0], &name, &rules);
+    roll.register(place(2), streams[1], name, "db.shop", ALONE, &rules).expect("it has left");
 }

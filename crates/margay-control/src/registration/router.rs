@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::fence::FENCE_HOLD_MS;
 use super::leave::{Departure, Leave};
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
@@ -99,6 +100,8 @@ pub(super) struct Shared {
     pub routers: watch::Sender<Vec<proto::ClusterRouter>>,
     /// This router signs for others than before.
     pub signs: Notify,
+    /// Hosts are to send first packets to other routers.
+    leaving: watch::Sender<bool>,
 }
 
 /// A service router.
@@ -139,6 +142,7 @@ impl Router {
         })?;
         let address = listener.local_addr().map_err(|error| RouterError::Listen { address, error })?;
         let ledger = Arc::new(Ledger::new(Arc::clone(&store), clock.clone()));
+        let roll = exclusive::first_roll(&config, &store)?;
         let shared = Arc::new(Shared {
             config,
             local,
@@ -146,7 +150,7 @@ impl Router {
             store,
             sal,
             clock,
-            roll: Mutex::default(),
+            roll: Mutex::new(roll),
             area,
             lines: Mutex::default(),
             tracer: OnceLock::new(),
@@ -158,12 +162,14 @@ impl Router {
             grants: watch::Sender::default(),
             routers: watch::Sender::default(),
             signs: Notify::new(),
+            leaving: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
         let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
         let keys = sharing::follow_keys(Arc::clone(&shared));
-        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys) });
+        let kept = exclusive::follow_kept_fences(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys, kept) });
         Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
@@ -201,6 +207,7 @@ impl Router {
     /// What the router's own host serves. Its rules are the caller's, but for those of partitions.
     pub fn set_own(&self, own: Vec<OwnService>) {
         self.shared.roll.lock().set_own(own, &*self.shared.sal);
+        self.shared.fence_own();
     }
 
     /// What a host that is registered here would do with a first packet, and those that it would send it to.
@@ -216,6 +223,12 @@ impl Router {
     /// Questions of hosts about first packets that were refused.
     pub fn traces_refused(&self) -> u64 {
         self.shared.traces_refused.load(Ordering::Relaxed)
+    }
+
+    /// Tells all hosts whether first packets are to go to other routers, where there are any. What comes here all the
+    /// same is forwarded as before.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.shared.leaving.send_if_modified(|leaving| std::mem::replace(leaving, is_leaving) != is_leaving);
     }
 
     /// Lets hosts ask what this router would do with first packets.
@@ -344,6 +357,12 @@ async fn next_change(changes: &mut watch::Receiver<u64>, not_before: Instant) {
 
 fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
+}
+
+/// `twin`: the address of a host that was refused because it has the same key; `number`: of the sign of life that is
+/// answered.
+fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
+    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving, number })
 }
 
 /// One stream from its first byte to its end.
@@ -488,7 +507,7 @@ impl Guest {
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut news, mut routers) = (unheard(&self.shared.news), unheard(&self.shared.routers));
         // They may have changed since it was let in.
-        let mut grants = unheard(&self.shared.grants);
+        let (mut grants, mut leaving) = (unheard(&self.shared.grants), unheard(&self.shared.leaving));
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -533,13 +552,12 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
+                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None, 0))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
-            match timeout(lease, write_all(&mut writer, &answers)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => break (Leave::Ended, error.to_string()),
-                Err(_) => break (Leave::Lapsed, "the host does not read".to_owned()),
+            if let Some(end) = say(&mut writer, &answers, lease).await {
+                break end;
             }
         };
         reading.abort();
@@ -552,9 +570,9 @@ impl Guest {
         use from_router::Body as Answer;
         self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
         let body = match message.body {
-            Some(Asked::Heartbeat(_)) => {
+            Some(Asked::Heartbeat(asked)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default() })
+                beat(*self.shared.leaving.borrow(), twin, asked.number)
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());
@@ -602,6 +620,7 @@ impl Guest {
                 self.shared.lines.lock().answered(self.place, answer);
                 return Vec::new();
             }
+            Some(Asked::Fence(asked)) => return self.fence(&asked),
             Some(Asked::Site(site)) => return self.attach(&site),
             Some(asked @ (Asked::Announce(_) | Asked::Retract(_) | Asked::Declined(_))) => return self.hear(asked),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
@@ -682,6 +701,9 @@ impl Guest {
         if asked.weight > WEIGHT_MAX {
             return Err(invalid("the weight is out of range"));
         }
+        if asked.fenced && !asked.exclusive {
+            return Err(invalid("a name that several hosts may serve cannot be fenced"));
+        }
         let partition_bits = u8::try_from(asked.partition_bits).ok().filter(|bits| *bits <= PARTITION_BITS_MAX);
         let partition_bits = partition_bits.ok_or_else(|| invalid("a service has 1024 partitions at most"))?;
         let is_divided = partition_bits > 0;
@@ -696,10 +718,13 @@ impl Guest {
         self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
-        let terms = Terms { weight, priority, partition_bits, exclusive, sticky, ..Terms::default() };
+        let proto::Register { weight, priority, exclusive, fenced, sticky, .. } = asked;
+        let terms = Terms { weight, priority, partition_bits, exclusive, fenced, sticky, ..Terms::default() };
+        let mut fence_number = None;
         if !asked.certificate_only {
-            if self.take_down(prefix, &name, terms).await? {
+            let taken = self.take_down(prefix, &name, terms).await?;
+            fence_number = taken.fence_number;
+            if taken.is_new {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
                 self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
             }
@@ -711,6 +736,8 @@ impl Guest {
             request: asked.request,
             certificate: Vec::new(),
             not_after_unix_s: unix_s + issue::LIFETIME_S,
+            fence_number: fence_number.unwrap_or(0),
+            fence_hold_ms: if asked.fenced { FENCE_HOLD_MS } else { 0 },
         };
         if !is_proved && let Some(authority) = authority_of(&self.shared, self.place.authority)? {
             (registered.certificate, registered.not_after_unix_s) =
@@ -747,11 +774,19 @@ async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: Socket
     Err(RollError::Clone.into())
 }
 
-async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
-    for message in messages {
-        writer.write(message).await?;
+/// Gives why the host has left, where it cannot be told.
+async fn say(writer: &mut Writer, messages: &[proto::FromRouter], lease: Duration) -> Option<(Leave, String)> {
+    let all = async {
+        for message in messages {
+            writer.write(message).await?;
+        }
+        Ok::<(), StreamError>(())
+    };
+    match timeout(lease, all).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((Leave::Ended, error.to_string())),
+        Err(_) => Some((Leave::Lapsed, "the host does not read".to_owned())),
     }
-    Ok(())
 }
 
 /// Runs what waits for the disk.

@@ -34,8 +34,12 @@ pub(super) async fn follow(shared: Arc<Shared>) {
         tokio::select! {
             // What is sent lives in what this holds.
             _ = rolls.changed() => {
-                let untold = shared.roll.lock().untold();
-                untold.iter().for_each(|(place, served)| cluster.offer(*place, served));
+                let untold: Vec<_> = {
+                    let mut roll = shared.roll.lock();
+                    let untold = roll.untold();
+                    untold.into_iter().map(|(place, served)| (place, served, roll.kept_fences(&place))).collect()
+                };
+                untold.iter().for_each(|(place, served, kept)| cluster.offer(*place, served, kept));
                 links.show(&shared);
             }
             _ = changes.changed() => {
@@ -46,6 +50,7 @@ pub(super) async fn follow(shared: Arc<Shared>) {
                 }
                 shared.roll.lock().hear_elsewhere(hosts, &*shared.sal);
                 shared.give_away(news.lost);
+                shared.fence_own();
                 links.show(&shared);
             }
             _ = rows.changed() => {

@@ -26,6 +26,7 @@ use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
 mod chains;
+mod fenced;
 mod found;
 mod revoked;
 mod site;
@@ -211,6 +212,7 @@ fn registration(name: &str, weight: u32) -> Registration {
         proof: Vec::new(),
         partition_bits: 0,
         exclusive: false,
+        fenced: false,
         sticky: false,
     }
 }
@@ -516,6 +518,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         proof: wanted.proof,
         partition_bits: 0,
         exclusive: false,
+        fenced: false,
         sticky: false,
         certificate_only: false,
     })

@@ -27,6 +27,8 @@ struct Way {
     address: SocketAddr,
     /// Since when it is heard; `None`: it is not.
     heard: Option<Instant>,
+    /// It is heard, and wants to be asked no more.
+    is_leaving: bool,
     rules: Vec<RuleId>,
     sal: Arc<dyn SalControl>,
 }
@@ -47,6 +49,11 @@ impl Way {
                 Err(error) => tracing::error!(%error, "no rule leads to the router"),
             }
         }
+    }
+
+    /// Since when it is heard, and may be asked.
+    fn asked_since(&self) -> Option<Instant> {
+        self.heard.filter(|_| !self.is_leaving)
     }
 
     fn close(&mut self) {
@@ -82,6 +89,7 @@ impl Ways {
                 router,
                 address,
                 heard: Some(Instant::now()),
+                is_leaving: false,
                 rules: Vec::new(),
                 sal: Arc::clone(sal),
             }),
@@ -95,6 +103,17 @@ impl Ways {
         let mut ways = self.0.lock();
         ways.iter_mut().filter(|way| way.is(authority, router)).for_each(|way| way.heard = None);
         settle(&mut ways);
+    }
+
+    /// A router says whether it is to be asked. Gives whether it has said otherwise before.
+    pub(super) fn leaves(&self, authority: &str, router: HostId, is_leaving: bool) -> bool {
+        let mut ways = self.0.lock();
+        let known = ways.iter_mut().find(|way| way.is(authority, router));
+        let is_news = known.is_some_and(|way| std::mem::replace(&mut way.is_leaving, is_leaving) != is_leaving);
+        if is_news {
+            settle(&mut ways);
+        }
+        is_news
     }
 
     /// This host registers there no more.
@@ -118,8 +137,8 @@ impl Ways {
 fn settle(ways: &mut [Way]) {
     let now = Instant::now();
     let first_of =
-        |authority: &str| ways.iter().filter(|way| way.authority == authority).filter_map(|way| way.heard).min();
-    let is_wanted = |way: &Way| match (way.heard, first_of(&way.authority)) {
+        |authority: &str| ways.iter().filter(|way| way.authority == authority).filter_map(Way::asked_since).min();
+    let is_wanted = |way: &Way| match (way.asked_since(), first_of(&way.authority)) {
         (Some(since), Some(first)) => now - since >= PROBATION || since - first <= TOGETHER,
         (None, Some(_)) => false,
         (_, None) => !way.rules.is_empty(),
@@ -186,6 +205,28 @@ mod tests {
         assert!(open(&core, "shop").is_empty());
         let fewest = core.fewest.lock()[&Prefix::of_authority("shop")];
         assert_eq!(fewest, 0, "only in the end");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_router_that_leaves_is_asked_only_where_there_is_no_other() {
+        let core = Arc::new(Recorder::default());
+        let sal = Arc::clone(&core) as Arc<dyn SalControl>;
+        let ways = Ways::default();
+        let heard = |n| ways.heard("shop", router(n).0, router(n).1, &sal);
+        let leaves = |n, is_leaving| ways.leaves("shop", router(n).0, is_leaving);
+        heard(1);
+        assert!(leaves(1, true), "it is news");
+        assert!(!leaves(1, true));
+        assert_eq!(open(&core, "shop"), BTreeSet::from([1]), "it forwards all the same");
+        heard(2);
+        assert_eq!(open(&core, "shop"), BTreeSet::from([2]));
+        heard(1);
+        assert_eq!(open(&core, "shop"), BTreeSet::from([2]), "a new stream changes nothing of that");
+        assert!(leaves(1, false));
+        assert_eq!(open(&core, "shop"), BTreeSet::from([1, 2]));
+        assert!(leaves(1, true) && leaves(2, true));
+        assert!(!open(&core, "shop").is_empty(), "there is always a rule");
+        assert!(!leaves(9, true), "it is not known");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@
 mod agreement;
 mod audit;
 mod chains;
+mod fence;
 mod join;
 mod lease;
 mod member;
@@ -158,6 +159,7 @@ impl Store {
         store.write(|transaction| {
             audit::create(transaction)?;
             chains::create(transaction)?;
+            fence::create(transaction)?;
             join::create(transaction)?;
             lease::create(transaction)?;
             member::create(transaction)?;

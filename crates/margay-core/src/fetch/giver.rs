@@ -287,11 +287,19 @@ impl Sal {
         self.remove_flow(giving.flow, reason);
     }
 
-    /// The flow that serves a session here. One that has gone to another host is forgotten: the session comes back
-    /// before what it has left behind is over.
-    pub(crate) fn flow_of_session(&mut self, session: SessionId, asked: &ServiceId) -> Option<FlowId> {
-        let served = |flow: &&Flow| flow.role == Role::Responder && flow.asked() == *asked;
-        let id = self.flows.of_session(session).find(served)?.id;
+    /// The flow that serves a session here under the name that was asked for, the one of this initiator's number before
+    /// others. One that has gone to another host is forgotten: the session comes back before what it has left behind is
+    /// over.
+    pub(crate) fn flow_of_session(
+        &mut self,
+        session: SessionId,
+        asked: &ServiceId,
+        initiator_flow: FlowId,
+    ) -> Option<FlowId> {
+        let serves = |flow: &&Flow| flow.role == Role::Responder && flow.asked() == *asked;
+        let of_initiator = |flow: &&Flow| serves(flow) && flow.peer_flow == initiator_flow;
+        let any = self.flows.of_session(session).find(serves);
+        let id = self.flows.of_session(session).find(of_initiator).or(any)?.id;
         let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
         let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);
         parted.into_iter().for_each(|ticket| self.end_giving(ticket, RemoveReason::HandedOver));

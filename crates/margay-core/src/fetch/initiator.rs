@@ -93,6 +93,9 @@ impl Sal {
         repr: HandoverRepr,
     ) -> Result<(), ErrorCode> {
         let ticket = Ticket(repr.ticket);
+        if self.fetches.has_stayed(ticket, now) {
+            return Err(ErrorCode::Overloaded);
+        }
         let taker = HostId(repr.host);
         let old = self.fetchable(message, association).ok_or(ErrorCode::UnknownFlow)?;
         let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
@@ -191,6 +194,7 @@ impl Sal {
     /// The session stays where it is.
     pub(super) fn abandon_fetch(&mut self, now: Instant, ticket: Ticket, code: ErrorCode) {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
+        self.fetches.note_stay(ticket, now);
         // It may have ended by itself: then it is free already.
         let _ = self.fetches.locks.release(fetching.guard, now);
         self.set_held(fetching.old, false);
@@ -250,9 +254,12 @@ impl Sal {
     }
 
     /// The connection is at the giver as long as its flow is here: the flow goes when this host commits, and with it
-    /// all memory of the hand-over that an answer needs.
+    /// all memory of the hand-over that this answer needs. That it stays is said once and for all.
     fn give_word(&mut self, message: &Message<'_>, association: u32, repr: HandoverRepr) {
         let stays = self.fetchable(message, association).is_some();
+        if stays {
+            self.fetches.note_stay(Ticket(repr.ticket), self.now);
+        }
         let flags = if stays { Flags::empty() } else { Flags::CONFIRM };
         let to = (message.src_flow, message.dst_flow);
         let word = handover(Ticket(repr.ticket), HostId(repr.host));

@@ -16,7 +16,7 @@ mod giver;
 mod initiator;
 mod taker;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -128,6 +128,8 @@ pub(crate) struct Fetches {
     giving: BTreeMap<Ticket, giver::Giving>,
     fetching: BTreeMap<Ticket, initiator::Fetching>,
     awaited: BTreeMap<Ticket, taker::Awaited>,
+    /// Initiator: hand-overs of which it has said that the connection stays, the oldest first, and until when.
+    stayed: VecDeque<(Ticket, Instant)>,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
     locks: SessionLocks,
 }
@@ -138,6 +140,7 @@ impl Default for Fetches {
             giving: BTreeMap::new(),
             fetching: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            stayed: VecDeque::new(),
             locks: SessionLocks::new(HAND_OVERS_MAX),
         }
     }
@@ -157,6 +160,24 @@ impl Fetches {
         self.fetching.values().any(|one| one.new == id)
             || self.awaited.values().any(|one| one.flow == id)
             || self.giving.values().any(|one| one.flow == id && one.is_frozen())
+    }
+
+    /// This host says that the connection stays. What the giver has asked for before may come after it: if the session
+    /// were fetched upon that, the connection could be at both.
+    fn note_stay(&mut self, ticket: Ticket, now: Instant) {
+        if self.has_stayed(ticket, now) {
+            return;
+        }
+        let is_full = self.stayed.len() >= HAND_OVERS_MAX;
+        if is_full || self.stayed.front().is_some_and(|(_, until)| *until <= now) {
+            self.stayed.pop_front();
+        }
+        self.stayed.push_back((ticket, now + LEASE));
+    }
+
+    /// Whether nothing is begun with a ticket any more.
+    fn has_stayed(&self, ticket: Ticket, now: Instant) -> bool {
+        self.stayed.iter().any(|(known, until)| *known == ticket && now < *until)
     }
 
     fn is_empty(&self) -> bool {

@@ -6,7 +6,9 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{HAND_OVERS_MAX, HandOver, LEASE, Ticket, handover};
 use crate::auth;
-use crate::event::Event;
+use crate::entry::RemoveReason;
+use crate::event::{Event, Role};
+use crate::flow::{Flow, Setup};
 use crate::key::HostId;
 use crate::output::DropReason;
 use crate::sal::Sal;
@@ -30,6 +32,34 @@ impl Awaited {
 }
 
 impl Sal {
+    /// A session is to come to this host, and has a flow here already: of an earlier stay, which ended while the agent
+    /// was dead, or of a hand-over that the initiator has given up since. It stays until the initiator is proved.
+    pub(crate) fn may_be_left_behind(&self, id: FlowId, message: &Message<'_>) -> bool {
+        let comes_from_elsewhere = message.handover().is_some_and(|repr| repr.host != self.host_id().0);
+        comes_from_elsewhere && self.flows.get(id).is_some_and(|flow| flow.peer_flow != message.src_flow)
+    }
+
+    /// The initiator says that its session is at another host, and is proved: what is here of it is of the past.
+    fn forget_left_behind(&mut self, id: FlowId) {
+        let Some((session, association)) = self.flows.get(id).map(|flow| (flow.session, flow.association)) else {
+            return;
+        };
+        let is_of_peer = |flow: &&Flow| flow.id != id && self.associations.is_same_peer(flow.association, association);
+        // The initiator's own flow, where that is this host, is of the session, too.
+        let is_served = |flow: &&Flow| flow.role == Role::Responder && is_of_peer(flow);
+        let is_half_open = |flow: &Flow| matches!(flow.setup, Setup::Responder(_));
+        let of_session = self.flows.of_session(session).filter(is_served);
+        let left: Vec<(FlowId, bool)> = of_session.map(|flow| (flow.id, is_half_open(flow))).collect();
+        for (old, is_half_open) in left {
+            let awaited = self.fetches.awaited.iter().find(|(_, one)| one.flow == old).map(|(ticket, _)| *ticket);
+            match awaited {
+                Some(ticket) => self.drop_awaited(ticket),
+                None if is_half_open => self.drop_half_open(old),
+                None => self.remove_flow(old, RemoveReason::HandedOver),
+            }
+        }
+    }
+
     /// The initiator's flow is proved: whoever keeps sockets hears of it.
     pub(crate) fn await_connection(&mut self, now: Instant, id: FlowId, repr: &HandoverRepr) {
         let ticket = Ticket(repr.ticket);
@@ -39,6 +69,7 @@ impl Sal {
             self.forget_between(id);
             return;
         }
+        self.forget_left_behind(id);
         self.fetches.awaited.insert(ticket, Awaited { flow: id, next: None, tries: 0, until: now + LEASE });
         let giver = HostId(repr.host);
         self.events.push(Event::HandOver(HandOver::Awaits { ticket, giver, service, app }));

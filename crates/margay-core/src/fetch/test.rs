@@ -65,3 +65,22 @@ fn each_refusal_says_who_is_at_fault() {
     assert_eq!(texts.len(), known.len());
     assert_eq!(refusal_text(ErrorCode::HopLimit), refusal_text(ErrorCode::Other(4711)));
 }
+
+#[test]
+fn tickets_of_connections_that_have_stayed_are_known_for_a_lease_and_are_bounded() {
+    let mut fetches = Fetches::default();
+    let begin = Instant::from_millis(1000);
+    let ticket = |n: u16| {
+        let mut bytes = [0; 16];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        Ticket(bytes)
+    };
+    fetches.note_stay(ticket(1), begin);
+    fetches.note_stay(ticket(1), begin + LEASE / 2);
+    assert!(fetches.has_stayed(ticket(1), begin) && !fetches.has_stayed(ticket(2), begin));
+    assert_eq!(fetches.stayed.len(), 1);
+    assert!(!fetches.has_stayed(ticket(1), begin + LEASE));
+    (0..5000).for_each(|n| fetches.note_stay(ticket(n), begin + LEASE));
+    assert_eq!(fetches.stayed.len(), HAND_OVERS_MAX);
+    assert!(fetches.has_stayed(ticket(4999), begin + LEASE) && !fetches.has_stayed(ticket(0), begin + LEASE));
+}

@@ -439,8 +439,13 @@ impl Sal {
         self.associations.hold(answer.association);
         self.flows.set_peer_flow(id, message.src_flow);
         let setup = self.note_answered(id, answer.association, authenticated)?;
-        let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
-        self.note_terms(id, message.terms());
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        let app = flow.app;
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        let has_answer =
+            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
+        flow.awaits_answer = has_program && app.protocol == TCP && !has_answer;
+        self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
@@ -460,7 +465,6 @@ impl Sal {
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
@@ -561,6 +565,7 @@ impl Sal {
         let is_proved = self.check_right_to_answer(id, message, association);
         let is_proved = is_proved.and_then(|is_next| Ok(self.hear_chain_answer(id, message)? && is_next));
         let authenticated = is_proved.map_err(|why| (why, DropReason::BadCertificate))?;
+        self.check_holder(id, message, association).map_err(|why| (why, DropReason::NotAllowed))?;
         match self.settle_stack(id, message) {
             Verdict::Plain => Ok((authenticated, None)),
             Verdict::Sealed(cipher) => Ok((authenticated, Some(cipher))),

@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr,
+    ResolvableRepr, SessionId,
 };
 
 use super::{
@@ -72,7 +72,7 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flow_of_session(session.session, &arrival.service) {
+        if let Some(id) = self.flow_to_answer(session.session, arrival) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
@@ -214,6 +214,12 @@ impl Sal {
         let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
         message.flags.contains(Flags::FULL)
             && self.flows.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
+    }
+
+    /// The flow that a SYN is of, where this host has it already.
+    fn flow_to_answer(&mut self, session: SessionId, arrival: &Arrival<'_>) -> Option<FlowId> {
+        let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
+        known.filter(|id| !self.may_be_left_behind(*id, arrival.message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
@@ -455,7 +461,7 @@ impl Sal {
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
-        extensions.extend(self.own_terms(&service).filter(|_| error.is_none()));
+        extensions.extend(self.own_terms(&asked).into_iter().chain(self.own_fence(&asked)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         let passed = self.chain_answer(id, &chain, error);
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));

@@ -56,4 +56,22 @@ impl Sal {
         self.may_serve(&service, &host_key, chain)
             .map_err(|error| alloc::format!("the host that answered may not speak for this name: {error}"))
     }
+
+    /// What the instance has said of its service in its SYN-ACK.
+    pub(super) fn note_said(&mut self, id: FlowId, message: &Message<'_>) {
+        self.note_terms(id, message.terms());
+        self.note_fence(id, message.fence_number());
+    }
+
+    /// Whether the host behind `association` holds the flow's name still, where that is fenced and the host has said
+    /// its number.
+    pub(super) fn check_holder(&self, id: FlowId, message: &Message<'_>, association: u32) -> Result<(), String> {
+        let Some((flow, peer)) = self.flows.get(id).zip(self.associations.get(association)) else { return Ok(()) };
+        match self.holder_since(peer.host, &flow.asked(), message.fence_number()) {
+            None => Ok(()),
+            Some(holder) => Err(alloc::format!(
+                "the name is held by host {holder} now, and another host answered that held it before; connect again"
+            )),
+        }
+    }
 }

@@ -99,6 +99,7 @@ impl Mirror {
             seal: None,
             stripe: None,
             is_held: false,
+            awaits_answer: false,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -190,6 +191,7 @@ impl Core for Mirror {
             seal: None,
             stripe: None,
             is_held: false,
+            awaits_answer: false,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));
@@ -201,6 +203,8 @@ impl Core for Mirror {
     fn handle_silence(&mut self, _now: Instant, _flow: FlowId, _unanswered: Duration) {}
     fn handle_ending(&mut self, _: Instant, _: FlowId, _: bool) {}
     fn handle_answer(&mut self, _now: Instant, _flow: FlowId) {}
+
+    fn handle_unreachable(&mut self, _now: Instant, _remote: IpAddr) {}
 
     fn handle_datagram(&mut self, _now: Instant, _local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
         let Ok(header) = DataRepr::parse(datagram) else {

@@ -121,7 +121,8 @@ const SHORT_ROUNDS: usize = 12;
 /// Numbers of addresses from here on are nobody's.
 const FREE_NUMBER: usize = 100;
 const LIMIT: Duration = Duration::from_secs(20);
-/// A giver that hears nothing of its connection closes it after 35 s.
+/// A giver that hears nothing of its connection closes it after 35 s. An agent looks half a minute after its start for
+/// connections that the one before it has not written down.
 const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
 /// An agent that was killed between the end of a flow and its acknowledgement keeps the flow for 40 s, and for twice as
 /// long as the last packet has waited.
@@ -420,7 +421,7 @@ impl<'a> Stage<'a> {
     /// A server has a socket of each session that is open, and of no other one.
     fn compare_sockets(&self, round: Round, open: usize, findings: &mut Findings) -> Result<()> {
         // One that has ended at its client may have its end under way.
-        let _ = wait_for("as many sockets as sessions", LIMIT, || {
+        let _ = wait_for("as many sockets as sessions", SOCKETS_LIMIT, || {
             let sockets = self.established()?;
             ensure!(sockets <= open, "there are {sockets} sockets of {open} sessions");
             Ok(())

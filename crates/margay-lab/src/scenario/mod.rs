@@ -20,6 +20,7 @@ mod drain;
 mod drain_moves;
 mod encap_throughput;
 mod ends;
+mod ensemble_churn;
 mod exclusive_names;
 mod find_router;
 mod firewalled;
@@ -55,8 +56,10 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod patience;
+mod primary_failover;
 mod quiet_end;
 mod real_addresses;
+mod rebalance;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -72,6 +75,7 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
+mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
@@ -186,12 +190,16 @@ pub const ALL: &[Scenario] = &[
     apps::SCENARIO,
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
+    ensemble_churn::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,
+    rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
+    primary_failover::SCENARIO,
     rolling_restart::SCENARIO,
+    shed::SCENARIO,
     sick_instance::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,

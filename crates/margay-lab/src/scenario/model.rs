@@ -1,6 +1,6 @@
-//! `model`: the checkers, and how much they look at: the Promela models of moving under spin (`verify/`), every run of
-//! small worlds of the core that ships under stateright, and large worlds of it by seeds (`margay-model`). The large
-//! sizes where runs are long.
+//! `model`: the checkers, and how much they look at: the Promela models of moves and hand-overs under spin (`verify/`),
+//! every run of small worlds of the core that ships under stateright, and large worlds of it by seeds (`margay-model`).
+//! The large sizes where runs are long.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::report::{Bound, bound};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "model",
-    summary: "models of moving under spin; the core that ships in small worlds under stateright, in large ones by \
+    summary: "models of moves and hand-overs under spin; the core that ships in small worlds under stateright, in large ones by \
               seeds",
     bounds: &BOUNDS,
     run,
@@ -34,12 +34,13 @@ const BOUNDS: [Bound; 6] = [
 ];
 
 /// The models, and what runs them.
-const VERIFY: [(&str, &str); 5] = [
+const VERIFY: [(&str, &str); 6] = [
     ("run", include_str!("../../../../verify/run")),
     ("rsyn.pml", include_str!("../../../../verify/rsyn.pml")),
     ("move.pml", include_str!("../../../../verify/move.pml")),
     ("choice.pml", include_str!("../../../../verify/choice.pml")),
     ("clone.pml", include_str!("../../../../verify/clone.pml")),
+    ("handover.pml", include_str!("../../../../verify/handover.pml")),
 ];
 const LIMIT: Duration = Duration::from_secs(300);
 const LONG_LIMIT: Duration = Duration::from_secs(3600);

@@ -3,6 +3,7 @@
 mod arrivals;
 mod asking;
 mod attempt;
+mod cached;
 mod connects;
 mod datagrams;
 mod dns;
@@ -41,6 +42,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use arrivals::{Arrival, now_ms};
 pub use asking::{Answering, Heard};
 pub use attempt::Outcome;
+pub use cached::{Cached, Slow};
 pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
@@ -290,6 +292,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 1024)]
         bytes: usize,
     },
+    /// Ask a memcached by many connections until the input ends, and check each answer
+    MemcachedChecked(cached::Plan),
     /// Print how many SETs a memcached of this host has taken
     MemcachedTaken {
         /// Its port
@@ -447,6 +451,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Dns { listen, answer, under } => dns::serve(listen, answer, under.as_deref()),
         Traffic::Attempt { plan, count, parallel } => runtime.block_on(attempt::repeat(plan, count, parallel)),
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
+        Traffic::MemcachedChecked(plan) => runtime.block_on(cached::ask(plan)),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),

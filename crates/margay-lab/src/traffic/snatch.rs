@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Subcommand;
 use margay_control::entropy;
-use margay_control::relocation::proto::{End, FromGiver, FromTaker, Head, from_giver, from_taker};
+use margay_control::relocation::proto::{Count, End, FromGiver, FromTaker, Head, Order, from_giver, from_taker};
 use margay_control::relocation::{HAND_OVER, Reader, VERSION, begin};
 use margay_core::Sal;
 use margay_core::association::Association;
@@ -21,6 +21,7 @@ use margay_core::table::HAND_OVER_PORT;
 use margay_wire::{AuthRepr, Error, Extension, Flags, Kind, Message, MessageWriter, PORT, QuietRepr};
 use serde_json::json;
 use tokio::net::TcpStream;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::forger::{DATAGRAM_MAX, fill, read_capture};
@@ -187,24 +188,32 @@ struct Brought {
 async fn bring_all(known: &Known, service: ServiceId, to: IpAddr, count: usize) -> Result<()> {
     let mut dice = Dice::new(13);
     let mut brought = Brought::default();
+    let mut ordered = Brought::default();
     for number in 0..count {
         let mut junk = vec![0; JUNK_LEN];
         fill(&mut dice, &mut junk);
         let chain = if number % 2 == 0 { Vec::new() } else { junk.clone() };
         let ticket = known.handover(SocketAddr::new(to, PORT), &mut dice).ticket.to_vec();
         let head = Head { version: VERSION, ticket, service: service.0.to_vec(), chain, data_length: 0 };
+        let ended = timeout(PATIENCE, order(&head, to, &mut ordered)).await;
+        ordered.note(ended);
         let ended = timeout(PATIENCE, bring(head, junk, to, &mut brought)).await;
-        match ended {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => brought.said = format!("{error:#}"),
-            Err(_) => brought.said = "no answer in time".to_owned(),
-        }
+        brought.note(ended);
     }
-    let Brought { tried, accepted, refused, said } = brought;
+    let Brought { tried, refused, said, .. } = brought;
+    let accepted = brought.accepted + ordered.accepted;
     write_line(&json!({"sent": tried, "accepted": accepted, "refused": refused, "said": said}).to_string())
 }
 
 impl Brought {
+    fn note(&mut self, ended: Result<Result<()>, Elapsed>) {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.said = format!("{error:#}"),
+            Err(_) => self.said = "no answer in time".to_owned(),
+        }
+    }
+
     /// Hears what a taker says. Whether it has said something.
     async fn hear(&mut self, reader: &mut Reader) -> bool {
         let Ok(FromTaker { body: Some(body) }) = reader.read::<FromTaker>().await else { return false };
@@ -213,10 +222,25 @@ impl Brought {
                 self.refused += 1;
                 self.said = refused.text;
             }
-            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => self.accepted += 1,
+            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) | from_taker::Body::Counted(_) => {
+                self.accepted += 1;
+            }
         }
         true
     }
+}
+
+/// Asks how many connections there are, and orders that they are given away.
+async fn order(head: &Head, to: IpAddr, brought: &mut Brought) -> Result<()> {
+    let key = HostSecret::generate(&mut entropy::rng()?);
+    let stream = TcpStream::connect((to, HAND_OVER_PORT)).await.context("no agent takes orders there")?;
+    let (mut reader, mut writer, _) = begin(stream, &key, HAND_OVER).await?;
+    let Head { service, chain, ticket, .. } = head.clone();
+    let order = Some(Order { id: ticket, max_per_s: 1000 });
+    let question = Count { version: VERSION, service, bits: 256, chain, order, rehearsed: true };
+    writer.write(&FromGiver { body: Some(from_giver::Body::Count(question)) }).await?;
+    brought.hear(&mut reader).await;
+    Ok(())
 }
 
 /// Offers a connection, and sends it whatever the taker says.

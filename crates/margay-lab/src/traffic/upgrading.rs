@@ -1,5 +1,6 @@
 //! A server that counts the lines of each of its connections, and whose next process takes all of them over while they
-//! go on; or that of another host, also where the agent asks for that since the name is drained.
+//! go on; or that of another host, also where the agent asks for that: for all of them, since the name is drained, or
+//! for one, since the other host has fewer than its share.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
-use margay_sdk::{GivingTakeover, Incoming, NotHandedOver, Taken, Target, ToTarget, hand_over, hand_over_to};
+use margay_sdk::{Give, GivingTakeover, Incoming, NotHandedOver, Taken, Target, ToTarget, hand_over, hand_over_to};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -139,6 +140,7 @@ pub async fn serve(plan: Plan) -> Result<()> {
             }
             come = next(server.takeover.as_mut()) => match come {
                 Ok(Incoming::Taken(taken)) => server.take(taken)?,
+                Ok(Incoming::Give(give)) if give.peer.is_some() => server.move_one(&give),
                 Ok(Incoming::Give(give)) => server.move_all(&give.host).await?,
                 Err(error) => server.take_no_more(&error)?,
             },
@@ -167,8 +169,14 @@ struct Server {
     listener: Option<TcpListener>,
     takeover: Option<GivingTakeover>,
     sessions: JoinSet<()>,
-    /// To each of them, to move.
-    orders: Vec<mpsc::Sender<Order>>,
+    lines: Vec<Line>,
+}
+
+/// By which a session is told to move.
+struct Line {
+    /// As the session's socket has it.
+    peer: SocketAddr,
+    sender: mpsc::Sender<Order>,
 }
 
 /// A connection is to go to another host; dropped when that is done, or has come to nothing.
@@ -183,7 +191,7 @@ impl Server {
     async fn start(plan: &Plan) -> Result<Self> {
         let name = plan.service.to_target()?;
         let shared = Arc::new(Shared::new(name));
-        let mut server = Self { shared, listener: None, takeover: None, sessions: JoinSet::new(), orders: Vec::new() };
+        let mut server = Self { shared, listener: None, takeover: None, sessions: JoinSet::new(), lines: Vec::new() };
         if let Some(address) = plan.listen {
             let listener = TcpListener::bind(address).await;
             server.listener = Some(listener.with_context(|| format!("cannot listen on {address}"))?);
@@ -206,9 +214,12 @@ impl Server {
 
     fn begin(&mut self, mut session: Session, upgrades: bool) {
         let shared = Arc::clone(&self.shared);
-        let (order, orders) = mpsc::channel(1);
-        self.orders.retain(|order| !order.is_closed());
-        self.orders.push(order);
+        let (sender, orders) = mpsc::channel(1);
+        self.lines.retain(|line| !line.sender.is_closed());
+        // One that has ended already is asked for nothing.
+        if let Ok(peer) = session.stream.peer_addr() {
+            self.lines.push(Line { peer, sender });
+        }
         self.sessions.spawn(async move {
             // A client that asks for something else is told nothing.
             if !upgrades || session.upgrade().await.is_ok() {
@@ -222,10 +233,11 @@ impl Server {
         say(&Step::Gives)?;
         let begun = Instant::now();
         let [given_before, kept_before] = self.shared.given_and_kept();
-        let moves = self.orders.iter().cloned().map(|order| async move {
+        let senders = self.lines.iter().map(|line| line.sender.clone());
+        let moves = senders.map(|sender| async move {
             let (done, is_done) = oneshot::channel();
             // A connection that has ended has nothing to give.
-            if order.send(Order { host: host.to_owned(), _done: done }).await.is_ok() {
+            if sender.send(Order { host: host.to_owned(), _done: done }).await.is_ok() {
                 let _ = is_done.await;
             }
         });
@@ -234,6 +246,14 @@ impl Server {
         let [given, kept] = self.shared.given_and_kept();
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
         say(&Step::Moved { moved: given - given_before, kept: kept - kept_before, took_ms })
+    }
+
+    /// Gives one connection to another host, and goes on meanwhile.
+    fn move_one(&self, give: &Give) {
+        for line in self.lines.iter().filter(|line| give.is_for(line.peer)) {
+            // What is given already, or told to go, needs no second order.
+            let _ = line.sender.try_send(Order { host: give.host.clone(), _done: oneshot::channel().0 });
+        }
     }
 
     fn take(&mut self, taken: Taken) -> Result<()> {

@@ -21,11 +21,11 @@ pub enum Acquaintance {
     Forgotten,
 }
 
-fn address(host: usize) -> IpAddr {
+pub(super) fn address(host: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, host as u8 + 1))
 }
 
-fn start(at: usize, seed: u8, epoch: u32, now: Instant) -> Host {
+pub(super) fn start(at: usize, seed: u8, epoch: u32, now: Instant) -> Host {
     let start = Start { key_seed: [at as u8 + 1; 32], epoch, boot: 1, router: false, ranges: Ranges::USUAL };
     new_host(address(at), start, seed, now)
 }

@@ -2,7 +2,8 @@
 //! move.
 //!
 //! A state is the list of steps that led to it, played again on the cores that ship. Slow per state, and exactly the
-//! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move.
+//! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move, [`handing`]
+//! about a connection that goes to another host.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -13,6 +14,7 @@ use margay_wire::PORT;
 
 use crate::host::{Host, Outgoing, Start};
 
+pub mod handing;
 pub mod meeting;
 pub mod moving;
 
@@ -36,6 +38,12 @@ pub enum Step {
     Move(usize),
     /// This host's traffic goes unanswered, or seems to.
     Doubt(usize),
+    /// A connection that is frozen comes to the host that takes it.
+    Carry,
+    /// The host that gives it wants to keep it.
+    Cancel,
+    /// The agent of this host is killed, and starts again.
+    Restart(usize),
     /// From now on all is quiet: nothing is lost, nothing moves, and programs talk.
     Quiet,
 }
@@ -55,17 +63,23 @@ pub struct Budget {
     pub early: usize,
     /// Doubts.
     pub doubt: usize,
+    /// Hand-overs that are cancelled.
+    pub cancel: usize,
+    /// Agents that are killed and start again.
+    pub restart: usize,
 }
 
 impl Budget {
     /// What is left of it after a step.
     fn spend(&mut self, step: Step, is_early: bool) {
         let spent = match step {
-            Step::Deliver(_) | Step::Move(_) | Step::Quiet => return,
+            Step::Deliver(_) | Step::Move(_) | Step::Carry | Step::Quiet => return,
             Step::Duplicate(_) => &mut self.duplicate,
             Step::Lose(_) => &mut self.lose,
             Step::Replay(_) => &mut self.replay,
             Step::Doubt(_) => &mut self.doubt,
+            Step::Cancel => &mut self.cancel,
+            Step::Restart(_) => &mut self.restart,
             Step::Wait => {
                 self.early -= usize::from(is_early);
                 &mut self.wait
@@ -91,6 +105,7 @@ pub struct SmallWorld {
     pasts: Vec<u64>,
     is_quiet: bool,
     journeys: moving::Journeys,
+    handing: Option<handing::Handing>,
 }
 
 fn hash_of(thing: impl Hash) -> u64 {
@@ -103,7 +118,7 @@ impl SmallWorld {
     fn new(hosts: Vec<Host>, now: Instant) -> Self {
         let pasts = vec![0; hosts.len()];
         let (in_flight, sent, left) = (Vec::new(), Vec::new(), Budget::default());
-        Self { hosts, in_flight, sent, now, left, pasts, is_quiet: false, journeys: Default::default() }
+        Self { hosts, in_flight, sent, now, left, pasts, is_quiet: false, journeys: Default::default(), handing: None }
     }
 
     /// From now on it is judged: what came before is the set-up.
@@ -185,9 +200,14 @@ impl SmallWorld {
             Step::Wait => self.next_deadline().into_iter().for_each(|at| self.wait_until(at)),
             Step::Move(host) => self.go_on(host),
             Step::Doubt(host) => self.doubt(host),
+            Step::Carry => self.carry(),
+            Step::Cancel => self.cancel(),
+            Step::Restart(host) => self.restart(host),
+            Step::Quiet if self.handing.is_some() => self.settle_hand_over(),
             Step::Quiet => self.settle(),
         }
         self.look_back();
+        self.do_as_agents();
     }
 
     /// Steps that are possible within what is left of the budget.
@@ -211,6 +231,7 @@ impl SmallWorld {
         let may_wait = self.left.wait > 0 && (self.in_flight.is_empty() || self.left.early > 0);
         steps.extend((may_wait && self.next_deadline().is_some()).then_some(Step::Wait));
         steps.extend(self.moves());
+        steps.extend(self.steps_of_agents());
         steps
     }
 

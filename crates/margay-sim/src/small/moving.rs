@@ -179,12 +179,15 @@ impl SmallWorld {
     /// Moves and doubts that may come.
     pub(super) fn moves(&self) -> Vec<Step> {
         let mut steps = Vec::new();
+        if self.journeys.places.is_empty() {
+            return steps;
+        }
         for end in ENDS {
             let has_more = self.journeys.places.get(end).is_some_and(|places| !places.is_empty());
             steps.extend(has_more.then_some(Step::Move(end)));
             steps.extend((self.left.doubt > 0).then_some(Step::Doubt(end)));
         }
-        steps.extend((!self.journeys.places.is_empty()).then_some(Step::Quiet));
+        steps.push(Step::Quiet);
         steps
     }
 

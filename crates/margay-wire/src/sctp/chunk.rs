@@ -52,7 +52,7 @@ pub struct Chunks<'a> {
 }
 
 impl<'a> Chunks<'a> {
-    /// Of the bytes behind DATA's header.
+    /// Of what a DATA datagram has in it.
     pub const fn new(packet: &'a [u8]) -> Self {
         Self { rest: packet }
     }

@@ -1,7 +1,8 @@
-//! SCTP's data format over SAL (RFC 8260 on RFC 9260): what a flow of frames carries in DATA under [`STACK_SCTP`].
+//! SCTP's data format (RFC 8260 on RFC 9260): what a framed connection carries in DATA ([`Framed`](crate::Framed)).
 //!
-//! A packet is a row of chunks, each padded to a multiple of four bytes. There is no common header: SAL has ports, tag
-//! and integrity. There is no INIT either: SYN, SYN-ACK and ACK bring initial TSNs, streams and window.
+//! A packet is a row of chunks, each padded to a multiple of four bytes. There is no common header: the flow has ports
+//! and integrity, and the datagram its connection's number. There is no INIT either: HELLO and WELCOME bring initial
+//! TSNs, streams and windows.
 //!
 //! ```text
 //!  0          1          2          3
@@ -24,9 +25,6 @@ pub use i_forward_tsn::{I_FORWARD_TSN_LEN, IForwardTsn, SKIPPED_LEN, SkippedRepr
 pub use sack::{GAP_BLOCK_LEN, GapBlock, SACK_LEN, Sack};
 pub use watermark::{WATERMARK_LEN, WatermarkRepr};
 pub use writer::{NoRoom, PacketWriter};
-
-/// Stack: frames in SCTP's data format.
-pub const STACK_SCTP: u8 = 8;
 
 /// Bytes of a chunk before its value.
 const CHUNK_HEADER_LEN: usize = 4;

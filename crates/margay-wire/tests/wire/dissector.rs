@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 102] = [
+const FIELDS: [&str; 103] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -85,6 +85,7 @@ const FIELDS: [&str; 102] = [
     "margay.handover.address",
     "margay.handover.port",
     "margay.quiet.quiet_ms",
+    "margay.fence_number",
     "margay.chain_seen",
     "margay.flow_port.port",
     "margay.flow_port.starts",
@@ -243,7 +244,8 @@ fn type_byte(value: &Value) -> u64 {
         "TERMS" => 20,
         "HANDOVER" => 0x96,
         "QUIET" => 21,
-        "CHAIN_SEEN" => 23,
+        "FENCE_NUMBER" => 23,
+        "CHAIN_SEEN" => 25,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -370,7 +372,8 @@ impl Expected {
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
-            23 => self.text("chain_seen", &value["digest"]),
+            23 => self.number("fence_number", &value["number"]),
+            25 => self.text("chain_seen", &value["digest"]),
             _ => {}
         }
     }

@@ -138,6 +138,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Handover(handover) => of_handover(handover),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
+        Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
             "type": "MOVE",
@@ -299,6 +300,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "HANDOVER" => Extension::Handover(handover(value)),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
+        "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
             Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })

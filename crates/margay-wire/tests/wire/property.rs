@@ -129,14 +129,15 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
+    let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, (chain(), seen));
+    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, (chain(), seen, fence));
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=22)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=23)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

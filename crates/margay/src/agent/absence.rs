@@ -11,6 +11,7 @@ use margay_core::name::ServiceId;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::fencing::Notices;
 use super::spread::{homes_of, instances_under, pass_on, whole};
 use super::{Agent, home};
 
@@ -70,6 +71,9 @@ struct Absences {
     known: HashMap<ServiceId, BTreeSet<HostId>>,
     /// Peers that were listed by a name, and are not any more.
     missing: HashMap<(HostId, ServiceId), Missing>,
+    /// Fenced names that this host publishes, or has published while flows to it were open.
+    fenced: BTreeSet<ServiceId>,
+    notices: Notices,
 }
 
 /// An instance that routers list no more.
@@ -113,8 +117,9 @@ impl Absences {
         for home in agent.services.homes() {
             self.listen(&home);
         }
+        self.note_fenced(agent);
         let all: BTreeSet<ServiceId> = self.initiated.values().flatten().copied().collect();
-        let wanted: BTreeSet<ServiceId> = all.into_iter().take(NAMES_MAX).collect();
+        let wanted: BTreeSet<ServiceId> = self.fenced.iter().copied().chain(all).take(NAMES_MAX).collect();
         for service in &wanted {
             // Also of those that are watched: a router may have come since.
             homes_of(agent, service).iter().for_each(|home| home.watch(whole(service), Watcher::Absences));
@@ -128,6 +133,16 @@ impl Absences {
         self.known.values_mut().for_each(|hosts| hosts.retain(|host| self.initiated.contains_key(host)));
         self.watched = wanted;
         true
+    }
+
+    /// Who held a fenced name hears of the next holder, as long as programs here have connections by it.
+    fn note_fenced(&mut self, agent: &Agent) {
+        let published: BTreeSet<ServiceId> = agent.services.fenced().into_iter().map(|prefix| prefix.id).collect();
+        let left = self.fenced.iter().filter(|service| !published.contains(*service));
+        let is_open =
+            |service: &&ServiceId| agent.core.0.with_sal(|sal, _| sal.flows().any(|flow| flow.service == **service));
+        let open: Vec<ServiceId> = left.filter(is_open).copied().collect();
+        self.fenced = published.into_iter().chain(open).take(NAMES_MAX / 2).collect();
     }
 
     fn listen(&mut self, home: &Arc<Home>) {
@@ -147,6 +162,7 @@ impl Absences {
                 listed.insert(*service, found);
             }
         }
+        self.notices.take(agent, &listed);
         let verdicts = self.verdicts(&listed);
         self.tell(agent, &verdicts);
         let unlisted = with(&verdicts, Some(false));

@@ -72,6 +72,10 @@ impl SalControl for CoreHandle {
         self.0.with_sal(|sal, _| sal.set_own_terms(prefix, terms));
     }
 
+    fn set_own_fence(&self, prefix: Prefix, number: Option<u64>) {
+        self.0.with_sal(|sal, _| sal.set_own_fence(prefix, number));
+    }
+
     fn set_relation(&self, host: HostId, relation: Option<Relation>) {
         self.0.with_sal(|sal, _| sal.set_relation(host, relation));
     }

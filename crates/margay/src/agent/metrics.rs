@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::{Agent, relocation};
+use super::{Agent, rebalance, relocation};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -179,6 +179,7 @@ impl Collector for Figures {
             ConstCounter::new(value).encode(metric)?;
         }
         of_relocations(agent, &mut encoder)?;
+        of_rebalances(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_chains(agent, &core, &mut encoder)?;
@@ -218,6 +219,19 @@ fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
     Ok(())
 }
 
+/// Connections that programs were asked for, since another instance had fewer than its share.
+fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.map_or_else(rebalance::no_counts, |agent| agent.rebalances.counts());
+    let help = "Connections that programs were asked to give to instances with fewer than their share";
+    let mut descriptor = encoder.encode_descriptor("rebalance_moves", help, None, MetricType::Counter)?;
+    for ([service, outcome], count) in counts {
+        let labels = [("service", service.as_str()), ("outcome", outcome.as_str())];
+        let metric = descriptor.encode_family(&labels)?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
+}
+
 /// Messages between agents, and the ends of flows.
 fn of_signalling(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
@@ -225,6 +239,8 @@ fn of_signalling(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result
     };
     family(encoder, "messages_received", "Signalling received", "kind", kinds(&|kind| core.messages_received(kind)))?;
     family(encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
+    let given_up = core.peers_given_up().to_vec();
+    family(encoder, "peers_given_up", "Peers given up, with flows of programs here", "cause", owned(given_up))?;
     let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
     family(encoder, "flows_removed", "Flows that ended", "reason", removed.collect())
 }

@@ -14,7 +14,9 @@ pub mod core;
 pub mod direct;
 pub mod dns;
 pub mod drain;
+pub mod ended;
 pub mod failure;
+mod fencing;
 pub mod flows;
 pub mod health;
 pub mod home;
@@ -30,6 +32,7 @@ mod network;
 mod orphans;
 pub mod programs;
 pub mod quiet;
+pub mod rebalance;
 pub mod reload;
 pub mod relocation;
 pub mod remote;
@@ -98,6 +101,8 @@ pub struct Agent {
     pub programs: programs::Programs,
     /// Connections of theirs that go to another host, or come from one.
     pub relocations: relocation::Relocations,
+    /// Which of them go to instances that have fewer than their share.
+    pub rebalances: rebalance::Rebalances,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
     /// Where metrics are served.

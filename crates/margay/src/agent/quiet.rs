@@ -16,7 +16,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::Agent;
 
-pub use self::sockets::Sockets;
+pub use self::sockets::{Owner, Sockets};
 
 /// From one look at the processes of this host to the next: requests that come meanwhile are answered together,
 /// however many a peer sends.

@@ -10,6 +10,7 @@ pub mod fitness;
 mod kept;
 mod published;
 mod share;
+pub mod tenancy;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -340,6 +341,9 @@ impl Services {
             return Err(PublishError::Misuse(text));
         }
         (service.is_served, service.refused) = self.standing(&service);
+        if before.is_none() {
+            service.tenancy = self.first_tenancy(&service);
+        }
         if let Err(error) = self.put_in_table(before.as_ref(), &mut service) {
             drop(published);
             // Which may have admitted it already.
@@ -555,6 +559,7 @@ impl Services {
     fn end(&self, prefix: Prefix) {
         self.core.set_service_certificate(prefix, Vec::new());
         self.core.set_own_terms(prefix, None);
+        self.core.set_own_fence(prefix, None);
         drop(self.retract(prefix));
     }
 
@@ -564,7 +569,8 @@ impl Services {
 
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
         let mut added = Vec::new();
-        let actions = if service.is_served { self.actions(service) } else { Vec::new() };
+        let may_serve = service.is_served && service.tenancy.may_serve();
+        let actions = if may_serve { self.actions(service) } else { Vec::new() };
         for action in actions {
             let rule = Rule { priority: service.terms.priority, weight: service.weight(), action };
             match self.core.add_rule(service.prefix(), rule) {
@@ -613,6 +619,7 @@ impl Services {
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
             sticky: service.terms.sticky,
+            fenced: service.terms.fenced,
         }
     }
 
@@ -637,6 +644,7 @@ impl Services {
                 self.announce(service);
             }
         }
+        self.router.iter().for_each(|router| router.renew_own_notices());
     }
 
     /// Whether this host's kernel forwards what comes by `sal0`, so that boxes can be served.
@@ -663,6 +671,7 @@ impl Services {
             actions: self.actions(service),
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
+            fenced: service.terms.fenced,
         }
     }
 
@@ -682,6 +691,7 @@ impl Services {
             weight: service.weight(),
             priority: service.terms.priority,
             sticky: service.terms.sticky,
+            fence: None,
         }
     }
 

@@ -121,6 +121,7 @@ const TERMS: Terms = Terms {
     priority: 100,
     partition_bits: 0,
     exclusive: false,
+    fenced: false,
     sticky: false,
     give_up_after_ms: None,
     quiet_ms: None,

@@ -38,6 +38,7 @@ use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
 use super::quiet;
+use super::rebalance::{self, Rebalances};
 use super::relocation::{self, Relocations};
 use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
@@ -123,7 +124,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (identity, local) = identify(&config, &state_dir, &clock_of_wall)?;
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
-    let reporters = Reporters::attach(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let rules = start_rules(&config, &core, &kernel_router, &store, &clock_of_wall)?;
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
@@ -151,9 +151,10 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
     let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
     Ok(Arc::new(Agent {
-        active: Active::open(&config, &services, reporters),
+        active: Active::open(&config, &services, Reporters::attach(&config)),
         programs: Programs::new(&config),
         relocations: Relocations::new(watchers.hand_overs(), spreads.addresses()),
+        rebalances: Rebalances::default(),
         configuration: Configuration::new(config, started_with),
         identity,
         local,
@@ -403,6 +404,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
     let health = tokio::spawn(health::run(Arc::clone(agent)));
+    let rebalances = tokio::spawn(rebalance::auto::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
     chain::start(agent).into_diagnostic()?;
@@ -432,6 +434,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         // Watchers of flows would keep their streams open, and the server with them.
         agent.watchers.close();
         agent.drains.close();
+        agent.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
@@ -440,6 +443,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     chains.abort();
     programs.abort();
     health.abort();
+    rebalances.abort();
     agent.health.end().await;
     takers.into_iter().for_each(|task| task.abort());
     agent.relocations.end().await;

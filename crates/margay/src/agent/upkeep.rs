@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::orphans::Orphans;
-use super::{Agent, absence, authority, cluster, host_changes, search, service_router, way};
+use super::{Agent, absence, authority, cluster, fencing, host_changes, search, service_router, way};
 use crate::log_file;
 
 /// How often it looks around.
@@ -35,8 +35,9 @@ pub async fn run(agent: Arc<Agent>) {
     let way = way::follow(Arc::clone(&agent));
     let host = host_changes::follow(Arc::clone(&agent));
     let absences = absence::follow(Arc::clone(&agent));
+    let fencing = fencing::follow(Arc::clone(&agent));
     let rounds = look_around(Arc::clone(&agent));
-    tokio::join!(rounds, network, host, way, neighbours, routers, searches, absences, stand_by(agent));
+    tokio::join!(rounds, network, host, way, neighbours, routers, searches, absences, fencing, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {
@@ -52,7 +53,7 @@ async fn look_around(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tide = Tide::default();
-    let mut orphans = Orphans::default();
+    let mut orphans = Orphans::new(&agent);
     for round in 1_u64.. {
         rounds.tick().await;
         network::refresh(&agent, Look::Routine).await;

@@ -6,7 +6,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use margay_core::key::HostId;
 use margay_core::lifetime::Expiry;
+use margay_core::patience::GiveUpCause;
 use margay_core::table::RuleId;
 use margay_core::twin::Twin;
 use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
@@ -15,6 +17,7 @@ use parking_lot::RwLock;
 use tokio::sync::broadcast;
 
 use super::Agent;
+use super::ended::{Ended, EndedFlows};
 use super::failure::{Failed, Failures};
 use super::flows::Change;
 use super::relocation::Words;
@@ -31,6 +34,7 @@ pub struct Watchers {
     keeper: Arc<OnceLock<Sender<Change>>>,
     /// What failed of late.
     failures: Arc<Failures>,
+    ended: Arc<EndedFlows>,
     /// How many flows have opened.
     opened: Arc<AtomicU64>,
     /// Whoever carries out hand-overs.
@@ -48,8 +52,14 @@ impl Default for Watchers {
     fn default() -> Self {
         let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
         let senders = Arc::new(RwLock::new(Some(senders)));
-        let (keeper, failures, opened) = (Arc::default(), Arc::default(), Arc::default());
-        Self { senders, keeper, failures, opened, hand_overs: Words::default() }
+        Self {
+            senders,
+            keeper: Arc::default(),
+            failures: Arc::default(),
+            ended: Arc::default(),
+            opened: Arc::default(),
+            hand_overs: Words::default(),
+        }
     }
 }
 
@@ -63,7 +73,9 @@ impl Watchers {
                 return this.hand_overs.put(word);
             }
             log(&event);
-            this.failures.note(&event, Instant::now());
+            let now = Instant::now();
+            this.failures.note(&event, now);
+            this.ended.note(&event, now);
             if matches!(event, Event::FlowOpened(_)) {
                 this.opened.fetch_add(1, Ordering::Relaxed);
             }
@@ -99,6 +111,16 @@ impl Watchers {
     /// Connections of programs of this host that failed of late, the latest first.
     pub fn failures(&self) -> Vec<Failed> {
         self.failures.recent(Instant::now())
+    }
+
+    /// Flows that failed of late, the latest first.
+    pub fn ended(&self) -> Vec<Ended> {
+        self.ended.all()
+    }
+
+    /// One of these.
+    pub fn find_ended(&self, flow: FlowId) -> Option<Ended> {
+        self.ended.find(flow)
     }
 
     /// How many flows have opened since the start: cheaper to ask for than to hear of each.
@@ -185,13 +207,7 @@ fn log(event: &Event) {
         Event::Silent(host) => {
             tracing::info!(%host, "nothing comes from this peer by any way that is known; it is asked again and again");
         }
-        Event::GivenUp { peer, flows } => {
-            tracing::warn!(
-                host = %peer, flows,
-                "this peer has been silent for as long as `[host] give_up_after` says, and no router lists it: flows \
-                 with it have ended"
-            );
-        }
+        Event::GivenUp { peer, flows, cause } => log_given_up(*peer, *flows, *cause),
         Event::Unanswered(host) => {
             tracing::warn!(
                 %host,
@@ -212,6 +228,22 @@ fn log(event: &Event) {
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");
         }
+    }
+}
+
+fn log_given_up(host: HostId, flows: usize, cause: GiveUpCause) {
+    match cause {
+        GiveUpCause::Silent(silent) => tracing::warn!(
+            %host, flows, ?silent,
+            "this peer has been silent for as long as `[host] give_up_after` or its service says, and no router lists \
+             it: flows with it have ended"
+        ),
+        GiveUpCause::Elsewhere(holder) => tracing::info!(
+            %host, flows, %holder,
+            "flows with this peer have ended: another host holds their name, which is fenced"
+        ),
+        // Whoever has found out says so, with the name.
+        GiveUpCause::Left => {}
     }
 }
 

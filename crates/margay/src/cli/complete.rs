@@ -39,12 +39,15 @@ enum Kind {
 }
 
 /// Verbs, their arguments, and what those are.
-const PLACES: [(&str, &str, Kind); 28] = [
+const PLACES: [(&str, &str, Kind); 31] = [
     ("service withdraw", "name", Kind::Service),
+    ("service wait", "name", Kind::Service),
     ("service set", "name", Kind::Service),
     ("service show", "name", Kind::Service),
     ("service resolve", "name", Kind::Service),
     ("trace", "name", Kind::Service),
+    ("drain", "name", Kind::Service),
+    ("undrain", "name", Kind::Service),
     ("check", "peer", Kind::ServiceOrHost),
     ("flow list", "name", Kind::Service),
     ("flow watch", "name", Kind::Service),
@@ -104,11 +107,19 @@ fn command() -> clap::Command {
 
 fn with_words(command: clap::Command, path: &[&'static str], argument: &'static str, kind: Kind) -> clap::Command {
     match path {
-        [] => command.mut_arg(argument, |known| {
+        [] => in_written_order(command).mut_arg(argument, |known| {
             known.add(ArgValueCompleter::new(move |begun: &OsStr| candidates(begun, || words(kind))))
         }),
         [verb, rest @ ..] => command.mut_subcommand(verb, |inner| with_words(inner, rest, argument, kind)),
     }
+}
+
+/// Each argument without an option's name stays where it is: one that is changed would come last.
+fn in_written_order(command: clap::Command) -> clap::Command {
+    let names: Vec<clap::Id> = command.get_positionals().map(|known| known.get_id().clone()).collect();
+    (1..).zip(names).fold(command, |command, (index, name)| {
+        command.mut_arg(name, |known| if known.get_index().is_none() { known.index(index) } else { known })
+    })
 }
 
 /// Words, each with what it is.
@@ -168,7 +179,7 @@ async fn services(mut client: Client) -> Words {
         words.extend(reply.waiting.into_iter().map(|waiting| (waiting.name, "waits for a program".to_owned())));
         words.extend(reply.services.into_iter().map(|own| (own.name, "on this host".to_owned())));
     }
-    let request = FlowListRequest { service: String::new(), limit: FLOWS_MAX };
+    let request = FlowListRequest { limit: FLOWS_MAX, ..FlowListRequest::default() };
     if let Ok(reply) = client.flow_list(request).await {
         for flow in reply.into_inner().flows {
             words.entry(flow.name).or_insert_with(|| "in use".to_owned());
@@ -190,7 +201,7 @@ async fn members(mut client: Client) -> Words {
 }
 
 async fn flows(mut client: Client) -> Words {
-    let request = FlowListRequest { service: String::new(), limit: FLOWS_MAX };
+    let request = FlowListRequest { limit: FLOWS_MAX, ..FlowListRequest::default() };
     let reply = client.flow_list(request).await.map(tonic::Response::into_inner).unwrap_or_default();
     let about = |flow: &FlowInfo| format!("{} {} {}", flow.name, flow.remote, flow.lifecycle).trim().to_owned();
     reply.flows.into_iter().map(|flow| (flow.flow.clone(), about(&flow))).collect()
@@ -245,6 +256,21 @@ mod test {
     fn verbs_and_options_need_no_agent() {
         assert_eq!(completed(&["margay", "serv"]), ["service"]);
         assert_eq!(completed(&["margay", "flow", "list", "--lim"]), ["--limit"]);
+    }
+
+    #[test]
+    fn arguments_stay_in_their_order() {
+        let order = |mut command: clap::Command, verb: &str| -> Vec<(String, Option<usize>)> {
+            command.build();
+            let verb = verb.split(' ').fold(&command, |inner, word| inner.find_subcommand(word).expect("a verb"));
+            let mut order: Vec<_> =
+                verb.get_positionals().map(|known| (known.get_id().to_string(), known.get_index())).collect();
+            order.sort();
+            order
+        };
+        for (verb, _, _) in PLACES {
+            assert_eq!(order(command(), verb), order(crate::cli::command(), verb), "{verb}");
+        }
     }
 
     #[test]

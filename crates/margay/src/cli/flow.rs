@@ -22,6 +22,9 @@ pub enum FlowVerb {
         /// At most so many
         #[arg(long, value_name = "NUMBER", default_value_t = 100)]
         limit: u32,
+        /// Instead: flows that have failed lately, and why; the latest first
+        #[arg(long)]
+        failed: bool,
         #[command(flatten)]
         json: Json,
     },
@@ -93,13 +96,17 @@ impl std::fmt::Display for PolicyWord {
 
 pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<()> {
     match verb {
-        FlowVerb::List { name, limit, json } => {
-            let request = FlowListRequest { service: written(name), limit };
+        FlowVerb::List { name, limit, failed, json } => {
+            let request = FlowListRequest { service: written(name), limit, failed };
             let reply = client.flow_list(request).await.map_err(refused)?.into_inner();
             if json.json {
                 return out.json(&reply);
             }
-            table(&reply.flows, out)?;
+            if failed {
+                table_of_failed(&reply.flows, out)?
+            } else {
+                table(&reply.flows, out)?
+            }
             let listed = reply.flows.len() as u64;
             if listed < reply.total {
                 out.line(&format!("{} more; --limit {} lists all", reply.total - listed, reply.total))?;
@@ -210,14 +217,29 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
     )
 }
 
+/// Flows that have failed, one per row.
+fn table_of_failed(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
+    let rows = flows.iter().map(|flow| {
+        let ago = span(Duration::from_millis(flow.ended_ms_ago.unwrap_or_default()));
+        vec![flow.flow.clone(), label(flow), flow.protocol.clone(), peer(flow), ago, flow.ended_why.clone()]
+    });
+    let nothing = "no flow has failed lately";
+    out.table(&["FLOW", "SERVICE", "PROTO", "PEER", "AGO", "WHY"], rows.collect(), nothing)
+}
+
 /// Where the flow is in its life, who closed first, and its age, which is the flow's and not the state's.
 fn state(flow: &FlowInfo) -> String {
+    let opened = span(Duration::from_millis(flow.age_ms));
+    if let Some(ms) = flow.ended_ms_ago {
+        let ago = span(Duration::from_millis(ms));
+        return format!("ended {ago} ago ({}), opened {opened} ago: {}", flow.ended_by, flow.ended_why);
+    }
     let closed_by = match flow.closed_by.as_str() {
         "this" => " (the program here has closed)",
         "peer" => " (the peer's program has closed)",
         _ => "",
     };
-    format!("{}{closed_by}, opened {} ago", flow.lifecycle, span(Duration::from_millis(flow.age_ms)))
+    format!("{}{closed_by}, opened {opened} ago", flow.lifecycle)
 }
 
 fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
@@ -360,5 +382,13 @@ mod tests {
         assert_eq!(of("established", ""), "established, opened 52s ago");
         assert_eq!(of("half-closed", "this"), "half-closed (the program here has closed), opened 52s ago");
         assert_eq!(of("half-closed", "peer"), "half-closed (the peer's program has closed), opened 52s ago");
+        let ended = FlowInfo {
+            ended_ms_ago: Some(3000),
+            ended_by: "elsewhere".into(),
+            ended_why: "the name is held by db2 now".into(),
+            age_ms: 52_000,
+            ..FlowInfo::default()
+        };
+        assert_eq!(state(&ended), "ended 3s ago (elsewhere), opened 52s ago: the name is held by db2 now");
     }
 }

@@ -6,6 +6,7 @@ mod check;
 mod complete;
 mod drain;
 mod drainer;
+mod ensemble;
 mod flow;
 mod help;
 mod id;
@@ -13,6 +14,7 @@ mod middlebox;
 mod output;
 mod path;
 mod policy;
+mod rebalance;
 pub mod reload;
 mod route;
 mod router;
@@ -117,6 +119,8 @@ enum Verb {
     Drain(drain::DrainArgs),
     /// Let new flows come again to what was drained
     Undrain(drain::UndrainArgs),
+    /// Let connections of a name go to instances that have fewer than their share
+    Rebalance(rebalance::RebalanceArgs),
     /// Let a unit of systemd serve a name while it listens
     Enable(unit::EnableArgs),
     /// Let a unit of systemd serve no name any more
@@ -124,6 +128,9 @@ enum Verb {
     /// Drain around the stop of a unit (what `margay enable --drain` puts into units)
     #[command(subcommand, hide = true)]
     Unit(unit::stop::StopVerb),
+    /// Ensembles: one connection to many servers, switched request by request
+    #[command(subcommand)]
+    Ensemble(ensemble::EnsembleVerb),
     /// Flows: list, show, watch, migrate, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
@@ -170,6 +177,7 @@ impl Verb {
             Self::Enable(_) => Some("enable"),
             Self::Disable(_) => Some("disable"),
             Self::Unit(_) => Some("unit"),
+            Self::Ensemble(_) => Some("ensemble"),
             _ => None,
         }
     }
@@ -259,7 +267,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             start::notify_failure(&error.to_string());
         }
     })?;
-    let mut builder = if is_agent {
+    // Framers serve many clients; a switch keeps to one thread by itself.
+    let mut builder = if is_agent || matches!(verb, Verb::Ensemble(_)) {
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()
@@ -285,6 +294,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
                 let runtime_dir = &config.host.runtime_dir;
                 unit::stop::perform(async || connect(&config, None).await, runtime_dir, verb).await
             }
+            Verb::Ensemble(verb) => ensemble::ensemble(&config, verb, &mut out).await.map(|()| ExitCode::SUCCESS),
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
             verb => ask(verb, connect(&config, remote.as_ref()).await?, &mut out).await,
@@ -356,6 +366,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Run(args) => run::run(client, args).await,
         Verb::Drain(args) => drain::drain(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Undrain(args) => drain::undrain(client, args, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Rebalance(args) => rebalance::rebalance(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
@@ -374,6 +385,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Enable(_)
         | Verb::Disable(_)
         | Verb::Unit(_)
+        | Verb::Ensemble(_)
         | Verb::Responder(_)
         | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }

@@ -83,6 +83,10 @@ pub struct OfferArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     pub exclusive: bool,
+    /// With --exclusive: once another host holds the name, connections to the former one are reset at once, and that
+    /// host serves it no more; a host that hears no router for a moment does not, either
+    #[arg(long, requires = "exclusive")]
+    pub fence: bool,
     /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for
     /// itself
     #[arg(long)]
@@ -134,6 +138,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         priority: of.priority,
         partitions: of.partitions,
         exclusive: of.exclusive,
+        fence: of.fence,
         sticky: of.sticky,
         give_up_after_ms: of.give_up_after.map(|patience| patience.0.ms()),
         quiet_ms: of.drained.quiet_ms()?,

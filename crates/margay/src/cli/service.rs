@@ -40,6 +40,16 @@ pub enum ServiceVerb {
         #[command(flatten)]
         json: Json,
     },
+    /// Wait until this host serves a name, as a router knows: then a standby may be promoted, say
+    Wait {
+        /// The name
+        name: ServiceName,
+        /// Wait until this host does not
+        #[arg(long)]
+        lost: bool,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Services of this host; on a router those of others, too
     List(Json),
     /// All about one service
@@ -85,6 +95,10 @@ pub struct PublishArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     exclusive: bool,
+    /// With --exclusive: once another host holds the name, connections to the former one are reset at once, and that
+    /// host serves it no more; a host that hears no router for a moment does not, either
+    #[arg(long, requires = "exclusive")]
+    fence: bool,
     /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for
     /// itself
     #[arg(long)]
@@ -126,6 +140,12 @@ pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Re
             let effect = if weight == 0 { ": no new connections" } else { "" };
             out.done(json.json, &reply, &format!("{name}: weight {weight}{effect}"))
         }
+        ServiceVerb::Wait { name, lost, json } => {
+            let request = ServiceWaitRequest { name: name.to_string(), lost };
+            let reply = client.service_wait(request).await.map_err(refused)?.into_inner();
+            let what = if reply.served { "serves" } else { "does not serve" };
+            out.done(json.json, &reply, &format!("this host {what} {name} now"))
+        }
         ServiceVerb::List(json) => list(client, json, out).await,
         ServiceVerb::Show { name, json } => show(client, &name, json, out).await,
         ServiceVerb::Resolve { name, json } => {
@@ -148,6 +168,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         priority: args.priority,
         partitions: args.partitions,
         exclusive: args.exclusive,
+        fence: args.fence,
         sticky: args.sticky,
         give_up_after_ms: args.give_up_after.map(|patience| patience.0.ms()),
         quiet_ms: args.drained.quiet_ms()?,
@@ -235,8 +256,8 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         if service.partitions > 0 {
             out.line(&format!("  with {} partitions; the router says who holds which", service.partitions))?;
         }
-        if service.exclusive {
-            out.line("  by this host alone, while it serves it")?;
+        if let Some(line) = alone(service) {
+            out.line(line)?;
         }
         if service.sticky {
             out.line("  all datagrams of a socket to one instance")?;
@@ -303,6 +324,18 @@ fn listening(listener: &ListenerInfo) -> String {
         _ => "a box that forwards packets".to_owned(),
     };
     format!("{what}, for {who}, {until}")
+}
+
+/// How a name is served that one host alone may serve.
+fn alone(service: &ServiceInfo) -> Option<&'static str> {
+    match (service.exclusive, service.fence, service.held) {
+        (false, ..) => None,
+        (true, false, _) => Some("  by this host alone, while it serves it"),
+        (true, true, true) => {
+            Some("  by this host alone, which holds the name; fenced: another holder ends connections to it")
+        }
+        (true, true, false) => Some("  fenced, and not held by this host now: it serves nobody"),
+    }
 }
 
 fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {

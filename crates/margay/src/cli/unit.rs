@@ -149,7 +149,7 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
             words.extend([flag.to_owned(), number.to_string()]);
         }
     }
-    for (flag, is_set) in [("--exclusive", offer.exclusive), ("--sticky", offer.sticky)] {
+    for (flag, is_set) in [("--exclusive", offer.exclusive), ("--fence", offer.fence), ("--sticky", offer.sticky)] {
         if is_set {
             words.push(flag.to_owned());
         }

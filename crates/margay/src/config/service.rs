@@ -50,6 +50,9 @@ pub struct ServiceSection {
     /// One host alone, and on it one program, may serve it.
     #[serde(default)]
     pub exclusive: bool,
+    /// With `exclusive`: connections to a host that held it before are reset once another host holds it.
+    #[serde(default)]
+    pub fence: bool,
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
@@ -64,6 +67,10 @@ pub struct ServiceSection {
     /// 1000 unless given.
     #[serde(default, deserialize_with = "fields::some_quiet_ms")]
     pub quiet_ms: Option<u32>,
+    /// When TCP connections go from instances with more than their share to those with fewer, where their programs give
+    /// them.
+    #[serde(default)]
+    pub rebalance: Rebalance,
     /// Flows to it are to be sealed.
     #[serde(default)]
     pub secure: bool,
@@ -92,6 +99,17 @@ pub enum OnDrain {
     Quiet,
 }
 
+/// When connections of a service go to instances that have fewer than their share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rebalance {
+    /// Upon `margay rebalance`.
+    #[default]
+    ByOrder,
+    /// Also by themselves, when an instance has come or its weight was changed.
+    Auto,
+}
+
 impl ServiceSection {
     /// Port that clients use; `None`: that of each socket.
     pub fn service_port(&self) -> Option<u16> {
@@ -100,10 +118,17 @@ impl ServiceSection {
 
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
-        let give_up_after_ms = self.give_up_after_ms();
-        let quiet_ms = self.ends_quiet_ms();
-        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms, quiet_ms }
+        let Self { weight, priority, partitions, exclusive, fence, sticky, .. } = *self;
+        Terms {
+            weight,
+            priority,
+            partition_bits: partitions,
+            exclusive,
+            fenced: fence,
+            sticky,
+            give_up_after_ms: self.give_up_after_ms(),
+            quiet_ms: self.ends_quiet_ms(),
+        }
     }
 
     fn give_up_after_ms(&self) -> Option<u32> {
@@ -127,6 +152,7 @@ impl ServiceSection {
             priority: self.priority,
             partition_bits: self.partitions,
             exclusive: self.exclusive,
+            fenced: self.fence,
             sticky: self.sticky,
             give_up_after_ms: self.give_up_after_ms(),
             quiet_ms: self.ends_quiet_ms(),
@@ -159,6 +185,14 @@ impl ServiceSection {
         if self.quiet_ms.is_some() && self.on_drain != OnDrain::Quiet {
             let what = format!("{name} has `quiet_ms`, and its connections are not ended when they are quiet");
             return Err((what, "add `on_drain = \"quiet\"`, or remove `quiet_ms`".to_owned()));
+        }
+        if self.fence && !self.exclusive {
+            let what = format!("{name} has `fence`, and several hosts may serve it");
+            return Err((what, "add `exclusive = true`, or remove `fence`".to_owned()));
+        }
+        if self.rebalance == Rebalance::Auto && (self.partitions > 0 || self.exclusive) {
+            let what = format!("connections of {name} cannot go to other instances: each has a host of its own");
+            return Err((what, "remove `rebalance`, or `partitions` and `exclusive`".to_owned()));
         }
         for name in &self.require {
             listener::box_name(&name.0).map_err(|what| (what, "correct `require`".to_owned()))?;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -40,13 +41,27 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """This process is asked to give connections to other hosts: an operator drains their name on this one. Those that
-    no other host takes it goes on with."""
+    """This process is asked to give connections to another host: all of a name, since an operator drains it on this
+    one, or one of them, since the other host has fewer than its share. Those that no other host takes it goes on
+    with."""
 
     name: Prefix
     """The name, or names, by which the connections came."""
     to: str
     """The host that gets them, for `to` of `hand_over`; empty: any that serves the name."""
+    peer: tuple[str, int] | None = None
+    """Address and port of the one connection that is meant, by its peer; None: all of the name are. `is_for`
+    compares."""
+
+    def is_for(self, peer: tuple[Any, ...]) -> bool:
+        """Whether the connection with this peer, as `getpeername` has it, is meant."""
+        return self.peer is None or (_plain(peer[0]), peer[1]) == self.peer
+
+
+def _plain(address: str) -> str:
+    """An address in one form: IPv4 is not mapped, and there is no zone."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return str((ip.version == 6 and ip.ipv4_mapped) or ip)
 
 
 T = TypeVar("T")
@@ -81,7 +96,7 @@ class _Inbox(Subscription[T]):
             raise Garbled(f"a message of kind {reply.kind}, errno {reply.errno}, where a socket was to come")
         name = Prefix(ServiceId(reply.id), reply.bits)
         if reply.kind == Kind.GIVE:
-            return Give(name, reply.text)
+            return Give(name, reply.text, (_plain(str(reply.v6)), reply.port) if reply.port else None)
         return self._take(connection, name, fds) if reply.kind == Kind.HANDED else None
 
     def _take(self, connection: socket.socket, name: Prefix, fds: list[int]) -> Taken:
@@ -122,7 +137,8 @@ class Takeover(_Inbox[Taken]):
 
 class GivingTakeover(_Inbox[Taken | Give]):
     """As `Takeover`, of a process that gives its own connections to other hosts when it is asked to: among what it
-    takes come objects of `Give`, one for each drain that begins, and for one that has begun already."""
+    takes come objects of `Give`: one for each drain that begins, and for one that has begun already, and one for each
+    connection that is to go to a host with fewer than its share."""
 
     def _subscribe(self) -> socket.socket:
         return self._agent.take_over(self._name, gives=True)

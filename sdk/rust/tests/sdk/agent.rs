@@ -3,8 +3,8 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::fake::{EVENTS, FakeAgent, NAME, RESOLVE, reply_head};
-use margay_sdk::{Agent, Error, EventKind, Events, Options, Prefix, Protocol};
+use crate::fake::{EVENTS, FakeAgent, INSTANCES, NAME, RESOLVE, reply_head};
+use margay_sdk::{Agent, Error, EventKind, Events, Instances, Options, Prefix, Protocol};
 
 #[tokio::test]
 async fn an_absent_agent_is_said_to_be_absent() {
@@ -133,6 +133,33 @@ async fn events_come_as_they_happen() {
     fake.world().refused.insert(EVENTS, (28, "too many programs listen; close some"));
     let error = events.reopen().await.expect_err("refused");
     assert_eq!(error.to_string(), "the Margay agent refused events: too many programs listen; close some");
+}
+
+#[tokio::test]
+async fn instances_come_as_lists_and_go() {
+    let mut fake = FakeAgent::start();
+    let mut instances = Instances::of(&fake.agent().await, "cache.shop").await.expect("subscribed");
+    fake.instance(r#"{"host":"0b","name":"s2","weight":100,"gone":false}"#, 2);
+    fake.instance(r#"{"host":"0a","name":"s1","weight":0}"#, 1);
+    fake.instance("", 0);
+    let found = instances.next().await.expect("a list");
+    let short =
+        |instance: &margay_sdk::Instance| (instance.name.clone(), instance.weight, instance.address.to_string());
+    assert_eq!(
+        found.iter().map(short).collect::<Vec<_>>(),
+        [("s1".to_owned(), 0, "127.0.0.1:1".to_owned()), ("s2".to_owned(), 100, "127.0.0.1:2".to_owned())]
+    );
+    fake.instance(r#"{"host":"0a","name":"s1","weight":0,"gone":true}"#, 1);
+    fake.instance("", 0);
+    assert_eq!(instances.next().await.expect("a list").len(), 1);
+    fake.instance(r#"{"host":"0a"}"#, 1);
+    assert!(matches!(instances.next().await, Err(Error::Incompatible { .. })));
+    fake.kill();
+    assert!(matches!(instances.next().await, Err(Error::AgentDown { .. })));
+    fake.listen();
+    fake.world().refused.insert(INSTANCES, (87, "too many follow names; close some"));
+    let error = Instances::of(&fake.agent().await, "cache.shop").await.expect_err("refused");
+    assert!(error.to_string().ends_with("too many follow names; close some"), "{error}");
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub const PEER: u8 = 5;
 pub const EVENTS: u8 = 6;
 pub const EVENT: u8 = 7;
 pub const RANGES: u8 = 8;
+pub const INSTANCES: u8 = 13;
+pub const INSTANCE: u8 = 14;
 
 /// What the agent knows, and how it is to misbehave.
 pub struct World {
@@ -132,6 +134,18 @@ impl FakeAgent {
         }
     }
 
+    /// Tells whoever follows a name of an instance at a port of the loopback; without a line, that the list is
+    /// complete.
+    pub fn instance(&self, line: &str, port: u16) {
+        for subscriber in &self.world().subscribers {
+            let mut bytes = reply_head(INSTANCE, 0);
+            bytes[6..8].copy_from_slice(&port.to_be_bytes());
+            bytes[56..60].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
+            bytes.extend(line.as_bytes());
+            send(subscriber, &bytes);
+        }
+    }
+
     /// As `kill -9` ends an agent: its socket's file stays.
     pub fn kill(&mut self) {
         let Some((listening, accepting)) = self.listening.take() else { return };
@@ -216,7 +230,7 @@ fn serve(shared: &Shared, connection: &Arc<OwnedFd>) -> bool {
         (None, Some((errno, text))) => [reply_head(bytes[1], *errno), text.as_bytes().to_vec()].concat(),
         (None, None) => world.answer(&bytes[..length], socket.as_ref()),
     };
-    if bytes[1] == EVENTS {
+    if [EVENTS, INSTANCES].contains(&bytes[1]) {
         world.subscribers.push(Arc::clone(connection));
     }
     drop(world);
@@ -292,7 +306,7 @@ impl World {
                 reply[40..56].copy_from_slice(&Ranges::USUAL.host_v6().octets());
                 reply[56..60].copy_from_slice(&Ranges::USUAL.host_v4().octets());
             }
-            EVENTS => {}
+            EVENTS | INSTANCES => {}
             other => panic!("a request of kind {other}"),
         }
         reply

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -370,12 +370,35 @@ async fn who_gives_is_told_what_and_where() {
     drop(served);
     for host in ["host2", ""] {
         let incoming = takeover.next().await.expect("it is told");
-        let wanted = Give { name: web().prefix, host: host.to_owned() };
+        let wanted = Give { name: web().prefix, host: host.to_owned(), peer: None };
         assert!(matches!(&incoming, Incoming::Give(give) if *give == wanted), "{incoming:?}");
     }
     assert!(is_closed(&unknown_client));
     let Incoming::Taken(taken) = takeover.next().await.expect("a socket") else { panic!("it was told already") };
     works(&client, taken.socket);
+}
+
+#[tokio::test]
+async fn one_connection_is_named_by_its_peer() {
+    let listening = Listening::start();
+    let (agent, _connection) = listening.agent().await;
+    let granting = async {
+        let connection = listening.wait_next().await;
+        let copy = connection.try_clone().expect("a descriptor");
+        asked(copy, |connection| send(&connection, &about_web(TAKE_OVER), &[])).await;
+        connection
+    };
+    let (takeover, connection) = tokio::join!(GivingTakeover::of(&agent, "web.shop"), granting);
+    let mut message = with_text(GIVE, "host2");
+    message[6..8].copy_from_slice(&4660_u16.to_be_bytes());
+    message[50..56].copy_from_slice(&[0xff, 0xff, 10, 1, 0, 3]);
+    send(&connection, &message, &[]);
+    let Incoming::Give(give) = takeover.expect("granted").next().await.expect("it is told") else { panic!("a socket") };
+    let address = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+    assert_eq!((give.host.as_str(), give.peer), ("host2", Some(address("10.1.0.3:4660"))));
+    assert!(give.is_for(address("10.1.0.3:4660")) && give.is_for(address("[::ffff:10.1.0.3]:4660")));
+    assert!(!give.is_for(address("10.1.0.3:4661")) && !give.is_for(address("10.1.0.4:4660")));
+    assert!(Give { peer: None, ..give }.is_for(address("10.1.0.4:4661")), "all of them");
 }
 
 #[tokio::test]

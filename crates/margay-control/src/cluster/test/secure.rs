@@ -85,7 +85,7 @@ async fn an_etcd_that_wants_certificates_and_passwords_gets_them_and_who_lacks_o
     let two = Node::alone().part_with(2, server.config()).connected().await;
     one.act(|store| store.add_token(&token(2))).await.expect("agreed");
     two.admit(1, true).await.expect("let in");
-    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(1), &[served(1)], &BTreeSet::new());
     two.hears("one has a host", |cluster, _| elsewhere(cluster).contains_key(&place(1))).await;
     one.cluster().claim(&alone(), place(1).host).await.expect("free");
     assert_eq!(two.cluster().claim(&alone(), place(2).host).await, Err(ClaimError::Held(place(1).host)));

@@ -3,18 +3,38 @@
 use std::collections::BTreeMap;
 
 use margay_core::name::Prefix;
+use prost::Message as _;
 
 use super::Guest;
 use crate::registration::Instance;
 use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::{No, prefix_of};
 
-/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions,
-/// and more.
-const WATCHED_PART: usize = 400;
+/// Bytes of instances under one watched prefix that one message holds: a frame without the rest. One instance is far
+/// shorter.
+const PART_BYTES_MAX: usize = 60_000;
+/// Bytes around each, at most.
+const FIELD_HEAD_LEN: usize = 4;
+/// Instances that are told: each of a service's partitions, and more.
 const WATCHED_MAX: usize = 4000;
 /// Prefixes that one host watches.
 const WATCHES_MAX: usize = 256;
+
+/// What fits into one message each. Nobody is news, too: then there is one part, and it is empty.
+fn parts_of(all: &[Instance]) -> Vec<Vec<proto::Instance>> {
+    let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for instance in all.iter().cloned().map(proto::Instance::from) {
+        let len = instance.encoded_len() + FIELD_HEAD_LEN;
+        if bytes + len > PART_BYTES_MAX {
+            parts.push(std::mem::take(&mut part));
+            bytes = 0;
+        }
+        bytes += len;
+        part.push(instance);
+    }
+    parts.push(part);
+    parts
+}
 
 /// What a host watches.
 #[derive(Default)]
@@ -58,11 +78,9 @@ impl Guest {
             if told.as_ref() == Some(&now) {
                 continue;
             }
-            let all = &now[..now.len().min(WATCHED_MAX)];
-            let count = all.len().div_ceil(WATCHED_PART).max(1);
-            // Nobody is news, too: then there is one part, and it is empty.
-            for (part, from) in (1..=count).zip((0..).step_by(WATCHED_PART)) {
-                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(proto::Instance::from).collect();
+            let parts = parts_of(&now[..now.len().min(WATCHED_MAX)]);
+            let count = parts.len();
+            for (part, instances) in (1..).zip(parts) {
                 let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
                 let truncated = now.len() > WATCHED_MAX;
                 let watched = proto::Watched { service_id, bits, instances, truncated, goes_on: part < count };
@@ -71,5 +89,48 @@ impl Guest {
             *told = Some(now);
         }
         news
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Arc;
+
+    use margay_core::key::HostId;
+
+    use super::*;
+
+    /// Of a frame, without its tag.
+    const MESSAGE_MAX: usize = 65_535 - 16;
+
+    #[test]
+    fn parts_fit_into_messages_however_long_each_instance_is() {
+        let notice: Arc<[u8]> = vec![7; margay_core::fence::FENCE_NOTICE_LEN_MAX].into();
+        let instance = |name_len: usize, fence: Option<&Arc<[u8]>>| Instance {
+            host: HostId([1; 16]),
+            host_name: "h".repeat(name_len),
+            address: "[2001:db8::1234:5678]:54324".parse().expect("literal"),
+            name: "db.shop".to_owned(),
+            prefix: "db.shop".parse().expect("literal"),
+            weight: 65_535,
+            priority: u32::MAX,
+            sticky: true,
+            fence: fence.cloned(),
+        };
+        assert_eq!(parts_of(&[]), [Vec::new()]);
+        for (count, name_len, fence, parts) in
+            [(1, 5, None, 1), (400, 5, None, 1), (400, 253, None, 3), (45, 253, Some(&notice), 2)]
+        {
+            let all = vec![instance(name_len, fence); count];
+            let found = parts_of(&all);
+            assert_eq!((found.len(), found.concat().len()), (parts, count), "{count} of {name_len}");
+            let message = |instances: &Vec<proto::Instance>| {
+                let (service_id, bits) = (vec![7; 32], 256);
+                let watched =
+                    proto::Watched { service_id, bits, instances: instances.clone(), truncated: true, goes_on: true };
+                proto::FromRouter { body: Some(from_router::Body::Watched(watched)) }.encoded_len()
+            };
+            assert!(found.iter().map(message).all(|len| len <= MESSAGE_MAX), "{count} of {name_len}");
+        }
     }
 }

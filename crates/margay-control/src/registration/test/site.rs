@@ -222,10 +222,12 @@ async fn a_router_without_the_authoritys_key_is_proved_by_the_one_that_granted()
             weight: 1,
             priority: 1,
             sticky: false,
+            fence: None,
         },
         actions: Vec::new(),
         partition_bits: 0,
         exclusive: false,
+        fenced: false,
     };
     berlin.at.set_own(vec![own(&name)]);
     until("the announcement", || world.hops("web.shop").len() == 1).await;

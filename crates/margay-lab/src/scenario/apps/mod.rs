@@ -175,12 +175,32 @@ pub(super) fn find(name: &str) -> Result<&'static App> {
 ///
 /// The server ends, listens at none of its ports in time, or is not registered.
 pub(super) fn serve(stage: &Stage, app: &App) -> Result<Program> {
+    serve_as(stage, app, &app.service(), &[])
+}
+
+/// As [`serve`], by another name than its own, published with these options.
+///
+/// # Errors
+///
+/// As for [`serve`].
+pub(super) fn serve_as(stage: &Stage, app: &App, service: &str, options: &[&str]) -> Result<Program> {
     let mut server = Program::start(stage.script(app, stage.server, app.serve)?, &stage.log(app, stage.server))?;
     await_ports(stage.server, app, &mut server)?;
     for port in app.ports {
-        agent::publish(stage.server, &app.service(), &format!("0.0.0.0:{port}"), &[])?;
+        agent::publish(stage.server, service, &format!("0.0.0.0:{port}"), options)?;
     }
     Ok(server)
+}
+
+/// Starts a script of the client's that uses an application by another name than its own.
+///
+/// # Errors
+///
+/// It cannot be started.
+pub(super) fn use_as(stage: &Stage, app: &App, service: &str, script: &str) -> Result<Program> {
+    let mut command = stage.script(app, stage.client, script)?;
+    command.env("NAME", format!("{service}.sal.internal"));
+    Program::start(command, &stage.client.dir.join(format!("app-{}-{service}.log", app.name)))
 }
 
 fn perform(stage: &Stage, app: &App) -> Result<()> {

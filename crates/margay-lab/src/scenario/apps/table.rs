@@ -152,7 +152,7 @@ END
             chown postgres .
             # It refuses to be root.
             as=(setpriv --reuid=postgres --regid=postgres --clear-groups)
-            "${as[@]}" "$programs/initdb" -D data -A trust -U postgres
+            "${as[@]}" "$programs/initdb" -N -D data -A trust -U postgres
             echo "host all all all trust" >> data/pg_hba.conf
             exec "${as[@]}" "$programs/postgres" -D data -p "$PORT" -k "$PWD" -c "listen_addresses=*" -c fsync=off
         "#,

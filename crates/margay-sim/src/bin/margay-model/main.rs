@@ -8,6 +8,7 @@
 //! exit status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of
 //! `wandering` if nothing else is said.
 
+mod handing;
 mod meeting;
 mod moving;
 mod search;
@@ -17,6 +18,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use handing::OneEnd;
 use margay_sim::small::Budget;
 use margay_sim::small::meeting::Acquaintance::{self, Forgotten, Known, Strangers};
 use margay_sim::small::moving::Travels;
@@ -29,12 +31,13 @@ const SEEDS: u64 = 200;
 /// Of a large world: its name, what runs it, and how many seeds are tried in the long form.
 type Large = (&'static str, fn(u64) -> Result<(), String>, u64);
 const LARGE: [Large; 2] = [("wandering", wandering::run, 10_000), ("unrest", margay_sim::unrest::run, 100_000)];
-const NONE: Budget = Budget { lose: 0, duplicate: 0, replay: 0, wait: 0, early: 0, doubt: 0 };
+const NONE: Budget = Budget { lose: 0, duplicate: 0, replay: 0, wait: 0, early: 0, doubt: 0, cancel: 0, restart: 0 };
 
 /// What a search is of.
 enum World {
     Meeting(Acquaintance),
     Moving(Travels),
+    Handing,
 }
 
 struct Check {
@@ -54,6 +57,10 @@ type Places = &'static [&'static [u8]];
 
 const fn travel(name: &'static str, places: [Places; 2], router: bool, budget: Budget) -> Check {
     Check { name, world: World::Moving(Travels { places, router }), budget, is_long: false, wrong: None }
+}
+
+const fn hand(name: &'static str, budget: Budget) -> Check {
+    Check { name, world: World::Handing, budget, is_long: false, wrong: None }
 }
 
 const fn long(check: Check) -> Check {
@@ -82,6 +89,11 @@ const CHECKS: &[Check] = &[
     travel("both-move", [ONCE, ONCE], true, NONE),
     // As it would be without the router (`no-router` of the models).
     goes_wrong("both-move-unaided", travel("", [ONCE, ONCE], false, Budget { wait: 1, ..NONE }), AGREE),
+    hand("hand-over", Budget { lose: 1, wait: 2, ..NONE }),
+    hand("hand-over-restart", Budget { restart: 1, wait: 1, ..NONE }),
+    long(hand("hand-over-cancelled", Budget { cancel: 1, wait: 1, early: 1, ..NONE })),
+    long(hand("hand-over-cancelled-late", Budget { cancel: 1, wait: 2, early: 1, ..NONE })),
+    long(hand("hand-over-restart-and-lose", Budget { lose: 1, restart: 1, wait: 2, ..NONE })),
     long(meet("forgotten-hosts-meet-replayed", Forgotten, Budget { lose: 1, replay: 1, wait: 3, ..NONE })),
     long(travel("both-move-and-lose", [ONCE, ONCE], true, Budget { lose: 1, ..NONE })),
 ];
@@ -150,6 +162,7 @@ fn main() -> ExitCode {
         let Found { states: found, depth, wrong } = match check.world {
             World::Meeting(acquaintance) => explore::<Attempt>(acquaintance, check.budget, threads),
             World::Moving(travels) => explore::<Whereabouts>(travels, check.budget, threads),
+            World::Handing => explore::<OneEnd>((), check.budget, threads),
         };
         let wrong = check.judge(wrong);
         (states, violations, checks) = (states + found, violations + wrong.len(), checks + 1);

@@ -73,6 +73,7 @@ impl Bound {
             priority: PRIORITY,
             partition_bits: 0,
             exclusive: false,
+            fenced: false,
             sticky: false,
             give_up_after_ms: None,
             quiet_ms: None,

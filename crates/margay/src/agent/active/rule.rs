@@ -50,6 +50,9 @@ pub struct Offer {
     /// No other program and no other host may serve it.
     #[serde(default)]
     pub exclusive: bool,
+    /// With `exclusive`: connections to a host that held it before are reset once another host holds it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fenced: bool,
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
@@ -67,8 +70,9 @@ pub struct Offer {
 impl Offer {
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms, .. } = *self;
-        Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms }
+        let Self { weight, priority, partition_bits, exclusive, fenced, sticky, give_up_after_ms, quiet_ms, .. } =
+            *self;
+        Terms { weight, priority, partition_bits, exclusive, fenced, sticky, give_up_after_ms, quiet_ms }
     }
 }
 
@@ -245,6 +249,7 @@ mod test {
             priority: 100,
             partition_bits: 0,
             exclusive: false,
+            fenced: false,
             sticky: false,
             give_up_after_ms: None,
             quiet_ms: None,

@@ -20,7 +20,9 @@ fn refusal(error: DrainError) -> Status {
         DrainError::Already(..) | DrainError::OfHost | DrainError::TooLong | DrainError::Destination { .. } => {
             misuse(error)
         }
-        DrainError::Last(_) | DrainError::Unasked(..) | DrainError::State(_) => environment(error),
+        DrainError::Last(_) | DrainError::LastRouter | DrainError::Unasked(..) | DrainError::State(_) => {
+            environment(error)
+        }
     }
 }
 

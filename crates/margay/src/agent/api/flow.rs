@@ -17,6 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
 use super::{Streamed, misuse, not_found, places};
+use crate::agent::ended::Ended;
 use crate::agent::watch::{End, Ends};
 use crate::agent::{Agent, naming};
 
@@ -47,7 +48,8 @@ pub(super) async fn list(agent: &Agent, request: &FlowListRequest) -> Result<Flo
     naming::ask(agent).await;
     let wanted = wanted(&request.service)?;
     let limit = if request.limit == 0 { LIST_MAX } else { request.limit };
-    let (found, total) = collect(agent, wanted.as_ref(), limit as usize);
+    let gather = if request.failed { collect_ended } else { collect };
+    let (found, total) = gather(agent, wanted.as_ref(), limit as usize);
     Ok(FlowListReply { flows: found, total: total as u64 })
 }
 
@@ -72,6 +74,23 @@ pub(super) async fn of_chains(agent: &Agent) -> Vec<FlowInfo> {
     found.iter().map(|flow| info(agent, &names, flow)).collect()
 }
 
+/// The same of those that have failed lately, the latest first.
+fn collect_ended(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
+    let mut found = agent.watchers.ended();
+    found.retain(|ended| wanted.is_none_or(|prefix| prefix.contains(&ended.flow.service)));
+    let (total, names) = (found.len(), naming::hosts(agent));
+    (found.iter().take(limit).map(|ended| info_of_ended(agent, &names, ended)).collect(), total)
+}
+
+fn info_of_ended(agent: &Agent, names: &HashMap<HostId, String>, ended: &Ended) -> FlowInfo {
+    FlowInfo {
+        ended_ms_ago: Some(u64::try_from(ended.at.elapsed().as_millis()).unwrap_or(u64::MAX)),
+        ended_by: ended.reason.label().to_owned(),
+        ended_why: ended.why(names),
+        ..info_of(agent, names, &ended.flow, ended.carried)
+    }
+}
+
 pub(super) fn of_service(agent: &Agent, prefix: &Prefix) -> Vec<FlowInfo> {
     collect(agent, Some(prefix), SHOWN_MAX).0
 }
@@ -81,7 +100,14 @@ pub(super) async fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> 
     naming::ask(agent).await;
     let names = naming::hosts(agent);
     let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
-    found.map(|flow| info(agent, &names, &flow)).ok_or_else(|| unknown(id))
+    let ended = || agent.watchers.find_ended(id).map(|ended| info_of_ended(agent, &names, &ended));
+    // One that has failed lingers, and does not know by itself why it ended.
+    let shown = match found {
+        Some(flow) if flow.lifecycle < Lifecycle::Closed => Some(info(agent, &names, &flow)),
+        Some(flow) => ended().or_else(|| Some(info(agent, &names, &flow))),
+        None => ended(),
+    };
+    shown.ok_or_else(|| unknown(id))
 }
 
 pub(super) fn close(agent: &Agent, flow: &str) -> Result<FlowCloseReply, Status> {
@@ -161,6 +187,9 @@ fn info_of(
         policy: policy(flow).to_owned(),
         places: places::of_flow(agent, flow),
         closed_by: flow.closed.map_or("", closed_by).to_owned(),
+        ended_ms_ago: None,
+        ended_by: String::new(),
+        ended_why: String::new(),
         chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
     }
 }

@@ -10,6 +10,7 @@ mod path;
 mod places;
 mod policy;
 mod program;
+mod rebalance;
 pub(super) mod route;
 mod router;
 mod service;
@@ -66,6 +67,7 @@ impl Calls for Api {
     type CheckStream = Streamed<CheckStep>;
     type DrainStream = Streamed<DrainReport>;
     type FlowWatchStream = Streamed<FlowEvent>;
+    type RebalanceStream = Streamed<RebalanceReport>;
 
     async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
         Ok(Response::new(status::reply(&self.0)))
@@ -95,6 +97,14 @@ impl Calls for Api {
 
     async fn undrain(&self, request: Request<UndrainRequest>) -> Answer<UndrainReply> {
         drain::undrain(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn service_wait(&self, request: Request<ServiceWaitRequest>) -> Answer<ServiceWaitReply> {
+        service::wait(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn rebalance(&self, request: Request<RebalanceRequest>) -> Answer<Self::RebalanceStream> {
+        rebalance::rebalance(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {

@@ -5,8 +5,8 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::service::{
-    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_forwarding, parse_give_up, parse_middlebox, parse_name, parse_partitions,
-    parse_port, parse_protocol, parse_quiet,
+    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_fence, check_forwarding, parse_give_up, parse_middlebox, parse_name,
+    parse_partitions, parse_port, parse_protocol, parse_quiet,
 };
 use super::{blocking, misuse};
 use crate::agent::Agent;
@@ -39,6 +39,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
         return Err(misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
     }
     let partition_bits = parse_partitions(request.partitions)?;
+    check_fence(request.fence, request.exclusive)?;
     let give_up_after_ms = parse_give_up(request.give_up_after_ms)?;
     let quiet_ms = parse_quiet(request.quiet_ms)?;
     let middlebox = parse_middlebox(&request.middlebox)?;
@@ -58,6 +59,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
             partition_bits,
             exclusive: request.exclusive,
+            fenced: request.fence,
             sticky: request.sticky,
             give_up_after_ms,
             quiet_ms,

@@ -15,7 +15,7 @@ use super::{blocking, environment, flow, health, misuse, not_found};
 use crate::agent::active::Waiting;
 use crate::agent::listening::{Listener, Origin};
 use crate::agent::service::{NO_FORWARDING, Publication, PublishError, Published, check_weight};
-use crate::agent::{Agent, home, lookup};
+use crate::agent::{Agent, fencing, home, lookup};
 use crate::fields;
 use crate::listener::{MiddleboxKind, Protocol, partition_bits};
 
@@ -65,6 +65,14 @@ pub(super) fn parse_quiet(ms: Option<u32>) -> Result<Option<u32>, Status> {
     ms.map(fields::quiet_ms).transpose().map_err(misuse)
 }
 
+/// Whether a name may be fenced.
+pub(super) fn check_fence(is_fenced: bool, is_exclusive: bool) -> Result<(), Status> {
+    if is_fenced && !is_exclusive {
+        return Err(misuse("only a name that one host alone serves can be fenced: say --exclusive, too"));
+    }
+    Ok(())
+}
+
 /// How many partitions those bits number; zero: none.
 fn count_of(partition_bits: u8) -> u32 {
     if partition_bits == 0 { 0 } else { 1 << partition_bits }
@@ -111,6 +119,7 @@ fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, S
     let may_command = health::may_command(&request);
     let request = request.into_inner();
     let protocol = parse_protocol(&request.protocol)?;
+    check_fence(request.fence, request.exclusive)?;
     let listener = listener(&request)?;
     Ok(Publication {
         name: parse_name(&request.name)?,
@@ -120,6 +129,7 @@ fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, S
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
             partition_bits: parse_partitions(request.partitions)?,
             exclusive: request.exclusive,
+            fenced: request.fence,
             sticky: request.sticky,
             give_up_after_ms: parse_give_up(request.give_up_after_ms)?,
             quiet_ms: parse_quiet(request.quiet_ms)?,
@@ -179,6 +189,12 @@ pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<Se
     tracing::info!(%name, weight, "share set by the operator");
     let service = agent.services.find(&name).map(|published| info(agent, &published));
     Ok(ServiceSetReply { name: name.written().to_owned(), weight, service })
+}
+
+pub(super) async fn wait(agent: &Agent, request: &ServiceWaitRequest) -> Result<ServiceWaitReply, Status> {
+    let name = parse_name(&request.name)?;
+    fencing::wait(agent, &name, !request.lost).await;
+    Ok(ServiceWaitReply { name: name.written().to_owned(), served: !request.lost })
 }
 
 pub(super) fn list(agent: &Agent) -> ServiceListReply {
@@ -246,6 +262,8 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         flows: flows as u64,
         partitions: count_of(published.terms.partition_bits),
         exclusive: published.terms.exclusive,
+        fence: published.terms.fenced,
+        held: published.is_held(),
         sticky: published.terms.sticky,
         drained: published.is_drained,
         give_up_after_ms: published.terms.give_up_after_ms,

@@ -65,6 +65,7 @@ mod test {
             weight,
             priority: 1,
             sticky: false,
+            fence: None,
         }
     }
 

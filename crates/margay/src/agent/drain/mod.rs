@@ -81,6 +81,9 @@ pub enum DrainError {
     /// Nobody could say whether another host serves it.
     #[error("whether another host serves {0} is not known ({1}); --last drains it all the same")]
     Unasked(String, String),
+    /// New hosts, and first packets, would find no router.
+    #[error("no other router is there to be asked for names; --last drains this one all the same")]
+    LastRouter,
     /// There is no drain of it.
     #[error("{0} is not drained; `margay service list` shows what is")]
     NotDrained(String),
@@ -256,8 +259,16 @@ impl Drains {
     }
 }
 
+/// Lets everybody know of what is drained. Gives the routers that do not answer.
+async fn announce(agent: &Agent) -> Vec<String> {
+    let drained = agent.drains.drained();
+    agent.router.iter().for_each(|router| router.set_leaving(drained.host));
+    agent.services.set_drained(drained).await
+}
+
 /// Goes on with the drains of the start before.
 pub fn resume(agent: &Arc<Agent>) {
+    agent.router.iter().for_each(|router| router.set_leaving(agent.drains.drained().host));
     for drain in agent.drains.all.lock().iter() {
         if drain.is_over() {
             // Programs that come may bring connections with them.
@@ -309,7 +320,7 @@ pub async fn end(agent: &Agent, name: Option<&Name>) -> Result<Vec<String>, Drai
     agent.programs.takers.end_asking(name.map(Name::prefix));
     let were_drained = drain.published(agent).into_iter().filter(|service| service.is_drained);
     let names: BTreeSet<Prefix> = were_drained.map(|service| service.name.prefix()).collect();
-    agent.services.set_drained(agent.drains.drained()).await;
+    announce(agent).await;
     tracing::info!(what = written(name), "is drained no more, by order of the operator");
     let is_back = |service: &Published| !service.is_drained && names.contains(&service.name.prefix());
     Ok(agent.services.list().into_iter().filter(is_back).map(|service| service.name.written().to_owned()).collect())
@@ -323,6 +334,9 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
         return Err(DrainError::Unknown(name.clone()));
     }
     let is_last_drained = order.is_last_drained;
+    if order.name.is_none() && !is_last_drained && is_last_router(agent) {
+        return Err(DrainError::LastRouter);
+    }
     let mut drain = Drain::new(order, &agent.clock);
     if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
         return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
@@ -337,6 +351,12 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
         }
     }
     Ok(drain)
+}
+
+/// Whether this host is a router, and the only one.
+fn is_last_router(agent: &Agent) -> bool {
+    let has_others = agent.cluster.as_ref().is_some_and(|cluster| cluster.routers().len() > 1);
+    agent.router.is_some() && !has_others
 }
 
 /// Whether another host takes new flows for a name, as far as routers know.
@@ -363,7 +383,7 @@ fn spawn(agent: &Arc<Agent>, drain: &Arc<Drain>) {
 }
 
 async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
-    let silent = agent.services.set_drained(agent.drains.drained()).await;
+    let silent = announce(&agent).await;
     drain.report.send_modify(|report| {
         report.silent_routers = silent;
         report.phase = "emptying".to_owned();

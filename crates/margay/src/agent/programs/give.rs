@@ -1,5 +1,7 @@
-//! Programs that are asked to give their connections to other hosts, since a drain of their name has begun here
-//! (docs/decisions/0070).
+//! Programs that are asked to give their connections to other hosts: all of a name, since a drain of it has begun here
+//! (docs/decisions/0070), or single ones, since another instance has fewer than its share (docs/decisions/0071).
+
+use std::net::{IpAddr, SocketAddr};
 
 use margay_core::name::Prefix;
 
@@ -12,6 +14,8 @@ pub struct Wish {
     pub name: Prefix,
     /// The host that gets them, by its host-ID; empty: the program chooses.
     pub host: String,
+    /// The one connection that is meant, by its peer as the program sees that; `None`: all of them.
+    pub peer: Option<SocketAddr>,
 }
 
 impl Wish {
@@ -20,6 +24,13 @@ impl Wish {
         let mut message = Reply::done(Kind::Give);
         (message.id, message.bits) = (self.name.id, self.name.bits);
         message.text.clone_from(&self.host);
+        if let Some(peer) = self.peer {
+            message.port = peer.port();
+            message.v6 = match peer.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+        }
         message
     }
 }
@@ -52,7 +63,7 @@ impl Asking {
         let narrower = if self.scope.covers(name) { *name } else { self.scope };
         let host = self.hosts.get(self.asked % self.hosts.len().max(1)).cloned().unwrap_or_default();
         self.asked += 1;
-        Some(Wish { name: narrower, host })
+        Some(Wish { name: narrower, host, peer: None })
     }
 }
 
@@ -95,8 +106,15 @@ mod test {
 
     #[test]
     fn the_message_is_as_the_book_has_it() {
-        let bytes = Wish { name: prefix("sid:aabb/16"), host: "00ff".to_owned() }.message().emit();
+        let all = Wish { name: prefix("sid:aabb/16"), host: "00ff".to_owned(), peer: None };
+        let bytes = all.message().emit();
         assert_eq!(bytes[..10], [1, 12, 0, 0, 0, 16, 0, 0, 0xaa, 0xbb]);
-        assert_eq!(&bytes[60..], b"00ff");
+        assert_eq!((&bytes[40..60], &bytes[60..]), (&[0; 20][..], &b"00ff"[..]));
+        let one = Wish { peer: Some(SocketAddr::from(([10, 1, 0, 3], 0x1234))), ..all.clone() }.message().emit();
+        assert_eq!(one[6..8], [0x12, 0x34]);
+        assert_eq!(one[50..56], [0xff, 0xff, 10, 1, 0, 3], "mapped");
+        let peer = "[fd01::3]:4660".parse().ok();
+        let one = Wish { peer, ..all }.message().emit();
+        assert_eq!((&one[40..44], one[55]), (&[0xfd, 1, 0, 0][..], 3));
     }
 }

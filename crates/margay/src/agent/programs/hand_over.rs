@@ -128,6 +128,19 @@ impl Takers {
         self.all.lock().iter().filter(|taker| taker.gives(scope)).count()
     }
 
+    /// The processes that give connections of a name away when they are asked to.
+    pub(in crate::agent) fn givers_of(&self, name: &Prefix) -> BTreeSet<i32> {
+        self.all.lock().iter().filter(|taker| taker.gives_all_of(name)).map(|taker| taker.pid).collect()
+    }
+
+    /// Asks one process for what `wish` says. False: it gives nothing of that name, or has not read what it was asked
+    /// before.
+    pub(in crate::agent) fn ask_one(&self, pid: i32, wish: &Wish) -> bool {
+        let all = self.all.lock();
+        let mut givers = all.iter().filter(|taker| taker.pid == pid && taker.gives_all_of(&wish.name));
+        givers.any(|taker| taker.ask_one(wish))
+    }
+
     /// Whether programs are asked to give connections of this name away.
     fn is_asked_for(&self, name: &Prefix) -> bool {
         self.asking.lock().iter().any(|asking| asking.scope.covers(name))
@@ -194,6 +207,16 @@ impl Taker {
 
     fn gives(&self, scope: &Prefix) -> bool {
         self.wishes.is_some() && !self.offers.is_closed() && scope.overlaps(&self.prefix)
+    }
+
+    fn gives_all_of(&self, name: &Prefix) -> bool {
+        self.prefix.covers(name) && self.gives(name)
+    }
+
+    /// There is always room for what a drain asks.
+    fn ask_one(&self, wish: &Wish) -> bool {
+        let wishes = self.wishes.as_ref().filter(|wishes| wishes.capacity() > WISHES_MAX / 2);
+        wishes.is_some_and(|wishes| wishes.try_send(wish.clone()).is_ok())
     }
 
     fn ask(&self, asking: &mut Asking) {
@@ -546,6 +569,29 @@ mod test {
             passed.len()
         });
         assert_eq!((given, passed), (Ok(()), 2));
+    }
+
+    #[tokio::test]
+    async fn one_process_is_asked_for_one_connection_and_a_drain_finds_room() {
+        let takers = Takers::default();
+        let inbox = takers.add(&GIVER, shop(), true).expect("room");
+        let _silent = takers.add(&NEXT, shop(), false).expect("room");
+        assert_eq!(takers.givers_of(&shop()), [GIVER.pid].into());
+        let peer = Some(([10, 1, 0, 3], 4660).into());
+        let wish = Wish { name: shop(), host: "a".to_owned(), peer };
+        assert!(!takers.ask_one(NEXT.pid, &wish), "it does not give");
+        let other =
+            Wish { name: "db.shop".parse::<margay_core::name::Name>().expect("literal").prefix(), ..wish.clone() };
+        assert!(!takers.ask_one(GIVER.pid, &other), "nothing of that name");
+        let asked = (0..WISHES_MAX).filter(|_| takers.ask_one(GIVER.pid, &wish)).count();
+        assert_eq!(asked, WISHES_MAX / 2);
+        takers.ask(Asking::new(Some(shop()), shop(), Vec::new()));
+        let Inbox { mut wishes, .. } = inbox;
+        let mut heard = Vec::new();
+        while let Ok(wish) = wishes.try_recv() {
+            heard.push(wish.peer);
+        }
+        assert_eq!((heard.len(), heard[0], heard[asked]), (asked + 1, peer, None));
     }
 
     #[test]

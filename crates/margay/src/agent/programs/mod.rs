@@ -2,12 +2,13 @@
 //! library, the preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
 //!
 //! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
-//! (names of clients), [`event`], [`hand_over`] (sockets that go to another process), [`give`] (who is asked to give),
-//! [`socket`] (connections).
+//! (names of clients), [`event`], [`instances`] (who serves a name), [`hand_over`] (sockets that go to another
+//! process), [`give`] (who is asked to give), [`socket`] (connections).
 
 pub mod event;
 pub mod give;
 pub mod hand_over;
+pub mod instances;
 pub mod message;
 pub mod request;
 pub mod rights;
@@ -24,6 +25,7 @@ use super::core::CoreHandle;
 use crate::config::Config;
 use event::Feed;
 use hand_over::Takers;
+use instances::Followers;
 use rights::Rights;
 use source::Sources;
 
@@ -36,6 +38,8 @@ pub struct Programs {
     events: Feed,
     /// Processes that take over sockets.
     pub(in crate::agent) takers: Takers,
+    /// Programs that follow who serves a name.
+    followers: Followers,
     connections: AtomicUsize,
 }
 
@@ -47,6 +51,7 @@ impl Programs {
             sources: Sources::default(),
             events: Feed::default(),
             takers: Takers::default(),
+            followers: Followers::default(),
             connections: AtomicUsize::new(0),
         }
     }

@@ -35,9 +35,14 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
         Kind::Ranges => Ok(ranges(agent)),
         // Those have more to do than to answer, and come elsewhere (`socket`).
-        Kind::Events | Kind::Event | Kind::HandOver | Kind::TakeOver | Kind::Handed | Kind::Give => {
-            Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned()))
-        }
+        Kind::Events
+        | Kind::Event
+        | Kind::HandOver
+        | Kind::TakeOver
+        | Kind::Handed
+        | Kind::Give
+        | Kind::Instances
+        | Kind::Instance => Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned())),
     };
     done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
 }

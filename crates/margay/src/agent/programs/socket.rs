@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 
 use super::event::Subscription;
 use super::hand_over::{self, Inbox};
+use super::instances::Follower;
 use super::message::{Kind, REQUEST_MAX, Reply, Request};
 use super::request;
 use super::rights::Caller;
@@ -139,6 +140,8 @@ enum Next {
     Requests,
     /// Events alone.
     Events(Subscription),
+    /// Who serves a name alone.
+    Instances(Box<Follower>),
     /// Sockets of other processes alone, and what this one is to give.
     Sockets(Inbox),
 }
@@ -154,6 +157,7 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
         match next {
             Next::Requests => {}
             Next::Events(subscription) => return tell(connection, subscription).await,
+            Next::Instances(follower) => return tell_instances(connection, *follower).await,
             Next::Sockets(inbox) => {
                 let told = hand_over::tell(connection, inbox).await;
                 agent.relocations.follow_takers(agent);
@@ -171,6 +175,10 @@ async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: V
             Ok(subscription) => (Reply::done(Kind::Events), Next::Events(subscription)),
             Err(error) => (Reply::refused(Kind::Events as u8, error.errno(), error.to_string()), Next::Requests),
         },
+        Kind::Instances => match Follower::new(agent, caller, asked) {
+            Ok(follower) => (Reply::done(Kind::Instances), Next::Instances(Box::new(follower))),
+            Err((errno, text)) => (Reply::refused(Kind::Instances as u8, errno, text), Next::Requests),
+        },
         Kind::TakeOver => match tokio::task::block_in_place(|| hand_over::take_over(agent, caller, asked)) {
             Ok((reply, inbox)) => (reply, Next::Sockets(inbox)),
             Err((errno, text)) => (Reply::refused(Kind::TakeOver as u8, errno, text), Next::Requests),
@@ -185,6 +193,23 @@ async fn tell(connection: &UnixStream, mut subscription: Subscription) -> io::Re
         tokio::select! {
             line = subscription.next() => match line {
                 Some(line) => transmit(connection, &Reply::event(line.to_string()).emit(), &[]).await?,
+                None => return Ok(()),
+            },
+            // Nothing more is asked for here: it is the end.
+            _ = receive(connection) => return Ok(()),
+        }
+    }
+}
+
+async fn tell_instances(connection: &UnixStream, mut follower: Follower) -> io::Result<()> {
+    loop {
+        tokio::select! {
+            news = follower.next() => match news {
+                Some(messages) => {
+                    for message in messages {
+                        transmit(connection, &message.emit(), &[]).await?;
+                    }
+                }
                 None => return Ok(()),
             },
             // Nothing more is asked for here: it is the end.

@@ -18,7 +18,17 @@ pub struct Sockets(HashMap<Tuple, Held>);
 
 struct Held {
     inode: u64,
+    queued_bytes: u64,
     holder: Holder,
+}
+
+/// A process that has the socket of a connection, and what waits there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Process.
+    pub pid: u32,
+    /// Bytes that the peer has not acknowledged, and bytes that the program has not read, together.
+    pub queued_bytes: u64,
 }
 
 impl Sockets {
@@ -30,12 +40,19 @@ impl Sockets {
         }
         let all = [Table::Tcp, Table::Tcp6].into_iter().flat_map(Table::sockets);
         let open = all.filter(|socket| socket.state == Socket::ESTABLISHED && socket.inode != 0);
-        let open = open.map(|socket| (tuple(&socket), socket.inode));
-        let found: HashMap<Tuple, u64> = open.filter(|(app, _)| wanted.contains(app)).collect();
-        let holders = socket_table::holders(&found.values().copied().collect());
-        let held =
-            |(app, inode): (Tuple, u64)| holders.get(&inode).map(|holder| (app, Held { inode, holder: *holder }));
+        let open = open.map(|socket| (tuple(&socket), socket));
+        let found: HashMap<Tuple, Socket> = open.filter(|(app, _)| wanted.contains(app)).collect();
+        let holders = socket_table::holders(&found.values().map(|socket| socket.inode).collect());
+        let held = |(app, socket): (Tuple, Socket)| {
+            let Socket { inode, queued_bytes, .. } = socket;
+            holders.get(&inode).map(|holder| (app, Held { inode, queued_bytes, holder: *holder }))
+        };
         Self(found.into_iter().filter_map(held).collect())
+    }
+
+    /// Who has the socket of a connection; `None` where none is found.
+    pub fn owner(&self, app: &Tuple) -> Option<Owner> {
+        self.0.get(app).map(|held| Owner { pid: held.holder.pid, queued_bytes: held.queued_bytes })
     }
 
     /// A descriptor of the program's socket; `None` where there is no such socket.
@@ -44,7 +61,7 @@ impl Sockets {
     ///
     /// The process has ended, or the system does not let its descriptors be copied.
     pub fn copy(&self, app: &Tuple) -> io::Result<Option<OwnedFd>> {
-        let Some(Held { inode, holder }) = self.0.get(app) else { return Ok(None) };
+        let Some(Held { inode, holder, .. }) = self.0.get(app) else { return Ok(None) };
         let Some(pid) = i32::try_from(holder.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let socket = pidfd_getfd(process, holder.descriptor, PidfdGetfdFlags::empty())?;

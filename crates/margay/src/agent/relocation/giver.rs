@@ -102,7 +102,9 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
     let (agent, host) = (Arc::clone(agent), host.to_owned());
     // A task of its own: the end of the program's connection to the agent does not stop it in the middle.
     let giving = tokio::spawn(async move {
+        let app = tuple_of(gift.socket.as_fd());
         let given = give_whole(&agent, gift, &host).await;
+        app.iter().for_each(|app| agent.rebalances.hear(app, &given));
         agent.relocations.note(match &given {
             Ok(()) => Outcome::Gone,
             Err((Errno::ECONNABORTED, _)) => Outcome::Lost,
@@ -422,22 +424,42 @@ impl Giving<'_> {
     }
 
     async fn end(&mut self) -> End {
+        // A taker that has said its last word says no more: its stream can only end, with its agent. The client, which
+        // still waits for that agent, would keep the connection frozen for its whole lease.
+        let mut is_watched = self.is_settled;
         loop {
-            let word = match self.last.take() {
-                Some(word) => word,
-                None => match timeout_at(self.until, self.mailbox.next()).await {
-                    Ok(word) => word,
+            if let Some(word) = self.last.take()
+                && let Some(end) = self.hear(word)
+            {
+                return end;
+            }
+            tokio::select! {
+                biased;
+                word = timeout_at(self.until, self.mailbox.next()) => match word {
+                    Ok(word) => self.last = Some(word),
                     Err(_) => return End::Lost,
                 },
-            };
-            match word {
-                HandOver::Gone(_) => return End::Gone,
-                HandOver::Stays(_) | HandOver::Refused { .. } => return End::Stays,
-                HandOver::Lost(_) => return End::Lost,
-                // It came too late: the connection is cancelled already.
-                HandOver::Fetched(_) => self.is_fetched = true,
-                HandOver::Awaits { .. } | HandOver::Taken(_) | HandOver::Dropped(_) => {}
+                _ = self.stream.answer(), if is_watched => {
+                    is_watched = false;
+                    self.is_settled = false;
+                    self.with_core(Sal::cancel_hand_over);
+                }
             }
+        }
+    }
+
+    /// What the core's word says of the connection's end, if it says so.
+    fn hear(&mut self, word: HandOver) -> Option<End> {
+        match word {
+            HandOver::Gone(_) => Some(End::Gone),
+            HandOver::Stays(_) | HandOver::Refused { .. } => Some(End::Stays),
+            HandOver::Lost(_) => Some(End::Lost),
+            // It came too late: the connection is cancelled already.
+            HandOver::Fetched(_) => {
+                self.is_fetched = true;
+                None
+            }
+            HandOver::Awaits { .. } | HandOver::Taken(_) | HandOver::Dropped(_) => None,
         }
     }
 }
@@ -465,6 +487,7 @@ mod test {
             weight,
             priority,
             sticky: false,
+            fence: None,
         }
     }
 

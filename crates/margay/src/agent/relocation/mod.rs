@@ -4,8 +4,10 @@
 //!
 //! The core asks the client and keeps its word, which alone decides where the connection is. The agents, here, freeze
 //! the socket, carry it over, and set it up again. Reading order: [`mailbox`] (what the core says), [`transfer`] (the
-//! stream between the agents), [`giver`], [`taker`], [`local_rules`] (how the giver's agent reaches the taker's).
+//! stream between the agents), [`giver`], [`taker`], [`local_rules`] (how the giver's agent reaches the taker's),
+//! [`counting`] (what agents ask each other by that stream besides).
 
+pub mod counting;
 pub mod giver;
 mod local_rules;
 mod mailbox;

@@ -17,9 +17,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::block_in_place;
 use tokio::time::{Instant, timeout_at};
 
-use super::Outcome;
 use super::mailbox::Mailbox;
-use super::transfer::{Incoming, Offered};
+use super::transfer::{Asked, Incoming, Offered};
+use super::{Outcome, counting};
 use crate::agent::Agent;
 use crate::agent::programs::hand_over::Gift;
 
@@ -53,10 +53,20 @@ pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
     }
 }
 
-/// Takes one connection after the other from a stream.
+/// Takes one connection after the other from a stream, and answers questions.
 async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
     let mut incoming = Incoming::accept(&agent.local.host_key, stream).await?;
-    while let Some(offered) = incoming.offered().await? {
+    while let Some(asked) = incoming.asked().await? {
+        let offered = match asked {
+            Asked::Connection(offered) => offered,
+            Asked::Count(question) => {
+                match counting::answer(agent, &incoming.giver, &question).await {
+                    Ok(counted) => incoming.tell_count(counted).await?,
+                    Err(why) => incoming.refuse(&why).await,
+                }
+                continue;
+            }
+        };
         // Closed when the agent stops.
         let Ok(turn) = Arc::clone(&agent.relocations.taking).acquire_owned().await else { return Ok(()) };
         match take(agent, &mut incoming, offered).await {

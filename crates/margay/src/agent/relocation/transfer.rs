@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::relocation::proto::{
-    End, FromGiver, FromTaker, Head, Refused, Restored, Willing, from_giver, from_taker,
+    Count, Counted, End, FromGiver, FromTaker, Head, Refused, Restored, Willing, from_giver, from_taker,
 };
 use margay_control::relocation::{HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer};
 use margay_control::relocation::{answer, begin, read_all};
@@ -170,16 +170,34 @@ impl Outgoing {
     ///
     /// The stream is broken.
     pub async fn answer(&mut self) -> Result<Answer, String> {
-        let body = match self.answers.recv().await {
-            Some(Ok(message)) => message.body,
-            Some(Err(error)) => return Err(broken(&error)),
-            None => return Err("the other agent has ended the transfer".to_owned()),
-        };
-        match body {
-            Some(from_taker::Body::Willing(_)) => Ok(Answer::Willing),
-            Some(from_taker::Body::Refused(Refused { text })) => Ok(Answer::Refused(text)),
-            Some(from_taker::Body::Restored(_)) => Ok(Answer::Restored),
-            None => Err(broken(&StreamError::Garbage)),
+        match self.next().await? {
+            from_taker::Body::Willing(_) => Ok(Answer::Willing),
+            from_taker::Body::Refused(Refused { text }) => Ok(Answer::Refused(text)),
+            from_taker::Body::Restored(_) => Ok(Answer::Restored),
+            from_taker::Body::Counted(_) => Err(broken(&StreamError::Garbage)),
+        }
+    }
+
+    /// Asks how many connections of a name are there.
+    ///
+    /// # Errors
+    ///
+    /// The other agent does not say, or the stream is broken; as a sentence.
+    pub async fn count(&mut self, question: Count) -> Result<Counted, String> {
+        self.say(from_giver::Body::Count(question)).await?;
+        match timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())?? {
+            from_taker::Body::Counted(counted) => Ok(counted),
+            from_taker::Body::Refused(Refused { text }) => Err(text),
+            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => Err(broken(&StreamError::Garbage)),
+        }
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> Result<from_taker::Body, String> {
+        match self.answers.recv().await {
+            Some(Ok(message)) => message.body.ok_or_else(|| broken(&StreamError::Garbage)),
+            Some(Err(error)) => Err(broken(&error)),
+            None => Err("the other agent has ended the transfer".to_owned()),
         }
     }
 
@@ -247,6 +265,14 @@ pub struct Offered {
     pub data_length: usize,
 }
 
+/// What a stream is used for next.
+pub enum Asked {
+    /// To bring a connection.
+    Connection(Offered),
+    /// To ask how many there are.
+    Count(Count),
+}
+
 /// The taker's end.
 pub struct Incoming {
     /// Who gives.
@@ -303,19 +329,23 @@ impl Incoming {
         Ok(Self { giver, pieces, writer, _reading: reading })
     }
 
-    /// The next connection that it is to bring; `None` where it has ended, or nothing has come for long.
+    /// What it is used for next; `None` where it has ended, or nothing has come for long.
     ///
     /// # Errors
     ///
-    /// What comes makes no sense, or is of another version, which the giver is told.
-    pub async fn offered(&mut self) -> Result<Option<Offered>, String> {
-        let head = match timeout(NEXT_LIMIT, self.pieces.recv()).await {
-            Ok(Some(Ok(FromGiver { body: Some(from_giver::Body::Head(head)) }))) => head,
-            Ok(Some(Ok(_))) => return Err(broken(&StreamError::Garbage)),
+    /// What comes makes no sense, or is of another version, which the other end is told.
+    pub async fn asked(&mut self) -> Result<Option<Asked>, String> {
+        let body = match timeout(NEXT_LIMIT, self.pieces.recv()).await {
+            Ok(Some(Ok(message))) => message.body,
             Ok(Some(Err(_)) | None) | Err(_) => return Ok(None),
         };
-        match offered(head) {
-            Ok(offered) => Ok(Some(offered)),
+        let asked = match body {
+            Some(from_giver::Body::Head(head)) => offered(head).map(Asked::Connection),
+            Some(from_giver::Body::Count(question)) => check_version(question.version).map(|()| Asked::Count(question)),
+            _ => return Err(broken(&StreamError::Garbage)),
+        };
+        match asked {
+            Ok(asked) => Ok(Some(asked)),
             Err(why) => {
                 self.refuse(&why).await;
                 Err(why)
@@ -355,7 +385,16 @@ impl Incoming {
         self.say(from_taker::Body::Restored(Restored {})).await
     }
 
-    /// The giver keeps the connection.
+    /// So many connections are here.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn tell_count(&mut self, counted: Counted) -> Result<(), String> {
+        self.say(from_taker::Body::Counted(counted)).await
+    }
+
+    /// The giver keeps the connection, or is not told how many there are.
     pub async fn refuse(&mut self, why: &str) {
         // Whoever has ended the stream needs no reason.
         let _ = self.say(from_taker::Body::Refused(Refused { text: why.to_owned() })).await;
@@ -376,13 +415,17 @@ impl Incoming {
     }
 }
 
-fn offered(head: Head) -> Result<Offered, String> {
-    if head.version != VERSION {
-        return Err(format!(
-            "the other agent speaks version {} of hand-over, and this one {VERSION}; install one release on both",
-            head.version
-        ));
+fn check_version(version: u32) -> Result<(), String> {
+    if version == VERSION {
+        return Ok(());
     }
+    Err(format!(
+        "the other agent speaks version {version} of hand-over, and this one {VERSION}; install one release on both"
+    ))
+}
+
+fn offered(head: Head) -> Result<Offered, String> {
+    check_version(head.version)?;
     let unreadable = || broken(&StreamError::Garbage);
     let data_length = u64::from(head.data_length);
     if data_length > HANDED_DATA_MAX {
@@ -434,7 +477,7 @@ mod test {
         };
         let taking = async {
             let mut stream = Incoming::accept(&key(2), far).await?;
-            let offered = stream.offered().await?.ok_or("nothing is offered")?;
+            let Some(Asked::Connection(offered)) = stream.asked().await? else { return Err("no offer".to_owned()) };
             stream.agree().await?;
             let parts = stream.parts(offered.data_length).await?;
             stream.confirm().await?;
@@ -459,7 +502,7 @@ mod test {
         };
         let taking = async {
             let mut stream = Incoming::accept(&key(2), far).await?;
-            stream.offered().await?;
+            stream.asked().await?;
             stream.refuse("nobody here").await;
             Ok::<_, String>(stream)
         };
@@ -489,6 +532,29 @@ mod test {
         while idle.take(host, &service).map(|stream| idle.keep(host, service, stream)).is_some() {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_question_is_answered_before_a_connection_is_brought_by_the_same_stream() {
+        let (near, far) = ends().await;
+        let question = Count { version: VERSION, service: vec![8; 32], bits: 256, ..Count::default() };
+        let asking = async {
+            let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
+            let counted = stream.count(question.clone()).await?;
+            let refused = stream.count(Count { version: VERSION + 1, ..question.clone() }).await;
+            Ok::<_, String>((counted.flows, refused))
+        };
+        let answering = async {
+            let mut stream = Incoming::accept(&key(2), far).await?;
+            let Some(Asked::Count(asked)) = stream.asked().await? else { return Err("no question".to_owned()) };
+            stream.tell_count(Counted { flows: 7, ..Counted::default() }).await?;
+            Ok((asked, stream.asked().await.err(), stream))
+        };
+        let (counted, answered) = tokio::join!(asking, answering);
+        let (asked, ended, _stream) = answered.expect("a question");
+        let (flows, refused) = counted.expect("an answer");
+        assert_eq!((flows, asked), (7, question));
+        assert!(refused.is_err_and(|why| why.contains("one release")) && ended.is_some());
     }
 
     fn head() -> Head {

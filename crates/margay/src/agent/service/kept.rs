@@ -29,6 +29,8 @@ struct KeptService {
     partition_bits: u8,
     #[serde(default)]
     exclusive: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    fenced: bool,
     #[serde(default)]
     sticky: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,10 +58,11 @@ impl Services {
         let mut publications = Vec::new();
         for service in kept.services {
             let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
-            let KeptService { weight, priority, partition_bits, exclusive, sticky, .. } = service;
+            let KeptService { weight, priority, partition_bits, exclusive, fenced, sticky, .. } = service;
             let KeptService { give_up_after_ms, quiet_ms, listeners, health, load, .. } = service;
             let checks = Checks { health, load };
-            let terms = Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms };
+            let terms =
+                Terms { weight, priority, partition_bits, exclusive, fenced, sticky, give_up_after_ms, quiet_ms };
             publications.extend(listeners.into_iter().map(|listener| Publication {
                 name: name.clone(),
                 listener,
@@ -88,6 +91,7 @@ impl Services {
             priority: service.terms.priority,
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
+            fenced: service.terms.fenced,
             sticky: service.terms.sticky,
             give_up_after_ms: service.terms.give_up_after_ms,
             quiet_ms: service.terms.quiet_ms,

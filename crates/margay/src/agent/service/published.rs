@@ -6,6 +6,7 @@ use margay_core::table::RuleId;
 
 use super::Listener;
 use super::fitness::Fitness;
+use super::tenancy::Tenancy;
 
 /// A published service.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Published {
     pub is_drained: bool,
     /// What its checks have left of its weight.
     pub fitness: Fitness,
+    /// Where it is fenced: whether this host holds it.
+    pub tenancy: Tenancy,
     pub(super) rules: Vec<RuleId>,
 }
 
@@ -37,6 +40,7 @@ impl Published {
             refused: String::new(),
             is_drained: false,
             fitness: Fitness::default(),
+            tenancy: Tenancy::Free,
             rules: Vec::new(),
         }
     }
@@ -49,6 +53,11 @@ impl Published {
     /// Its share now: nothing while it is drained or sick, and else what it is fit for.
     pub fn weight(&self) -> u32 {
         if self.is_drained { 0 } else { self.fitness.of(self.terms.weight) }
+    }
+
+    /// Whether it is fenced, and this host holds it.
+    pub fn is_held(&self) -> bool {
+        self.terms.fenced && self.is_served && self.tenancy.may_serve()
     }
 
     /// Whether routers that know of it know of the other one as well.

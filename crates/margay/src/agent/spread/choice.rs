@@ -28,6 +28,7 @@ mod test {
             weight,
             priority,
             sticky: false,
+            fence: None,
         }
     }
 

@@ -2,7 +2,7 @@
 //! calls. This module tells them which instances there are: it watches every name that programs send to, and gives
 //! each instance a virtual address.
 
-mod choice;
+pub(super) mod choice;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -38,7 +38,7 @@ const QUESTIONS_MAX: usize = 16;
 const IDLE: Duration = Duration::from_secs(300);
 
 /// An instance of a name on this host: the name's own virtual address, and the instance's host.
-type Whom = (IpAddr, HostId);
+pub(super) type Whom = (IpAddr, HostId);
 
 /// Where an instance is placed.
 struct Place {
@@ -219,7 +219,7 @@ fn listen(kernel: &Unconnected, sender: &mpsc::Sender<Vec<SocketAddr>>) {
     }
 }
 
-pub(super) async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
+pub(super) async fn pass_on<T>(mut news: tokio::sync::watch::Receiver<T>, heard: Arc<Notify>) {
     while news.changed().await.is_ok() {
         heard.notify_one();
     }
@@ -329,11 +329,7 @@ impl Spread {
         found: &registration::Instance,
     ) -> Option<IpAddr> {
         let whom = (name, found.host);
-        let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.local.sal_port);
-        let is_own = found.host == agent.local.host_key.public().id();
-        let next_hop =
-            NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
-        let instance = Instance { service: *service, next_hop };
+        let instance = instance_of(agent, service, found);
         let known = self.places.get_mut(&whom);
         if let Some(place) = &known
             && place.instance == instance
@@ -387,6 +383,14 @@ impl Spread {
             }
         }
     }
+}
+
+/// What the core is to know of an instance.
+pub(super) fn instance_of(agent: &Agent, service: &ServiceId, found: &registration::Instance) -> Instance {
+    let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.local.sal_port);
+    let is_own = found.host == agent.local.host_key.public().id();
+    let next_hop = NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
+    Instance { service: *service, next_hop }
 }
 
 /// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it
@@ -449,7 +453,7 @@ pub(super) fn instances_under(
 }
 
 /// Where the search for a free address begins.
-fn first_number((name, host): &Whom) -> u32 {
+pub(super) fn first_number((name, host): &Whom) -> u32 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(name.to_string().as_bytes()).update(&host.0);
     let hash = hasher.finalize();

@@ -1,18 +1,20 @@
 //! `reset-at-once`: clients that only wait for their server learn at once that it is gone: its program is killed, its
 //! host is drained, its host is cut off the network. Plain TCP does not learn of the last; and a client that is to be
-//! patient waits for the host to come back.
+//! patient waits for the host to come back. Packaged clients learn of all three: psql, redis-cli, ssh, and a WebSocket.
+
+mod programs;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 
+use self::programs::Programs;
 use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
-use crate::arrivals::now_ms;
+use crate::arrivals::{now_ms, sleep_until};
 use crate::command::progress;
 use crate::draining::Drain;
 use crate::host::Host;
@@ -29,12 +31,13 @@ use crate::wire;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "reset-at-once",
-    summary: "programs wait for servers that are killed, drained at once, and cut off; and one of them with patience",
+    summary: "programs wait for servers that are killed, drained at once, and cut off; raw TCP, psql, redis-cli, ssh, \
+     WebSocket; and one of them with patience",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 9] = [
+const BOUNDS: [Bound; 13] = [
     // Of what is killed, and of what is drained.
     bound("error_ms_p99", Below(500.0)),
     bound("cut_error_ms_p99", Below(2500.0)),
@@ -47,6 +50,12 @@ const BOUNDS: [Bound; 9] = [
     bound("early", Exactly(0.0)),
     bound("lost_after_return", Exactly(0.0)),
     bound("flows_left", Exactly(0.0)),
+    // Of packaged programs: their servers are killed or drained; and cut off.
+    bound("programs_error_ms_max", Below(500.0)),
+    bound("programs_cut_error_ms_max", Below(2500.0)),
+    bound("programs_without_error", Exactly(0.0)),
+    // Otherwise one of them was not there.
+    bound("programs", Exactly(12.0)),
     bound("failed", Exactly(0.0)),
 ];
 
@@ -93,21 +102,35 @@ struct Stage<'a> {
     hasty: Series<Idle>,
     /// Of the other one.
     patient: Series<Idle>,
+    /// Of the client, in the order of [`SERVERS`]; none where they could not be started.
+    programs: Vec<Programs<'a>>,
 }
+
+/// Which of [`Stage::programs`] are meant.
+const KILLED: usize = 0;
+const DRAINED: usize = 1;
+const CUT: usize = 2;
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = site::build(SCENARIO.name, site::V4, &["killed", "drained", "cut", "client", "patient"], dir)?;
     let client = lab.host("client")?;
     lab.host("patient")?.shell(&format!("printf '{PATIENT}' >> /etc/margay/margay.toml"))?;
     let _agents = Agents::start(&lab)?;
-    ["hung", "not_reset", "early", "failed"].into_iter().for_each(|figure| findings.set(figure, 0.0));
+    let counts = ["hung", "not_reset", "early", "programs", "programs_without_error", "failed"];
+    counts.into_iter().for_each(|figure| findings.set(figure, 0.0));
     let servers = [lab.host(SERVERS[0])?, lab.host(SERVERS[1])?, lab.host(SERVERS[2])?];
     let serving = servers.into_iter().map(serve).collect::<Result<Vec<_>>>()?;
     let [killed, drained, cut] = servers;
     let length = if is_long() { LONG } else { SHORT };
     let hasty = wait_at(client, &servers, length.each)?;
     let patient = wait_at(lab.host("patient")?, &servers, length.each)?;
-    let stage = Stage { lab: &lab, router: lab.host("router")?, client, killed, drained, cut, length, hasty, patient };
+    let mut programs = Vec::new();
+    pair::attempt_part("packaged programs that wait", findings, |_| {
+        programs = Programs::start(dir, &servers, client)?;
+        Ok(())
+    });
+    let router = lab.host("router")?;
+    let mut stage = Stage { lab: &lab, router, client, killed, drained, cut, length, hasty, patient, programs };
 
     let mut errors_ms = Vec::new();
     pair::attempt_part("a program that is killed", findings, |findings| {
@@ -124,7 +147,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         come_back(&stage, &serving[2], &kept, findings)
     });
     pair::attempt_part("what is left", findings, |findings| report_left(stage.client, findings));
+    stage.programs.drain(..).for_each(Programs::finish);
     Ok(())
+}
+
+/// Adds what programs needed to notice the end of their server to a figure.
+fn note_programs(figure: &str, errors_ms: &[f64], findings: &mut Findings) {
+    let longest_ms = percentile(errors_ms, 100.0);
+    findings.set(figure, findings.figures.get(figure).max(longest_ms));
 }
 
 fn serve(host: &Host) -> Result<Program> {
@@ -211,6 +241,12 @@ fn kill(stage: &Stage<'_>, greeter: &Program, findings: &mut Findings) -> Result
     let ends = await_ends(&[&stage.hasty, &stage.patient], stage.killed, from_ms, findings);
     let each_ms = after_ms(&ends, from_ms);
     findings.set("killed_error_ms_max", percentile(&each_ms, 100.0));
+    if let Some(programs) = stage.programs.get(KILLED) {
+        let serving = programs.serving()?;
+        let from_ms = now_ms();
+        stage.killed.run(["kill", "-9"].iter().map(|word| (*word).to_owned()).chain(serving))?;
+        note_programs("programs_error_ms_max", &programs.await_errors("killed", from_ms, findings), findings);
+    }
     Ok(each_ms)
 }
 
@@ -228,6 +264,13 @@ fn drain(stage: &Stage<'_>, findings: &mut Findings) -> Result<Vec<f64>> {
     // It is an instance as before; the one whose program was killed is none.
     agent::undrain(stage.drained, SERVICE)?;
     agent::await_instances(stage.router, SERVICE, SERVERS.len() - 1)?;
+    if let Some(programs) = stage.programs.get(DRAINED) {
+        // Nobody else serves that name.
+        let drain = Drain::start(stage.drained, &[programs.service(), "--when", "now", "--last"])?;
+        let errors_ms = programs.await_errors("drained", drain.begun_ms, findings);
+        drain.finish(LIMIT)?;
+        note_programs("programs_error_ms_max", &errors_ms, findings);
+    }
     Ok(each_ms)
 }
 
@@ -245,6 +288,9 @@ fn cut_off(stage: &Stage<'_>, findings: &mut Findings) -> Result<BTreeSet<usize>
     let each_ms = after_ms(&ends, cut_ms);
     findings.set("cut_error_ms_p99", percentile(&each_ms, 99.0));
     findings.set("cut_error_ms_min", percentile(&each_ms, 0.0));
+    if let Some(programs) = stage.programs.get(CUT) {
+        note_programs("programs_cut_error_ms_max", &programs.await_errors("cut off", cut_ms, findings), findings);
+    }
 
     // That nothing happens cannot be waited for.
     sleep_until(cut_ms + PATIENCE_MS);
@@ -262,10 +308,6 @@ fn cut_off(stage: &Stage<'_>, findings: &mut Findings) -> Result<BTreeSet<usize>
     }
     findings.set("plain_hung", plain_hung as f64);
     Ok(kept)
-}
-
-fn sleep_until(at_ms: f64) {
-    sleep(Duration::from_secs_f64((at_ms - now_ms()).max(0.0) / 1e3));
 }
 
 /// Mends the link. Then the server is killed: only connections that still live hear of it, and hear that they are

@@ -1,0 +1,107 @@
+//! The framer of clients: a memcached on this host that is none. Each client's connection is one framed connection
+//! with the ensemble.
+
+mod session;
+mod slots;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::name::Prefix;
+use margay_sdk::{Agent, Options};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::Semaphore;
+
+use session::Session;
+
+/// Clients at once; who comes later is told so.
+const CLIENTS_MAX: usize = 4096;
+/// Pause where no connection can be taken: mostly there are no more descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How an ensemble is reached.
+pub trait Reach: Send + Sync + 'static {
+    /// A connected socket: all that is sent from there goes to one switch.
+    fn open(&self) -> impl Future<Output = io::Result<UdpSocket>> + Send;
+
+    /// What it is called.
+    fn name(&self) -> &str;
+}
+
+/// An ensemble by its name.
+#[derive(Clone, Debug)]
+pub struct ByName {
+    agent: Agent,
+    prefix: Prefix,
+    name: String,
+}
+
+impl ByName {
+    /// Of an agent; the name as it is written, and its bits.
+    pub fn new(agent: Agent, prefix: Prefix, name: String) -> Self {
+        Self { agent, prefix, name }
+    }
+}
+
+impl Reach for ByName {
+    async fn open(&self) -> io::Result<UdpSocket> {
+        let connected = Options::new().agent(&self.agent).connect_datagrams(&self.prefix).await?;
+        Ok(connected.into_udp())
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Where clients come, and what they reach.
+pub struct Framer<R> {
+    listener: TcpListener,
+    reach: Arc<R>,
+}
+
+impl<R: Reach> Framer<R> {
+    /// Listens.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be had.
+    pub async fn bind(listen: SocketAddr, reach: R) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(listen).await?, reach: Arc::new(reach) })
+    }
+
+    /// Where.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not know it.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves clients until it is dropped.
+    pub async fn run(self) {
+        let room = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let mut clients = tokio::task::JoinSet::new();
+        loop {
+            let Ok((mut stream, _)) = self.listener.accept().await else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            while clients.try_join_next().is_some() {}
+            let reach = Arc::clone(&self.reach);
+            let place = Arc::clone(&room).try_acquire_owned();
+            clients.spawn(async move {
+                // How a client ends is its own affair.
+                let _ = match place {
+                    Ok(_place) => Session::new(stream, reach).run().await,
+                    Err(_) => stream.write_all(b"SERVER_ERROR too many clients of this framer\r\n").await,
+                };
+            });
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! One client's connection: its requests become frames, and its answers come in its order.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::rng::Rng;
+use margay_ensemble::{Connection, ConnectionConfig, Order, Over, Standing, Tsn};
+use margay_memcached::text::{self, Asked, Step};
+use margay_wire::{AbortReason, Framed};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::sleep_until;
+
+use super::Reach;
+use super::slots::Slots;
+use crate::batch::{self, Datagram};
+use crate::clock::Clock;
+use crate::head::Head;
+use crate::random_seed;
+use crate::router::MEMBER_DIED;
+
+/// Parts of requests that may be open before the next request is read.
+const OPEN_MAX: usize = 256;
+/// Bytes of answers that may wait before the next request is read: for those before them, or for the client.
+const UNWRITTEN_MAX: usize = 4 << 20;
+/// Bytes of frames that wait, or are under way: a request with the largest item, and a long row of small ones.
+const SEND_BUFFER: usize = 9 << 20;
+/// Bytes of frames that are put together: an answer with the largest item.
+const RECEIVE_BUFFER: usize = 9 << 20;
+/// Bytes that are read at once.
+const READ_LEN: usize = 64 << 10;
+/// A client waits so long at most while no switch answers.
+const REACH_LIMIT: Duration = Duration::from_secs(2);
+/// Pause before a switch is asked again that did not take the connection.
+const REACH_PAUSE: Duration = Duration::from_millis(50);
+/// What a client is told of requests that nobody knows the fate of.
+const SWITCH_DIED: &[u8] = b"SERVER_ERROR the ensemble's switch died with this request; it may be done, or not\r\n";
+
+/// A framed connection, and the socket of its flow.
+struct Link {
+    socket: UdpSocket,
+    connection: Connection,
+}
+
+/// One client.
+pub(super) struct Session<R> {
+    client: TcpStream,
+    reach: Arc<R>,
+    clock: Clock,
+    slots: Slots,
+    /// What the client has said, and was not yet a whole request.
+    unread: Vec<u8>,
+    /// The client says no more.
+    is_eof: bool,
+    /// So many bytes of a request are wanted before it is looked at again.
+    wanted: usize,
+    /// So many bytes of the client are passed over.
+    skip: usize,
+    /// Answers that the client has not taken.
+    unwritten: Vec<u8>,
+    /// Frames that the connection has no room for yet, or that wait for it to begin.
+    unsent: Vec<Vec<u8>>,
+    /// The client is told no more, once it has its answers.
+    is_last: bool,
+    /// The framed connection has begun.
+    is_open: bool,
+    /// Since when no switch answers.
+    unreached_since: Option<tokio::time::Instant>,
+}
+
+impl<R: Reach> Session<R> {
+    pub(super) fn new(client: TcpStream, reach: Arc<R>) -> Self {
+        Self {
+            client,
+            reach,
+            clock: Clock::start(),
+            slots: Slots::default(),
+            unread: Vec::new(),
+            is_eof: false,
+            wanted: 0,
+            skip: 0,
+            unwritten: Vec::new(),
+            unsent: Vec::new(),
+            is_last: false,
+            is_open: false,
+            unreached_since: None,
+        }
+    }
+
+    /// Until the client goes.
+    pub(super) async fn run(mut self) -> io::Result<()> {
+        self.client.set_nodelay(true)?;
+        loop {
+            let why = match self.open().await {
+                Ok(mut link) => match self.carry(&mut link).await? {
+                    Some(over) => over.to_string(),
+                    None => {
+                        link.connection.close();
+                        // The switch finds out by itself if it does not come.
+                        let _ = flush(&mut link, &self.clock);
+                        return Ok(());
+                    }
+                },
+                Err(error) => error.to_string(),
+            };
+            tracing::debug!(name = self.reach.name(), why, "a framed connection is over");
+            if std::mem::take(&mut self.is_open) {
+                self.unsent = self.slots.restart(SWITCH_DIED);
+            } else {
+                self.wait_for_reach(&why).await?;
+            }
+            if self.is_done() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the client has all, and says no more.
+    fn is_done(&self) -> bool {
+        let is_over = self.is_last || self.is_eof;
+        is_over && self.slots.open() == 0 && self.unsent.is_empty() && self.unwritten.is_empty()
+    }
+
+    async fn open(&self) -> io::Result<Link> {
+        let socket = self.reach.open().await?;
+        let mut rng = Rng::new(random_seed()?);
+        let config = ConnectionConfig {
+            first: Tsn(rng.u32()),
+            send_buffer_bytes: SEND_BUFFER,
+            receive_buffer_bytes: RECEIVE_BUFFER,
+            ..ConnectionConfig::default()
+        };
+        let connection = Connection::open(self.clock.now(), rng.u64().max(1), [0; 16], config);
+        Ok(Link { socket, connection })
+    }
+
+    /// No switch takes the connection: after a while the client is told so.
+    async fn wait_for_reach(&mut self, why: &str) -> io::Result<()> {
+        let since = *self.unreached_since.get_or_insert_with(tokio::time::Instant::now);
+        if since.elapsed() >= REACH_LIMIT {
+            self.refuse_all(why);
+            self.write_all().await?;
+            self.unreached_since = None;
+            if !self.is_done() {
+                // Nothing is to be tried before the client wants something.
+                self.client.readable().await?;
+            }
+        }
+        let may_read = self.may_read();
+        tokio::select! {
+            ready = self.client.readable(), if may_read => {
+                ready?;
+                self.read()?;
+            }
+            () = tokio::time::sleep(REACH_PAUSE) => return Ok(()),
+        }
+        tokio::time::sleep(REACH_PAUSE).await;
+        Ok(())
+    }
+
+    fn refuse_all(&mut self, why: &str) {
+        let answer = format!("SERVER_ERROR no switch of {} answers: {why}\r\n", self.reach.name());
+        loop {
+            self.take_requests();
+            self.unsent.clear();
+            self.slots.refuse_all(answer.as_bytes());
+            if !self.may_take() {
+                break;
+            }
+        }
+        self.slots.write(&mut self.unwritten);
+    }
+
+    async fn write_all(&mut self) -> io::Result<()> {
+        while !self.unwritten.is_empty() {
+            self.client.writable().await?;
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    /// Carries requests and answers. Gives why the framed connection is over; nothing: the client has gone.
+    async fn carry(&mut self, link: &mut Link) -> io::Result<Option<Over>> {
+        loop {
+            self.settle(link);
+            if let Err(error) = flush(link, &self.clock) {
+                return Ok(Some(over_by(&error)));
+            }
+            match link.connection.standing() {
+                Standing::Over(over) => return Ok(Some(over.clone())),
+                Standing::Open => (self.is_open, self.unreached_since) = (true, None),
+                Standing::Opening => {}
+            }
+            if self.is_done() {
+                return Ok(None);
+            }
+            let deadline = self.clock.deadline(link.connection.next_deadline());
+            let may_read = self.may_read();
+            let Link { socket, connection } = link;
+            let clock = self.clock;
+            tokio::select! {
+                received = batch::receive(socket, |_, bytes| hear(connection, &clock, bytes)) => {
+                    if let Err(error) = received {
+                        return Ok(Some(over_by(&error)));
+                    }
+                }
+                ready = self.client.readable(), if may_read => {
+                    ready?;
+                    self.read()?;
+                }
+                ready = self.client.writable(), if !self.unwritten.is_empty() => {
+                    ready?;
+                    self.write()?;
+                }
+                () = sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    /// Whether the client may say more: it is held back while it does not take its answers.
+    fn may_read(&self) -> bool {
+        let waiting = self.unwritten.len() + self.slots.held_bytes();
+        let is_over = self.is_last || self.is_eof;
+        !is_over && self.slots.open() < OPEN_MAX && waiting < UNWRITTEN_MAX && self.unsent.is_empty()
+    }
+
+    /// Says what follows from what has come.
+    fn settle(&mut self, link: &mut Link) {
+        let now = self.clock.now();
+        let connection = &mut link.connection;
+        connection.on_time(now);
+        while let Some(frame) = connection.poll_frame() {
+            if let Some((head, answer)) = Head::split(&frame.bytes) {
+                self.slots.answer(head.number, answer.to_vec());
+            }
+        }
+        while let Some(number) = connection.poll_lost() {
+            self.unsent.extend(self.slots.lost(number, MEMBER_DIED));
+        }
+        self.take_requests();
+        let sent = self.unsent.iter().take_while(|frame| connection.send(now, Order::Member, frame).is_ok()).count();
+        self.unsent.drain(..sent);
+        connection.await_frames(now, self.slots.open() > 0);
+        self.slots.write(&mut self.unwritten);
+    }
+
+    /// Reads requests of what the client has said.
+    fn take_requests(&mut self) {
+        let mut at = 0;
+        while self.may_take() && at < self.unread.len() {
+            match text::step(&self.unread[at..]) {
+                Step::More(wanted) => {
+                    self.wanted = wanted.unwrap_or(self.unread.len() - at + 1);
+                    break;
+                }
+                Step::Taken(len, asked) => {
+                    let there = len.min(self.unread.len() - at);
+                    at += there;
+                    (self.skip, self.wanted) = (len - there, 0);
+                    self.take(asked);
+                }
+            }
+        }
+        self.unread.drain(..at);
+    }
+
+    fn may_take(&self) -> bool {
+        let is_enough = !self.unread.is_empty() && self.unread.len() >= self.wanted;
+        is_enough && !self.is_last && self.slots.open() < OPEN_MAX && self.unsent.len() < OPEN_MAX
+    }
+
+    fn take(&mut self, asked: Asked) {
+        match asked {
+            Asked::Servers { parts, quiet } => self.unsent.extend(self.slots.ask(parts, quiet)),
+            Asked::Answer(answer) => self.slots.answered(answer),
+            Asked::Last(answer) => {
+                self.slots.answered(answer);
+                self.is_last = true;
+            }
+        }
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let len = self.unread.len();
+        self.unread.resize(len + READ_LEN, 0);
+        let read = self.client.try_read(&mut self.unread[len..]);
+        self.unread.truncate(len + *read.as_ref().unwrap_or(&0));
+        let skipped = self.skip.min(self.unread.len() - len);
+        self.unread.drain(len..len + skipped);
+        self.skip -= skipped;
+        match read {
+            Ok(0) => self.is_eof = true,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        match self.client.try_write(&self.unwritten) {
+            Ok(written) => {
+                self.unwritten.drain(..written);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn over_by(error: &io::Error) -> Over {
+    Over::Aborted(AbortReason::Unknown, error.to_string())
+}
+
+fn hear(connection: &mut Connection, clock: &Clock, datagram: &[u8]) {
+    if let Ok((number, says)) = Framed::parse(datagram)
+        && number == connection.number()
+    {
+        connection.on_datagram(clock.now(), &says);
+    }
+}
+
+/// Sends what there is to be sent.
+fn flush(link: &mut Link, clock: &Clock) -> io::Result<()> {
+    let mut out = [0; Connection::DATAGRAM_MAX];
+    let mut all = Vec::new();
+    while let Some(len) = link.connection.poll_datagram(clock.now(), &mut out) {
+        all.push(Datagram { to: None, bytes: out[..len].to_vec() });
+    }
+    batch::send(&link.socket, &all)
+}

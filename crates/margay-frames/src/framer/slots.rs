@@ -1,0 +1,252 @@
+//! Requests of a program in its order, and which of their answers have come.
+
+use std::collections::VecDeque;
+
+use margay_memcached::text::{self, Part, Quiet};
+
+use crate::head::Head;
+
+/// A part of a request: what one server is asked.
+#[derive(Clone, Debug)]
+enum State {
+    /// It is not answered. What may be repeated is kept.
+    Asked {
+        repeatable: Option<Vec<u8>>,
+    },
+    Answered(Vec<u8>),
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+struct Slot {
+    parts: Vec<State>,
+    /// Parts that are not answered.
+    missing: usize,
+    quiet: Quiet,
+}
+
+/// Which part a number is for.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Which request, counted from the first of the program.
+    request: u64,
+    part: usize,
+}
+
+/// All requests of a program that are not answered yet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slots {
+    slots: VecDeque<Slot>,
+    /// How many requests came before the first slot.
+    before: u64,
+    /// By number, from `oldest` on; none: it is answered, or has another number now.
+    places: VecDeque<Option<Place>>,
+    oldest: u32,
+    open: usize,
+    /// Bytes of answers that wait for those before them.
+    held_bytes: usize,
+}
+
+impl Slots {
+    /// Parts that are not answered.
+    pub(super) fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Bytes of answers that wait for those before them.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// A request whose answer is known.
+    pub(super) fn answered(&mut self, answer: Vec<u8>) {
+        self.held_bytes += answer.len();
+        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, quiet: Quiet::No });
+    }
+
+    /// A request for servers: its frames.
+    pub(super) fn ask(&mut self, parts: Vec<Part>, quiet: Quiet) -> Vec<Vec<u8>> {
+        let request = self.before + self.slots.len() as u64;
+        let count = parts.len();
+        let mut frames = Vec::with_capacity(count);
+        let mut states = Vec::with_capacity(count);
+        for (part, Part { bytes, is_safe }) in parts.into_iter().enumerate() {
+            frames.push(self.number(Place { request, part }).frame(&bytes));
+            states.push(State::Asked { repeatable: is_safe.then_some(bytes) });
+        }
+        self.open += count;
+        self.slots.push_back(Slot { parts: states, missing: count, quiet });
+        frames
+    }
+
+    /// The next number.
+    fn number(&mut self, place: Place) -> Head {
+        // There are far less than 2^32.
+        let number = self.oldest.wrapping_add(self.places.len() as u32);
+        self.places.push_back(Some(place));
+        Head { number, oldest: self.oldest }
+    }
+
+    /// Takes a number's place: it has none any more.
+    fn take(&mut self, number: u32) -> Option<Place> {
+        let place = self.places.get_mut(number.wrapping_sub(self.oldest) as usize)?.take()?;
+        while let Some(None) = self.places.front() {
+            self.places.pop_front();
+            self.oldest = self.oldest.wrapping_add(1);
+        }
+        Some(place)
+    }
+
+    fn state(&mut self, place: Place) -> Option<(&mut State, &mut usize)> {
+        let slot = self.slots.get_mut(usize::try_from(place.request.checked_sub(self.before)?).ok()?)?;
+        Some((slot.parts.get_mut(place.part)?, &mut slot.missing))
+    }
+
+    fn fill(&mut self, place: Place, answer: Vec<u8>) {
+        let len = answer.len();
+        let Some((state, missing)) = self.state(place) else { return };
+        *state = State::Answered(answer);
+        *missing -= 1;
+        self.open -= 1;
+        self.held_bytes += len;
+    }
+
+    /// An answer has come. One to a number that is none of these is of no interest.
+    pub(super) fn answer(&mut self, number: u32, answer: Vec<u8>) {
+        if let Some(place) = self.take(number) {
+            self.fill(place, answer);
+        }
+    }
+
+    /// Nobody will answer a number: what may be repeated is asked anew, and gives its frame; else `refusal` is the
+    /// answer.
+    pub(super) fn lost(&mut self, number: u32, refusal: &[u8]) -> Option<Vec<u8>> {
+        let place = self.take(number)?;
+        self.ask_again(place, refusal)
+    }
+
+    fn ask_again(&mut self, place: Place, refusal: &[u8]) -> Option<Vec<u8>> {
+        let repeated = match self.state(place)? {
+            (State::Asked { repeatable: Some(bytes) }, _) => bytes.clone(),
+            _ => {
+                self.fill(place, refusal.to_vec());
+                return None;
+            }
+        };
+        Some(self.number(place).frame(&repeated))
+    }
+
+    /// The connection is another from now on: what may be repeated is asked anew, in its order; `refusal` is the answer
+    /// to the rest. Gives the frames.
+    pub(super) fn restart(&mut self, refusal: &[u8]) -> Vec<Vec<u8>> {
+        // A repeated frame says which number is the oldest one of this connection.
+        self.oldest = self.oldest.wrapping_add(self.places.len() as u32);
+        let mut places: Vec<Place> = std::mem::take(&mut self.places).into_iter().flatten().collect();
+        places.sort_by_key(|place| (place.request, place.part));
+        places.into_iter().filter_map(|place| self.ask_again(place, refusal)).collect()
+    }
+
+    /// There is no connection: `refusal` is the answer to all.
+    pub(super) fn refuse_all(&mut self, refusal: &[u8]) {
+        self.oldest = self.oldest.wrapping_add(self.places.len() as u32);
+        for place in std::mem::take(&mut self.places).into_iter().flatten() {
+            self.fill(place, refusal.to_vec());
+        }
+    }
+
+    /// Appends the answers whose turn has come.
+    pub(super) fn write(&mut self, out: &mut Vec<u8>) {
+        while let Some(slot) = self.slots.pop_front_if(|slot| slot.missing == 0) {
+            self.before += 1;
+            let answers: Vec<Vec<u8>> = slot.parts.into_iter().filter_map(answer_of).collect();
+            self.held_bytes -= answers.iter().map(Vec::len).sum::<usize>();
+            let answer = text::join(&answers);
+            if !slot.quiet.hides(&answer) {
+                out.extend_from_slice(&answer);
+            }
+        }
+    }
+}
+
+fn answer_of(state: State) -> Option<Vec<u8>> {
+    match state {
+        State::Answered(answer) => Some(answer),
+        State::Asked { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const NO: &[u8] = b"SERVER_ERROR no\r\n";
+
+    fn part(text: &str, is_safe: bool) -> Part {
+        Part { bytes: text.as_bytes().to_vec(), is_safe }
+    }
+
+    /// Numbers and bytes of frames.
+    fn read(frames: &[Vec<u8>]) -> Vec<(u32, u32, String)> {
+        let read = |frame: &Vec<u8>| {
+            let (head, bytes) = Head::split(frame).expect("a frame");
+            (head.number, head.oldest, String::from_utf8_lossy(bytes).into_owned())
+        };
+        frames.iter().map(read).collect()
+    }
+
+    fn written(slots: &mut Slots) -> String {
+        let mut out = Vec::new();
+        slots.write(&mut out);
+        String::from_utf8(out).expect("ASCII")
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_requests() {
+        let mut slots = Slots::default();
+        let frames = slots.ask(vec![part("get a", true), part("get b", true)], Quiet::No);
+        assert_eq!(read(&frames), [(0, 0, "get a".to_owned()), (1, 0, "get b".to_owned())]);
+        slots.answered(b"MN\r\n".to_vec());
+        slots.ask(vec![part("delete c", false)], Quiet::All);
+        slots.ask(vec![part("delete d", false)], Quiet::No);
+        slots.answer(3, b"DELETED\r\n".to_vec());
+        slots.answer(2, b"NOT_FOUND\r\n".to_vec());
+        slots.answer(1, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
+        assert_eq!((written(&mut slots), slots.open()), (String::new(), 1));
+        slots.answer(0, b"END\r\n".to_vec());
+        slots.answer(0, b"END\r\n".to_vec());
+        assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nEND\r\nMN\r\nDELETED\r\n");
+        assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
+        let frames = slots.ask(vec![part("get e", true)], Quiet::No);
+        assert_eq!(read(&frames), [(4, 4, "get e".to_owned())]);
+    }
+
+    #[test]
+    fn what_is_lost_is_repeated_with_another_number_or_refused() {
+        let mut slots = Slots::default();
+        slots.ask(vec![part("get a", true)], Quiet::No);
+        slots.ask(vec![part("incr b 1", false)], Quiet::No);
+        let again = slots.lost(0, NO).expect("it is safe");
+        assert_eq!(read(&[again]), [(2, 1, "get a".to_owned())]);
+        assert_eq!((slots.lost(0, NO), slots.lost(1, NO)), (None, None));
+        slots.answer(0, b"late\r\n".to_vec());
+        assert_eq!(written(&mut slots), "", "the first answer is missing");
+        slots.answer(2, b"END\r\n".to_vec());
+        assert_eq!(written(&mut slots), "END\r\nSERVER_ERROR no\r\n");
+    }
+
+    #[test]
+    fn another_connection_gets_what_is_safe() {
+        let mut slots = Slots::default();
+        slots.ask(vec![part("get a", true)], Quiet::No);
+        slots.ask(vec![part("set b", false)], Quiet::No);
+        slots.ask(vec![part("get c", true)], Quiet::No);
+        let again = slots.lost(0, NO).expect("it is safe");
+        assert_eq!(read(&[again]), [(3, 1, "get a".to_owned())]);
+        let frames = slots.restart(NO);
+        assert_eq!(read(&frames), [(4, 4, "get a".to_owned()), (5, 4, "get c".to_owned())]);
+        slots.answer(5, b"c".to_vec());
+        slots.refuse_all(NO);
+        assert_eq!(written(&mut slots), "SERVER_ERROR no\r\nSERVER_ERROR no\r\nc");
+        assert_eq!(slots.open(), 0);
+    }
+}

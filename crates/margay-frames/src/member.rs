@@ -1,0 +1,423 @@
+//! The framer of a member: frames of a switch in, requests to a memcached on this host out, and back.
+//!
+//! Each framed connection is one TCP connection to the memcached. Answers come from there in the order of the requests,
+//! and go to the switch with their numbers.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::rng::Rng;
+use margay_ensemble::{Connection, ConnectionConfig, Order, Standing, Tsn};
+use margay_memcached::text::{self, Shape};
+use margay_wire::{AbortReason, Framed, FramedTerms};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+
+use crate::batch::{self, Datagram};
+use crate::clock::Clock;
+use crate::head::{ANSWER_IS, Head, number_of_host};
+use crate::random_seed;
+
+/// Framed connections at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// Datagrams of one connection that wait; others are lost, as on the way.
+const DATAGRAMS_MAX: usize = 512;
+/// Bytes of requests that wait for the memcached to take them; frames wait at the switch's client then.
+const UNWRITTEN_MAX: usize = 1 << 20;
+/// Requests that the memcached has not answered.
+const UNANSWERED_MAX: usize = 4096;
+/// Bytes of frames that wait, or are under way: an answer of memcached's largest item and more.
+const SEND_BUFFER: usize = 9 << 20;
+/// Bytes of frames that are put together: a request with the largest item.
+const RECEIVE_BUFFER: usize = 9 << 20;
+/// Bytes that are read of the memcached's answers at once.
+const READ_LEN: usize = 64 << 10;
+/// The memcached is looked at so often.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// And has so long to answer.
+const CHECK_LIMIT: Duration = Duration::from_secs(1);
+/// So many times in a row without an answer, and it is gone.
+const CHECKS_MISSED_MAX: u32 = 3;
+/// A memcached has so long to take a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// One that leaves waits so long at most for its switches.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a member's framer is set up with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the memcached is.
+    pub to: SocketAddr,
+    /// What the member is called where keys are divided.
+    pub label: String,
+    /// This host; all zero where nobody knows.
+    pub host: [u8; 16],
+}
+
+/// Why a framer serves no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The memcached does not answer.
+    ProgramGone(String),
+    /// It was told to leave, and has.
+    Left,
+}
+
+/// Asks a memcached for its version.
+///
+/// # Errors
+///
+/// It does not answer, in words.
+pub async fn check(to: SocketAddr) -> Result<(), String> {
+    let ask = async {
+        let mut stream = TcpStream::connect(to).await?;
+        stream.write_all(b"version\r\nquit\r\n").await?;
+        let mut answer = Vec::new();
+        (&mut stream).take(256).read_to_end(&mut answer).await?;
+        if answer.starts_with(b"VERSION ") { Ok(()) } else { Err(io::Error::other("it does not say its version")) }
+    };
+    match timeout(CHECK_LIMIT, ask).await {
+        Ok(done) => done.map_err(|error: io::Error| format!("no memcached answers at {to}: {error}")),
+        Err(_) => Err(format!("no memcached answers at {to} within {CHECK_LIMIT:?}")),
+    }
+}
+
+/// A framed connection, as the socket's owner knows it.
+struct Known {
+    datagrams: mpsc::Sender<Vec<u8>>,
+}
+
+type Key = (SocketAddr, u64);
+
+/// What connections tell the socket's owner.
+enum Told {
+    /// It is over. Its memcached may be gone, too.
+    Over { key: Key, is_program_gone: bool },
+}
+
+/// Serves switches at a socket, until the memcached is gone, or `leave` becomes true: then no new connection is taken,
+/// and those that are there end when their switches have closed them.
+///
+/// # Errors
+///
+/// The socket fails, or the operating system gives no random numbers.
+pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver<bool>) -> io::Result<End> {
+    let socket = Arc::new(socket);
+    let (told, mut tellings) = mpsc::channel(64);
+    let mut server = Server {
+        socket: Arc::clone(&socket),
+        config,
+        rng: Rng::new(random_seed()?),
+        clock: Clock::start(),
+        known: HashMap::new(),
+        leave: leave.clone(),
+        told,
+    };
+    let mut checks = Box::pin(watch_program(server.config.to));
+    let mut limit = Box::pin(tokio::time::sleep(Duration::MAX));
+    let mut is_leaving = false;
+    loop {
+        tokio::select! {
+            received = batch::receive(&socket, |from, bytes| {
+                if let Some(from) = from {
+                    server.take(from, bytes);
+                }
+            }) => match received {
+                Err(error) if error.kind() != io::ErrorKind::ConnectionRefused => return Err(error),
+                // A switch is gone; others are not.
+                _ => {}
+            },
+            Some(Told::Over { key, is_program_gone }) = tellings.recv() => {
+                server.known.remove(&key);
+                if is_program_gone && let Err(why) = check(server.config.to).await {
+                    return Ok(End::ProgramGone(why));
+                }
+            }
+            why = &mut checks => return Ok(End::ProgramGone(why)),
+            changed = leave.changed(), if !is_leaving => {
+                // Nobody can say so any more: then it is time as well.
+                is_leaving = changed.is_err() || *leave.borrow();
+                if is_leaving {
+                    limit = Box::pin(sleep(LEAVE_LIMIT));
+                }
+            }
+            () = &mut limit => return Ok(End::Left),
+        }
+        if is_leaving && server.known.is_empty() {
+            return Ok(End::Left);
+        }
+    }
+}
+
+/// Until a memcached does not answer any more.
+async fn watch_program(to: SocketAddr) -> String {
+    let mut missed = 0;
+    loop {
+        sleep(CHECK_EVERY).await;
+        match check(to).await {
+            Ok(()) => missed = 0,
+            Err(why) => {
+                missed += 1;
+                if missed >= CHECKS_MISSED_MAX {
+                    return why;
+                }
+            }
+        }
+    }
+}
+
+struct Server {
+    socket: Arc<UdpSocket>,
+    config: Config,
+    rng: Rng,
+    clock: Clock,
+    known: HashMap<Key, Known>,
+    leave: watch::Receiver<bool>,
+    told: mpsc::Sender<Told>,
+}
+
+impl Server {
+    fn take(&mut self, from: SocketAddr, datagram: &[u8]) {
+        let Ok((number, says)) = Framed::parse(datagram) else { return };
+        let key = (from, number);
+        if let Some(known) = self.known.get(&key) {
+            // It is behind: its switch repeats what is lost.
+            let _ = known.datagrams.try_send(datagram.to_vec());
+            return;
+        }
+        match says {
+            Framed::Hello { terms, host } => self.accept(key, terms, host),
+            // Of no connection: whether this member is there at all.
+            Framed::Ping if number == number_of_host(&self.config.host) => self.answer(key, &Framed::Pong),
+            Framed::Data(_) | Framed::Ping => self.answer(key, &Framed::abort(AbortReason::Unknown, "")),
+            _ => {}
+        }
+    }
+
+    fn answer(&self, (to, number): Key, says: &Framed<'_>) {
+        let mut bytes = vec![0; says.len()];
+        // It is as long as it says.
+        let _ = says.emit(number, &mut bytes);
+        // Whoever wants it asks again.
+        let _ = self.socket.try_send_to(&bytes, to);
+    }
+
+    fn accept(&mut self, key: Key, terms: FramedTerms, host: [u8; 16]) {
+        let is_meant = host == [0; 16] || self.config.host == [0; 16] || host == self.config.host;
+        if !is_meant {
+            return self.answer(key, &Framed::abort(AbortReason::OtherHost, "another host was meant"));
+        }
+        if *self.leave.borrow() {
+            return self.answer(key, &Framed::abort(AbortReason::Leaving, "the member leaves"));
+        }
+        if self.known.len() >= CONNECTIONS_MAX {
+            return self.answer(key, &Framed::abort(AbortReason::Full, "the member has as many connections as it may"));
+        }
+        let config = ConnectionConfig {
+            first: Tsn(self.rng.u32()),
+            send_buffer_bytes: SEND_BUFFER,
+            receive_buffer_bytes: RECEIVE_BUFFER,
+            ..ConnectionConfig::default()
+        };
+        let connection = Connection::accept(self.clock.now(), key.1, &terms, &self.config.label, config);
+        let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
+        self.known.insert(key, Known { datagrams: sender });
+        let session = Session {
+            socket: Arc::clone(&self.socket),
+            to: key.0,
+            clock: self.clock,
+            connection,
+            unwritten: Vec::new(),
+            unread: Vec::new(),
+            read_from: 0,
+            asked: VecDeque::new(),
+            unsent: None,
+        };
+        let told = self.told.clone();
+        let leave = self.leave.clone();
+        let program = self.config.to;
+        tokio::spawn(async move {
+            let is_program_gone = session.run(program, datagrams, leave).await;
+            // Nobody serves any more.
+            let _ = told.send(Told::Over { key, is_program_gone }).await;
+        });
+    }
+}
+
+/// One framed connection with its memcached.
+struct Session {
+    socket: Arc<UdpSocket>,
+    to: SocketAddr,
+    clock: Clock,
+    connection: Connection,
+    /// Requests that the memcached has not taken.
+    unwritten: Vec<u8>,
+    /// Answers that are not whole.
+    unread: Vec<u8>,
+    /// How far they have been looked at.
+    read_from: usize,
+    /// Requests that are not answered, in their order.
+    asked: VecDeque<(u32, Shape)>,
+    /// An answer that there was no room for.
+    unsent: Option<Vec<u8>>,
+}
+
+impl Session {
+    /// Until either end is over. Gives whether the memcached has ended it.
+    async fn run(
+        mut self,
+        program: SocketAddr,
+        mut datagrams: mpsc::Receiver<Vec<u8>>,
+        mut leave: watch::Receiver<bool>,
+    ) -> bool {
+        let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(program)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return self.program_gone(&format!("the memcached takes no connection: {error}")),
+            Err(_) => return self.program_gone("the memcached takes no connection"),
+        };
+        // Without it answers wait a little longer.
+        let _ = stream.set_nodelay(true);
+        loop {
+            self.flush();
+            if matches!(self.connection.standing(), Standing::Over(_)) {
+                return false;
+            }
+            let deadline = self.clock.deadline(self.connection.next_deadline());
+            let may_read = self.unsent.is_none();
+            tokio::select! {
+                datagram = datagrams.recv() => match datagram {
+                    Some(datagram) => {
+                        self.hear(&datagram);
+                        while let Ok(datagram) = datagrams.try_recv() {
+                            self.hear(&datagram);
+                        }
+                    }
+                    None => return false,
+                },
+                ready = stream.readable(), if may_read => {
+                    if let Err(error) = ready.and_then(|()| self.read(&stream)) {
+                        return self.program_gone(&format!("the memcached has ended the connection: {error}"));
+                    }
+                }
+                ready = stream.writable(), if !self.unwritten.is_empty() => {
+                    if let Err(error) = ready.and_then(|()| self.write(&stream)) {
+                        return self.program_gone(&format!("the memcached has ended the connection: {error}"));
+                    }
+                }
+                changed = leave.changed() => {
+                    if changed.is_err() {
+                        return false;
+                    }
+                    if *leave.borrow() {
+                        self.connection.leave(self.clock.now());
+                    }
+                }
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+            self.connection.on_time(self.clock.now());
+            if let Err(error) = self.cut_answers() {
+                return self.program_gone(&format!("the memcached does not speak its text protocol: {error}"));
+            }
+            self.take_frames();
+        }
+    }
+
+    fn program_gone(&self, why: &str) -> bool {
+        let says = Framed::abort(AbortReason::Program, why);
+        let mut bytes = vec![0; says.len()];
+        // It is as long as it says; and the switch asks if it does not come.
+        let _ = says.emit(self.connection.number(), &mut bytes);
+        let _ = self.socket.try_send_to(&bytes, self.to);
+        true
+    }
+
+    fn hear(&mut self, datagram: &[u8]) {
+        if let Ok((_, says)) = Framed::parse(datagram) {
+            self.connection.on_datagram(self.clock.now(), &says);
+        }
+    }
+
+    /// Sends what there is to be sent.
+    fn flush(&mut self) {
+        let now = self.clock.now();
+        if let Some(answer) = self.unsent.take()
+            && self.connection.send(now, Order::Member, &answer).is_err()
+        {
+            self.unsent = Some(answer);
+        }
+        let mut out = [0; Connection::DATAGRAM_MAX];
+        let mut all = Vec::new();
+        while let Some(len) = self.connection.poll_datagram(now, &mut out) {
+            all.push(Datagram { to: Some(self.to), bytes: out[..len].to_vec() });
+        }
+        // Of one address: the switch finds out, or repeats.
+        let _ = batch::send(&self.socket, &all);
+    }
+
+    /// Frames become requests, as long as the memcached keeps up.
+    fn take_frames(&mut self) {
+        while self.unwritten.len() < UNWRITTEN_MAX && self.asked.len() < UNANSWERED_MAX && self.unsent.is_none() {
+            let Some(frame) = self.connection.poll_frame() else { return };
+            let Some((head, request)) = Head::split(&frame.bytes) else { continue };
+            match request.split_first() {
+                Some((&ANSWER_IS, answer)) => self.answer(head.number, answer.to_vec()),
+                _ => {
+                    self.asked.push_back((head.number, text::shape_of(request)));
+                    self.unwritten.extend_from_slice(request);
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, number: u32, answer: Vec<u8>) {
+        let frame = Head { number, oldest: 0 }.frame(&answer);
+        if self.connection.send(self.clock.now(), Order::Member, &frame).is_err() {
+            self.unsent = Some(frame);
+        }
+    }
+
+    fn write(&mut self, stream: &TcpStream) -> io::Result<()> {
+        match stream.try_write(&self.unwritten) {
+            Ok(written) => {
+                self.unwritten.drain(..written);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&mut self, stream: &TcpStream) -> io::Result<()> {
+        let len = self.unread.len();
+        self.unread.resize(len + READ_LEN, 0);
+        let read = stream.try_read(&mut self.unread[len..]);
+        self.unread.truncate(len + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn cut_answers(&mut self) -> io::Result<()> {
+        while self.unsent.is_none() && !self.unread.is_empty() {
+            let Some((number, shape)) = self.asked.front().copied() else {
+                return Err(io::Error::other("it says what nobody has asked for"));
+            };
+            let len = text::answer_len(&self.unread, shape, &mut self.read_from).map_err(io::Error::other)?;
+            let Some(len) = len else { return Ok(()) };
+            let rest = self.unread.split_off(len);
+            let answer = std::mem::replace(&mut self.unread, rest);
+            self.read_from = 0;
+            self.asked.pop_front();
+            self.answer(number, answer);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Which member a frame of memcached goes to, and what becomes of requests when a member dies.
+
+pub mod ketama;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
+use margay_memcached::text;
+
+use crate::head::Head;
+use ketama::Ring;
+
+/// Requests of one connection that are remembered: from the oldest that is not answered.
+const REQUESTS_MAX: u32 = 1 << 16;
+/// Bit of a frame's own number: it goes to its member as a refusal.
+const REFUSED: u64 = 1 << 63;
+/// What a program is told of a request that nobody knows the fate of.
+pub const MEMBER_DIED: &[u8] = b"SERVER_ERROR the server died with this request; it may be done, or not\r\n";
+
+/// How frames are divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// By key: libketama's ring of the members' labels.
+    #[default]
+    Ketama,
+    /// One after the other, for members that all have the same.
+    RoundRobin,
+}
+
+/// A request that is not answered, as far as is known here.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    /// Whose it is; none: that member is dead, and the request may go to another.
+    member: Option<MemberId>,
+    /// The member has acknowledged it for good.
+    is_acknowledged: bool,
+    /// Its answer has begun.
+    is_answered: bool,
+}
+
+/// The plug-in for one connection.
+#[derive(Clone, Debug)]
+pub struct Router {
+    policy: Policy,
+    /// Members by what they are called.
+    labels: BTreeMap<MemberId, String>,
+    ring: Ring,
+    /// The members of the ring, in its order.
+    ring_members: Vec<MemberId>,
+    turn: usize,
+    /// All requests before it are answered; none: no request has come.
+    oldest: Option<Tsn>,
+    requests: HashMap<u32, Request>,
+    /// How many of them each member has not answered.
+    owed: HashMap<MemberId, usize>,
+    lost: Vec<u32>,
+}
+
+impl Router {
+    /// Of a connection without members.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            labels: BTreeMap::new(),
+            ring: Ring::default(),
+            ring_members: Vec::new(),
+            turn: 0,
+            oldest: None,
+            requests: HashMap::new(),
+            owed: HashMap::new(),
+            lost: Vec::new(),
+        }
+    }
+
+    /// A member that has joined is called so.
+    pub fn name(&mut self, member: MemberId, label: &str) {
+        self.labels.insert(member, label.to_owned());
+        self.arrange();
+    }
+
+    /// Requests that nobody will answer, since their member is dead.
+    pub fn take_lost(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// How many requests are not answered, as far as is known here.
+    pub fn open_requests(&self) -> usize {
+        self.requests.values().filter(|request| !request.is_answered).count()
+    }
+
+    fn arrange(&mut self) {
+        if self.policy == Policy::Ketama {
+            self.ring = Ring::new(self.labels.values().map(String::as_str));
+        }
+        self.ring_members = self.labels.keys().copied().collect();
+    }
+
+    fn choose(&mut self, request: &[u8], members: &Members) -> Option<MemberId> {
+        // One that drains keeps its place in the ring, and others stand in for it: as if it were gone.
+        let key = text::key_of(request).filter(|_| self.policy == Policy::Ketama);
+        if let Some(key) = key {
+            let candidates = self.ring.servers_of(key).filter_map(|at| self.ring_members.get(at).copied());
+            return candidates.into_iter().find(|id| members.is_active(*id));
+        }
+        let active: Vec<MemberId> = self.ring_members.iter().copied().filter(|id| members.is_active(*id)).collect();
+        self.turn = self.turn.wrapping_add(1);
+        active.get(self.turn.checked_rem(active.len())?).copied()
+    }
+
+    /// Whether a request has a place among those that are remembered; those before its oldest are forgotten.
+    fn admit(&mut self, head: Head) -> bool {
+        let number = Tsn(head.number);
+        let mut oldest = Tsn(head.oldest);
+        if let Some(was) = self.oldest {
+            // A frame may be overtaken by one that was sent after it.
+            oldest = was.later(oldest);
+            let steps = oldest.since(was);
+            if steps <= REQUESTS_MAX {
+                for step in 0..steps {
+                    let request = self.requests.remove(&was.plus(step).0);
+                    self.settle(request);
+                }
+            } else {
+                self.requests.clear();
+                self.owed.clear();
+            }
+        }
+        self.oldest = Some(oldest);
+        !number.is_before(oldest) && number.since(oldest) < REQUESTS_MAX
+    }
+
+    fn assign(&mut self, number: u32, member: MemberId) {
+        let request = Request { member: Some(member), is_acknowledged: false, is_answered: false };
+        let was = self.requests.insert(number, request);
+        self.settle(was);
+        *self.owed.entry(member).or_default() += 1;
+    }
+
+    /// A request is not waited for any more, or not of this member.
+    fn settle(&mut self, request: Option<Request>) {
+        let Some(Request { member: Some(member), is_answered: false, .. }) = request else { return };
+        if let Some(count) = self.owed.get_mut(&member) {
+            *count -= 1;
+        }
+        self.owed.retain(|_, count| *count > 0);
+    }
+}
+
+/// The frame's own number for the switch: never zero, which says that it is new.
+fn rtx_of(number: u32) -> u64 {
+    u64::from(number) + 1
+}
+
+fn number_of(rtx: u64) -> Option<u32> {
+    u32::try_from((rtx & !REFUSED).checked_sub(1)?).ok()
+}
+
+/// Has a member answer for one that is dead.
+fn refuse(frame: &mut Frame<'_>) -> bool {
+    let Some((head, _)) = Head::split(&frame.payload) else { return false };
+    frame.payload = Cow::Owned(head.answered(MEMBER_DIED));
+    true
+}
+
+impl Plugin for Router {
+    fn remove_member(&mut self, member: MemberId) {
+        self.labels.remove(&member);
+        self.owed.remove(&member);
+        self.arrange();
+        let theirs = self.requests.iter_mut().filter(|(_, request)| request.member == Some(member));
+        for (number, request) in theirs {
+            request.member = None;
+            // Others come again, and go elsewhere; or they are acknowledged yet.
+            if request.is_acknowledged {
+                self.lost.push(*number);
+            }
+        }
+    }
+
+    fn may_go(&self, member: MemberId) -> bool {
+        !self.owed.contains_key(&member)
+    }
+
+    fn redirect(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Verdict {
+        let Some((head, request)) = Head::split(&frame.payload) else { return Verdict::Drop };
+        let is_new = *rtx == 0;
+        if is_new && !self.admit(head) {
+            return Verdict::Drop;
+        }
+        let Some(member) = self.choose(request, members) else { return Verdict::Drop };
+        let is_safe = text::is_safe(request);
+        *rtx = rtx_of(head.number);
+        // One before the oldest comes again although its answer has come: of no interest any more.
+        if is_new || self.requests.contains_key(&head.number) {
+            self.assign(head.number, member);
+        }
+        Verdict::To { member, is_safe, pins: false }
+    }
+
+    fn again(&mut self, frame: &mut Frame<'_>, rtx: &mut u64) {
+        if *rtx & REFUSED != 0 {
+            refuse(frame);
+        }
+    }
+
+    fn refuse(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Option<MemberId> {
+        let member = members.active().next()?;
+        if !refuse(frame) {
+            return None;
+        }
+        if let Some(number) = number_of(*rtx) {
+            self.assign(number, member);
+        }
+        *rtx |= REFUSED;
+        Some(member)
+    }
+
+    fn answer(&mut self, frame: &mut Frame<'_>, from: MemberId) {
+        let Some((head, _)) = Head::split(&frame.payload) else { return };
+        let Some(request) = self.requests.get_mut(&head.number).filter(|request| request.member == Some(from)) else {
+            return;
+        };
+        let was = *request;
+        request.is_answered = true;
+        self.settle(Some(was));
+    }
+
+    fn retire(&mut self, rtx: u64) {
+        let Some(number) = number_of(rtx) else { return };
+        let Some(request) = self.requests.get_mut(&number) else { return };
+        if request.member.is_none() && !request.is_acknowledged {
+            self.lost.push(number);
+        }
+        request.is_acknowledged = true;
+    }
+}

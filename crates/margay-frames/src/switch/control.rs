@@ -1,0 +1,211 @@
+//! What operators ask a switch: one line of JSON each way on a Unix socket.
+
+use std::io;
+use std::path::Path;
+
+use margay_core::Instant;
+use margay_ensemble::Csn;
+use margay_ensemble::Serial as _;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::member::{Member, Reach};
+use super::served::{Key, Served};
+use super::worker::Worker;
+
+/// Longest question, in bytes.
+const QUESTION_MAX: u64 = 4096;
+/// Connections that are listed; the number of all is told.
+const LISTED_MAX: usize = 1000;
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Question {
+    /// What there is.
+    Show,
+    /// A member takes no new frames from now on, or again.
+    Drain {
+        /// The name of its host.
+        member: String,
+        /// It takes frames again.
+        #[serde(default)]
+        undo: bool,
+    },
+}
+
+/// A question on its way to the switch.
+#[derive(Debug)]
+pub struct Command {
+    question: Question,
+    answer: oneshot::Sender<Value>,
+}
+
+impl Command {
+    pub(super) fn carry_out(self, worker: &mut Worker, now: Instant) {
+        let answer = match self.question {
+            Question::Show => show(worker, now),
+            Question::Drain { member, undo } if worker.drain(now, &member, !undo) => json!({}),
+            Question::Drain { member, .. } => {
+                json!({"error": format!("no member of {} is called {member}", worker.config.members)})
+            }
+        };
+        // Nobody may wait for it any more.
+        let _ = self.answer.send(answer);
+    }
+}
+
+/// Answers at a socket, until it fails.
+pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let commands = commands.clone();
+        tokio::spawn(async move {
+            if let Err(error) = answer(stream, &commands).await {
+                tracing::debug!(%error, "an operator's question was not answered");
+            }
+        });
+    }
+}
+
+async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut line = String::new();
+    BufReader::new(reader.take(QUESTION_MAX)).read_line(&mut line).await?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => {
+            let (sender, receiver) = oneshot::channel();
+            let gone = |_| io::Error::other("the switch ends");
+            commands.send(Command { question, answer: sender }).await.map_err(|_| gone(()))?;
+            receiver.await.map_err(|_| gone(()))?
+        }
+        Err(error) => json!({"error": format!("this is no question: {error}")}),
+    };
+    writer.write_all(format!("{answer}\n").as_bytes()).await
+}
+
+/// Asks the switch that answers at a socket.
+///
+/// # Errors
+///
+/// Nobody answers there, or the answer says what is wrong.
+pub async fn ask(path: &Path, question: &Question) -> io::Result<Value> {
+    let mut stream = UnixStream::connect(path).await?;
+    let line = serde_json::to_string(question).map_err(io::Error::other)?;
+    stream.write_all(format!("{line}\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let answer: Value = serde_json::from_str(&answer).map_err(io::Error::other)?;
+    match answer["error"].as_str() {
+        Some(error) => Err(io::Error::other(error.to_owned())),
+        None => Ok(answer),
+    }
+}
+
+fn show(worker: &Worker, now: Instant) -> Value {
+    let Worker { config, members, connections, totals, .. } = worker;
+    let dropped: serde_json::Map<String, Value> =
+        totals.dropped.all().map(|(name, count)| (name.to_owned(), count.into())).collect();
+    let listed = connections.iter().take(LISTED_MAX);
+    json!({
+        "name": config.name,
+        "members_name": config.members,
+        "window": config.window,
+        "connection_count": connections.len(),
+        "accepted": totals.accepted,
+        "failed": totals.failed,
+        "member_deaths": totals.deaths,
+        "lost_requests": totals.lost_requests,
+        "dropped": dropped,
+        "members": members.values().map(|member| show_member(member, connections.values())).collect::<Vec<_>>(),
+        "connections": listed.map(|(key, served)| show_connection(worker, *key, served, now)).collect::<Vec<_>>(),
+    })
+}
+
+fn show_member<'a>(member: &Member, connections: impl Iterator<Item = &'a Served>) -> Value {
+    let (state, why) = match &member.reach {
+        _ if member.is_drained => ("drained", ""),
+        _ if member.is_leaving => ("leaving", ""),
+        Reach::New => ("new", ""),
+        Reach::Down(why) => ("dead", why.as_str()),
+        Reach::Up if member.at.weight == 0 || !member.is_listed => ("drained", ""),
+        Reach::Up => ("up", ""),
+    };
+    let mut count = 0;
+    let mut in_flight = 0;
+    for served in connections {
+        let id = served.legs.get(&member.at.host).and_then(super::served::Leg::member);
+        count += usize::from(id.is_some());
+        in_flight += id.and_then(|id| served.switch.members().in_flight(id)).unwrap_or_default();
+    }
+    json!({
+        "name": member.at.name,
+        "address": member.at.address.to_string(),
+        "weight": member.at.weight,
+        "state": state,
+        "why": why,
+        "connection_count": count,
+        "frames_in_flight": in_flight,
+    })
+}
+
+fn show_connection(worker: &Worker, (client, number): Key, served: &Served, now: Instant) -> Value {
+    let (oldest, next): (Csn, Csn) = served.switch.inbound();
+    let of_member = |(host, id): (&super::member::Host, margay_ensemble::MemberId)| {
+        let members = served.switch.members();
+        json!({
+            "name": worker.members.get(host).map(|member| member.at.name.as_str()),
+            "window_bytes": members.window_bytes(id),
+            "frames_in_flight": members.in_flight(id),
+            "round_trip_us": members.round_trip(id).map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
+            "is_draining": !members.is_active(id),
+        })
+    };
+    json!({
+        "client": client.to_string(),
+        "number": format!("{number:016x}"),
+        "age_ms": u64::try_from(now.since(served.began).as_millis()).unwrap_or(u64::MAX),
+        "oldest_chunk": oldest.0,
+        "chunks_unacknowledged": next.since(oldest),
+        "open_requests": served.switch.plugin().open_requests(),
+        "lost_requests_untold": served.lost.len(),
+        "members": served.joined().map(of_member).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn questions_are_as_they_are_written() {
+        let read = |text: &str| serde_json::from_str::<Question>(text);
+        assert_eq!(read(r#"{"command":"show"}"#).expect("a question"), Question::Show);
+        let drain = Question::Drain { member: "s1".to_owned(), undo: false };
+        assert_eq!(read(r#"{"command":"drain","member":"s1"}"#).expect("a question"), drain);
+        assert!(read(r#"{"command":"dance"}"#).is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_question_is_refused_in_words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("switch.sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let (sender, mut receiver) = mpsc::channel::<Command>(1);
+        tokio::spawn(serve(listener, sender));
+        let mut stream = UnixStream::connect(&path).await.expect("connected");
+        stream.write_all(b"nonsense\n").await.expect("written");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        assert!(answer.contains("no question"), "{answer}");
+        let answering = async {
+            let command = receiver.recv().await.expect("a question");
+            assert_eq!(command.question, Question::Show);
+            command.answer.send(json!({"name": "cache.shop"})).expect("somebody waits");
+        };
+        let (shown, ()) = tokio::join!(ask(&path, &Question::Show), answering);
+        assert_eq!(shown.expect("an answer")["name"], "cache.shop");
+    }
+}

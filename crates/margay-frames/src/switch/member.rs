@@ -1,0 +1,255 @@
+//! A member as the switch knows it: whether it answers, and since when it is asked.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use margay_core::Instant;
+
+use super::MemberAt;
+use super::served::Key;
+
+/// A member's host.
+pub(super) type Host = [u8; 16];
+
+/// A member that owes an answer is asked after so long without a word, and again.
+const PING_AFTER: Duration = Duration::from_millis(100);
+/// A member that owes an answer is dead when it has said nothing to so many of these questions. They are counted, and
+/// not the time alone: a switch that was stopped for a while has not listened.
+const PINGS_MAX: u32 = 4;
+/// A member that was dead is asked so often whether it is there again.
+const PROBE_AGAIN: Duration = Duration::from_millis(200);
+/// New connections wait so long for a member that is new to answer.
+const NEW_MAX: Duration = Duration::from_millis(300);
+
+/// Whether a member answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It is new, and has not answered yet.
+    New,
+    /// It answers.
+    Up,
+    /// It is dead, for a reason.
+    Down(String),
+}
+
+/// A member.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) at: MemberAt,
+    pub(super) reach: Reach,
+    /// Which socket leads to it: another one after each end.
+    pub(super) turn: u32,
+    /// It is among the members that there are.
+    pub(super) is_listed: bool,
+    /// It has said that it leaves.
+    pub(super) is_leaving: bool,
+    /// An operator has drained it.
+    pub(super) is_drained: bool,
+    /// Since when it owes an answer to what any member answers at once.
+    waiting_since: Option<Instant>,
+    /// Connections that it owes something: of these it need not say anything before its program does.
+    owed_by: BTreeSet<Key>,
+    /// Since when there are any.
+    owing_since: Option<Instant>,
+    since: Instant,
+    heard_at: Instant,
+    ping_at: Instant,
+    /// Questions since it was heard last.
+    pings: u32,
+}
+
+/// What time has made of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// It is to be asked whether it is there.
+    Ping,
+    /// It has been silent for too long.
+    Dead,
+}
+
+impl Member {
+    pub(super) fn new(now: Instant, at: MemberAt) -> Self {
+        Self {
+            at,
+            reach: Reach::New,
+            turn: 0,
+            is_listed: true,
+            is_leaving: false,
+            is_drained: false,
+            waiting_since: None,
+            owed_by: BTreeSet::new(),
+            owing_since: None,
+            since: now,
+            heard_at: now,
+            ping_at: now,
+            pings: 0,
+        }
+    }
+
+    /// It may be given new frames.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_listed && !self.is_leaving && !self.is_drained && self.at.weight > 0
+    }
+
+    /// New connections may begin with it.
+    pub(super) fn takes(&self) -> bool {
+        self.is_active() && self.reach == Reach::Up
+    }
+
+    /// Whether new connections wait until it has answered.
+    pub(super) fn is_awaited(&self, now: Instant) -> bool {
+        self.is_active() && self.reach == Reach::New && now.since(self.since) < NEW_MAX
+    }
+
+    /// Something has come from it. Gives whether it is up from now on.
+    pub(super) fn heard(&mut self, now: Instant) -> bool {
+        self.waiting_since = None;
+        self.heard_at = now;
+        self.pings = 0;
+        if self.reach == Reach::Up {
+            return false;
+        }
+        self.reach = Reach::Up;
+        // Another process, perhaps, than the one that left.
+        self.is_leaving = false;
+        true
+    }
+
+    /// Something was sent that it answers.
+    pub(super) fn asked(&mut self, now: Instant) {
+        self.waiting_since = self.waiting_since.or(Some(now));
+    }
+
+    /// It owes a connection something, or does so no longer.
+    pub(super) fn owes(&mut self, now: Instant, key: Key, is_owing: bool) {
+        if is_owing {
+            self.owed_by.insert(key);
+        } else {
+            self.owed_by.remove(&key);
+        }
+        self.owing_since = if self.owed_by.is_empty() { None } else { self.owing_since.or(Some(now)) };
+    }
+
+    /// Its flow has ended, or it is silent.
+    pub(super) fn fell(&mut self, now: Instant, why: &str) {
+        self.reach = Reach::Down(why.to_owned());
+        self.turn = self.turn.wrapping_add(1);
+        self.waiting_since = None;
+        self.ping_at = now + PROBE_AGAIN;
+        self.pings = 0;
+    }
+
+    /// It is asked although it owes nothing: it may be there again, or another process in the place of one that left.
+    fn is_probed(&self) -> bool {
+        self.is_listed && (self.reach != Reach::Up || self.is_leaving)
+    }
+
+    /// Since when a member that is up has owed something, and said nothing.
+    fn silent_since(&self) -> Option<Instant> {
+        let owing = self.owing_since.map(|since| since.max(self.heard_at));
+        self.waiting_since.into_iter().chain(owing).min().filter(|_| self.reach == Reach::Up)
+    }
+
+    /// When it is asked, or has been asked often enough.
+    fn ask_at(&self) -> Option<Instant> {
+        let silent = self.silent_since().map(|since| self.ping_at.max(since + PING_AFTER));
+        silent.into_iter().chain(self.is_probed().then_some(self.ping_at)).min()
+    }
+
+    pub(super) fn on_time(&mut self, now: Instant) -> Due {
+        if self.ask_at().is_none_or(|at| at > now) {
+            return Due::Nothing;
+        }
+        let is_silent = self.silent_since().is_some();
+        if is_silent && self.pings >= PINGS_MAX {
+            return Due::Dead;
+        }
+        self.pings += u32::from(is_silent);
+        let is_urgent = is_silent || self.reach == Reach::New;
+        self.ping_at = now + if is_urgent { PING_AFTER } else { PROBE_AGAIN };
+        Due::Ping
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.ask_at()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_millis(millis)
+    }
+
+    fn member() -> Member {
+        let address = "127.0.0.1:9".parse().expect("literal");
+        Member::new(at(0), MemberAt { host: [1; 16], name: "s1".to_owned(), address, weight: 100 })
+    }
+
+    #[test]
+    fn a_member_that_owes_an_answer_is_asked_and_then_dead() {
+        let mut member = member();
+        assert_eq!(member.on_time(at(0)), Due::Ping, "it is new");
+        assert!(member.heard(at(1)) && member.takes());
+        assert_eq!((member.next_deadline(), member.on_time(at(9000))), (None, Due::Nothing), "nothing is owed");
+        member.asked(at(10_000));
+        assert_eq!(member.on_time(at(10_099)), Due::Nothing);
+        assert!([10_100, 10_200, 10_300, 10_400].into_iter().all(|millis| member.on_time(at(millis)) == Due::Ping));
+        assert_eq!((member.on_time(at(10_499)), member.next_deadline()), (Due::Nothing, Some(at(10_500))));
+        assert_eq!(member.on_time(at(10_500)), Due::Dead);
+        member.fell(at(10_500), "silent");
+        assert_eq!((member.turn, member.takes()), (1, false));
+        assert_eq!(member.on_time(at(10_600)), Due::Nothing);
+        assert_eq!(member.on_time(at(10_700)), Due::Ping);
+    }
+
+    #[test]
+    fn a_switch_that_has_not_listened_takes_nobody_for_dead() {
+        let mut member = member();
+        member.heard(at(1));
+        member.asked(at(10));
+        assert_eq!(member.on_time(at(9000)), Due::Ping);
+        assert_eq!(member.on_time(at(9001)), Due::Nothing, "its answer may wait here");
+        member.heard(at(9002));
+        assert_eq!(member.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_member_that_leaves_is_asked_until_another_is_in_its_place() {
+        let mut member = member();
+        member.heard(at(1));
+        member.is_leaving = true;
+        assert_eq!((member.on_time(at(10)), member.on_time(at(11))), (Due::Ping, Due::Nothing));
+        member.fell(at(300), "its flow has ended");
+        assert_eq!(member.on_time(at(500)), Due::Ping);
+        assert!(member.heard(at(501)) && member.takes());
+    }
+
+    #[test]
+    fn a_member_whose_program_takes_its_time_is_asked_and_lives() {
+        let mut member = member();
+        member.heard(at(0));
+        let key = ("192.0.2.1:9".parse().expect("literal"), 7);
+        member.owes(at(1000), key, true);
+        assert_eq!((member.next_deadline(), member.on_time(at(1099))), (Some(at(1100)), Due::Nothing));
+        assert_eq!(member.on_time(at(1100)), Due::Ping);
+        member.heard(at(1101));
+        assert_eq!((member.next_deadline(), member.on_time(at(1200))), (Some(at(1201)), Due::Nothing));
+        assert!([1201, 1301, 1401, 1501].into_iter().all(|millis| member.on_time(at(millis)) == Due::Ping));
+        assert_eq!(member.on_time(at(1601)), Due::Dead);
+        member.heard(at(1602));
+        member.owes(at(1602), key, false);
+        assert_eq!(member.next_deadline(), None);
+    }
+
+    #[test]
+    fn new_connections_wait_for_a_new_member_and_not_for_a_dead_one() {
+        let mut member = member();
+        assert!(member.is_awaited(at(299)) && !member.is_awaited(at(300)));
+        member.fell(at(10), "its flow has ended");
+        assert!(!member.is_awaited(at(20)) && member.is_active());
+    }
+}

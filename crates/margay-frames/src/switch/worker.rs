@@ -1,0 +1,628 @@
+//! What a switch decides, without any socket: datagrams and time in, datagrams out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use margay_core::Instant;
+use margay_core::rng::Rng;
+use margay_ensemble::{
+    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, MemberId, STREAMS_MAX, Switch,
+    To,
+};
+use margay_wire::sctp::{Chunk, Chunks};
+use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
+
+use super::member::{Due, Host, Member, Reach};
+use super::served::{HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
+use super::{Config, MemberAt};
+use crate::batch::Datagram;
+use crate::head::number_of_host;
+use crate::router::Router;
+
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// A client waits so long at most until each member has taken the connection: one that does not is mostly dead sooner.
+/// Keys of a member that came later would have been given to others.
+const JOINING_MAX: Duration = Duration::from_secs(1);
+/// A client is told after so long that there is no member.
+const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
+/// A client that waits is looked at so often.
+const WELCOME_CHECK: Duration = Duration::from_millis(20);
+/// Longest datagram: chunks are gathered up to here.
+const DATAGRAM_MAX: usize = 1300;
+
+/// What is to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    pub(super) to_peers: Vec<Datagram>,
+    pub(super) to_members: BTreeMap<Host, Vec<Datagram>>,
+}
+
+impl Outgoing {
+    /// A datagram of a connection: for the client, or for a member.
+    fn put(&mut self, key: Key, host: Option<Host>, datagram: Vec<u8>) {
+        match host {
+            None => self.to_peers.push(Datagram { to: Some(key.0), bytes: datagram }),
+            Some(host) => self.to_members.entry(host).or_default().push(Datagram { to: None, bytes: datagram }),
+        }
+    }
+}
+
+/// Sums over all that there was.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) accepted: u64,
+    pub(super) failed: u64,
+    pub(super) deaths: u64,
+    pub(super) lost_requests: u64,
+    pub(super) dropped: Counters,
+}
+
+/// All of a switch.
+pub(super) struct Worker {
+    pub(super) config: Config,
+    rng: Rng,
+    pub(super) members: BTreeMap<Host, Member>,
+    pub(super) connections: HashMap<Key, Served>,
+    /// Whose a connection with a member is, by its number.
+    legs: HashMap<u64, (Key, Host)>,
+    due: BTreeSet<(Instant, Key)>,
+    /// Connections of which something has come: what follows is said once for all of it.
+    touched: BTreeSet<Key>,
+    out: Outgoing,
+    pub(super) totals: Totals,
+}
+
+impl Worker {
+    pub(super) fn new(config: Config, seed: [u8; 32]) -> Self {
+        Self {
+            config,
+            rng: Rng::new(seed),
+            members: BTreeMap::new(),
+            connections: HashMap::new(),
+            legs: HashMap::new(),
+            due: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            out: Outgoing::default(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Who is a member from now on.
+    pub(super) fn set_members(&mut self, now: Instant, listed: &[MemberAt]) {
+        for at in listed {
+            let member = self.members.entry(at.host).or_insert_with(|| Member::new(now, at.clone()));
+            if member.at.address != at.address {
+                member.turn = member.turn.wrapping_add(1);
+            }
+            if !member.is_listed {
+                // It has come back: whatever it was before.
+                (member.is_listed, member.is_leaving) = (true, false);
+            }
+            member.at = at.clone();
+        }
+        for member in self.members.values_mut() {
+            member.is_listed &= listed.iter().any(|at| at.host == member.at.host);
+        }
+        let hosts: Vec<Host> = self.members.keys().copied().collect();
+        hosts.into_iter().for_each(|host| self.follow_activity(now, host));
+        self.forget_members();
+    }
+
+    /// An operator drains a member, or takes that back. Gives whether there is one of this name.
+    pub(super) fn drain(&mut self, now: Instant, name: &str, is_drained: bool) -> bool {
+        let of_name = self.members.iter_mut().filter(|(_, member)| member.at.name == name);
+        let mut hosts = Vec::new();
+        for (host, member) in of_name {
+            member.is_drained = is_drained;
+            hosts.push(*host);
+        }
+        hosts.iter().for_each(|host| self.follow_activity(now, *host));
+        !hosts.is_empty()
+    }
+
+    /// Brings all connections in step with whether a member takes frames.
+    fn follow_activity(&mut self, now: Instant, host: Host) {
+        let Some(member) = self.members.get(&host) else { return };
+        let is_active = member.is_active();
+        let takes = member.takes();
+        let keys: Vec<Key> = self.connections.keys().copied().collect();
+        for key in keys {
+            if takes {
+                self.open_leg(now, key, host);
+            } else if !is_active {
+                self.drain_leg(now, key, host);
+            }
+            self.touched.insert(key);
+        }
+    }
+
+    /// Members that are listed no more, and that no connection has anything to do with.
+    fn forget_members(&mut self) {
+        let used: BTreeSet<Host> = self.legs.values().map(|(_, host)| *host).collect();
+        self.members.retain(|host, member| member.is_listed || used.contains(host));
+    }
+
+    /// Where sockets are to lead, and which of a member's sockets that is.
+    pub(super) fn links(&self) -> HashMap<Host, (SocketAddr, u32)> {
+        self.members.iter().map(|(host, member)| (*host, (member.at.address, member.turn))).collect()
+    }
+
+    /// What is to be sent since it was taken last.
+    pub(super) fn take_outgoing(&mut self) -> Outgoing {
+        std::mem::take(&mut self.out)
+    }
+
+    fn say_to_peer(&mut self, (address, number): Key, says: &Framed<'_>) {
+        let mut bytes = vec![0; says.len()];
+        // It is as long as it says.
+        let _ = says.emit(number, &mut bytes);
+        self.out.to_peers.push(Datagram { to: Some(address), bytes });
+    }
+
+    /// Says something to a member that is answered, or is not.
+    fn say_to_member(&mut self, now: Instant, host: Host, number: u64, says: &Framed<'_>) {
+        let mut bytes = vec![0; says.len()];
+        let _ = says.emit(number, &mut bytes);
+        self.out.to_members.entry(host).or_default().push(Datagram { to: None, bytes });
+        if matches!(says, Framed::Hello { .. } | Framed::Ping)
+            && let Some(member) = self.members.get_mut(&host)
+        {
+            member.asked(now);
+        }
+    }
+
+    /// A datagram of a client.
+    pub(super) fn take_from_peer(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        let Ok((number, says)) = Framed::parse(datagram) else { return };
+        let key = (from, number);
+        let Some(served) = self.connections.get_mut(&key) else { return self.take_from_stranger(now, key, &says) };
+        served.heard_at = now;
+        match says {
+            Framed::Hello { .. } if served.is_welcome => self.welcome(key),
+            Framed::Data(packet) if served.is_welcome => {
+                // Why it has failed is told by an event.
+                let _ = served.switch.from_peer(now, packet);
+            }
+            Framed::LostSeen { generation } => served.lost.seen(generation),
+            Framed::Ping => self.say_to_peer(key, &Framed::Pong),
+            Framed::Abort { .. } | Framed::Close => return self.close(now, key),
+            Framed::Hello { .. }
+            | Framed::Data(_)
+            | Framed::Welcome { .. }
+            | Framed::Pong
+            | Framed::Leaving
+            | Framed::Lost { .. } => {}
+        }
+        self.touched.insert(key);
+    }
+
+    /// Something of a connection that is not known.
+    fn take_from_stranger(&mut self, now: Instant, key: Key, says: &Framed<'_>) {
+        match says {
+            Framed::Hello { .. } if self.connections.len() >= CONNECTIONS_MAX => {
+                let text = "the switch has as many connections as it may; start another one of the same name";
+                self.say_to_peer(key, &Framed::abort(AbortReason::Full, text));
+            }
+            Framed::Hello { terms, .. } => self.accept(now, key, *terms),
+            Framed::Data(_) | Framed::Ping => {
+                self.say_to_peer(key, &Framed::abort(AbortReason::Unknown, ""));
+            }
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self, now: Instant, key: Key, hello: FramedTerms) {
+        let first = self.rng.u32();
+        let config = ConnectionConfig {
+            connection: self.rng.u32(),
+            window: self.config.window,
+            peer: LossDetection::Time,
+            from_peer: Csn(hello.tsn),
+            to_peer: Csn(first),
+            ..ConnectionConfig::default()
+        };
+        let switch = Switch::new(config, Router::new(self.config.policy), hello.window_bytes);
+        let served = Served {
+            switch,
+            hello,
+            first,
+            legs: BTreeMap::new(),
+            began: now,
+            heard_at: now,
+            is_welcome: false,
+            lost: Lost::default(),
+            ping_at: now + PING_EVERY,
+            refused: BTreeMap::new(),
+            due: None,
+        };
+        self.connections.insert(key, served);
+        self.totals.accepted += 1;
+        let hosts: Vec<Host> = self.members.keys().copied().collect();
+        hosts.into_iter().for_each(|host| self.open_leg(now, key, host));
+        self.touched.insert(key);
+    }
+
+    fn welcome(&mut self, key: Key) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        served.is_welcome = true;
+        let terms = self.terms(key);
+        self.say_to_peer(key, &Framed::Welcome { terms, label: "" });
+    }
+
+    /// What this switch begins with, towards a client as towards members.
+    fn terms(&self, key: Key) -> FramedTerms {
+        let served = self.connections.get(&key);
+        let members = || served.map(|served| served.joined().count()).unwrap_or_default();
+        FramedTerms {
+            tsn: served.map(|served| served.first).unwrap_or_default(),
+            // What members have room for they say themselves, with their first acknowledgements.
+            window_bytes: u32::try_from(members().max(1) << 16).unwrap_or(u32::MAX),
+            window: self.config.window,
+            streams: STREAMS_MAX as u16,
+        }
+    }
+
+    /// Opens the connection with a member, if it takes any and has none.
+    fn open_leg(&mut self, now: Instant, key: Key, host: Host) {
+        if !self.members.get(&host).is_some_and(Member::takes) {
+            return;
+        }
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        let is_refused = served.refused.get(&host).is_some_and(|until| *until > now);
+        if served.legs.contains_key(&host) || is_refused {
+            return;
+        }
+        served.refused.remove(&host);
+        let number = self.rng.u64().max(1);
+        let first = self.rng.u32();
+        let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
+        served.legs.insert(host, Leg { number, first, standing });
+        self.legs.insert(number, (key, host));
+        self.say_hello(now, key, host);
+    }
+
+    fn say_hello(&mut self, now: Instant, key: Key, host: Host) {
+        let Some(served) = self.connections.get(&key) else { return };
+        let Some(leg) = served.legs.get(&host) else { return };
+        let number = leg.number;
+        let terms = FramedTerms { tsn: leg.first, window_bytes: served.hello.window_bytes, ..self.terms(key) };
+        self.say_to_member(now, host, number, &Framed::Hello { terms, host });
+    }
+
+    /// A member takes no new frames of a connection.
+    fn drain_leg(&mut self, now: Instant, key: Key, host: Host) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        match served.legs.get(&host).map(Leg::member) {
+            Some(Some(id)) => served.switch.drain(now, id),
+            Some(None) => self.end_leg(now, key, host),
+            None => {}
+        }
+    }
+
+    /// A connection has nothing to do with a member any more.
+    fn end_leg(&mut self, now: Instant, key: Key, host: Host) {
+        if let Some(leg) = self.take_leg(now, key, host) {
+            self.say_to_member(now, host, leg.number, &Framed::Close);
+        }
+    }
+
+    fn take_leg(&mut self, now: Instant, key: Key, host: Host) -> Option<Leg> {
+        let leg = self.connections.get_mut(&key)?.legs.remove(&host)?;
+        self.legs.remove(&leg.number);
+        if let Some(member) = self.members.get_mut(&host) {
+            member.owes(now, key, false);
+        }
+        Some(leg)
+    }
+
+    /// A connection's member is dead: for this connection, at least.
+    fn lose_leg(&mut self, now: Instant, key: Key, host: Host) {
+        let Some(leg) = self.take_leg(now, key, host) else { return };
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        served.refused.insert(host, now + LEG_PAUSE);
+        if let Some(id) = leg.member() {
+            served.switch.died(now, id);
+        }
+    }
+
+    /// A datagram of a member.
+    pub(super) fn take_from_member(&mut self, now: Instant, host: Host, datagram: &[u8]) {
+        let Ok((number, says)) = Framed::parse(datagram) else { return };
+        let leg = self.legs.get(&number).filter(|(_, of)| *of == host).map(|(key, _)| *key);
+        let is_of_host = number == number_of_host(&host);
+        match (&says, leg) {
+            // A flow whose instance is gone goes to another.
+            (Framed::Abort { .. }, _) if is_of_host => self.link_failed(now, host, "another host answers in its place"),
+            (Framed::Abort { .. }, None) => {}
+            (Framed::Abort { .. }, Some(key)) => self.take_from_leg(now, key, host, &says),
+            (Framed::Pong, None) if is_of_host => self.note_heard(now, host),
+            (_, Some(key)) => {
+                self.note_heard(now, host);
+                self.take_from_leg(now, key, host, &says);
+            }
+            (Framed::Data(_) | Framed::Ping | Framed::Leaving, None) => {
+                self.say_to_member(now, host, number, &Framed::abort(AbortReason::Unknown, ""));
+            }
+            _ => {}
+        }
+        self.touched.extend(leg);
+    }
+
+    /// A member is there.
+    fn note_heard(&mut self, now: Instant, host: Host) {
+        let Some(member) = self.members.get_mut(&host) else { return };
+        if member.heard(now) {
+            tracing::info!(member = member.at.name, "a member answers");
+            self.follow_activity(now, host);
+        }
+    }
+
+    fn take_from_leg(&mut self, now: Instant, key: Key, host: Host, says: &Framed<'_>) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        let Some(leg) = served.legs.get_mut(&host) else { return };
+        match says {
+            Framed::Welcome { terms, label } => {
+                let is_new = leg.member().is_none();
+                let name = self.members.get(&host).map(|member| member.at.name.as_str()).unwrap_or_default();
+                if is_new {
+                    join(served, host, terms, if label.is_empty() { name } else { label });
+                }
+            }
+            Framed::Data(packet) => {
+                if let Some(id) = leg.member() {
+                    // Why it has failed is told by an event.
+                    let _ = served.switch.from_member(now, id, packet);
+                }
+            }
+            Framed::Ping => {
+                let number = leg.number;
+                self.say_to_member(now, host, number, &Framed::Pong);
+            }
+            Framed::Leaving => self.leaves(now, host),
+            Framed::Abort { reason, text } => {
+                tracing::debug!(?reason, text, "a member has ended its part of a connection");
+                if *reason == AbortReason::Leaving {
+                    self.leaves(now, host);
+                }
+                self.lose_leg(now, key, host);
+            }
+            Framed::Close => self.lose_leg(now, key, host),
+            Framed::Hello { .. } | Framed::Pong | Framed::Lost { .. } | Framed::LostSeen { .. } => {}
+        }
+    }
+
+    fn leaves(&mut self, now: Instant, host: Host) {
+        let Some(member) = self.members.get_mut(&host).filter(|member| !member.is_leaving) else { return };
+        member.is_leaving = true;
+        tracing::info!(member = member.at.name, "a member leaves");
+        self.follow_activity(now, host);
+    }
+
+    /// Nothing leads to a member any more, or it is silent: it is dead for all connections.
+    pub(super) fn link_failed(&mut self, now: Instant, host: Host, why: &str) {
+        let Some(member) = self.members.get_mut(&host) else { return };
+        let of_member: Vec<Key> = self.legs.values().filter(|(_, of)| *of == host).map(|(key, _)| *key).collect();
+        // One that leaves may end when nobody has anything to do with it.
+        if member.reach == Reach::Up && !(member.is_leaving && of_member.is_empty()) {
+            tracing::warn!(member = member.at.name, why, "a member is dead");
+            self.totals.deaths += 1;
+        }
+        member.fell(now, why);
+        for key in of_member {
+            self.lose_leg(now, key, host);
+            self.touched.insert(key);
+        }
+        self.forget_members();
+    }
+
+    /// Says what follows from what has come, and sees to the next timer.
+    fn settle(&mut self, now: Instant, key: Key) {
+        while let Some(event) = self.connections.get_mut(&key).and_then(|served| served.switch.poll_event()) {
+            match event {
+                Event::Gone(id) => {
+                    let host = self.connections.get(&key).and_then(|served| served.host_of(id));
+                    if let Some(host) = host {
+                        self.end_leg(now, key, host);
+                        self.forget_members();
+                    }
+                }
+                Event::Failed(failure) => {
+                    let text = failure.to_string();
+                    tracing::info!(client = %key.0, why = text, "a connection has failed");
+                    self.totals.failed += 1;
+                    self.say_to_peer(key, &Framed::abort(AbortReason::Failed, &text));
+                    return self.close(now, key);
+                }
+            }
+        }
+        self.welcome_if_ready(now, key);
+        self.tell_lost(now, key);
+        self.gather(now, key);
+        self.note_owed(now, key);
+        self.note_deadline(now, key);
+    }
+
+    /// Which members owe a connection something: they are asked whether they are there.
+    fn note_owed(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get(&key) else { return };
+        for (host, id) in served.joined() {
+            if let Some(member) = self.members.get_mut(host) {
+                member.owes(now, key, served.switch.is_owing(id));
+            }
+        }
+    }
+
+    fn welcome_if_ready(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get(&key).filter(|served| !served.is_welcome) else { return };
+        let waited = now.since(served.began);
+        let is_settled = served.legs.values().all(|leg| leg.member().is_some())
+            && !self.members.values().any(|member| member.is_awaited(now));
+        let has_member = served.joined().next().is_some();
+        if has_member && (is_settled || waited >= JOINING_MAX) {
+            self.welcome(key);
+        } else if !has_member && waited >= NO_MEMBER_AFTER {
+            let text = format!("no member of {} answers", self.config.members);
+            self.say_to_peer(key, &Framed::abort(AbortReason::NoMember, &text));
+            self.close(now, key);
+        }
+    }
+
+    fn tell_lost(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        let lost = served.switch.plugin_mut().take_lost();
+        self.totals.lost_requests += lost.len() as u64;
+        served.lost.add(lost);
+        if let Some((generation, numbers)) = served.lost.poll(now) {
+            let mut bytes = vec![0; DATAGRAM_MAX];
+            if let Some(len) = Framed::emit_lost(key.1, generation, numbers, &mut bytes) {
+                bytes.truncate(len);
+                self.out.to_peers.push(Datagram { to: Some(key.0), bytes });
+            }
+        }
+    }
+
+    /// Puts the packets of a connection into datagrams: as many chunks into each as there is room for.
+    fn gather(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        let legs: HashMap<MemberId, (Host, u64)> =
+            served.legs.iter().filter_map(|(host, leg)| Some((leg.member()?, (*host, leg.number)))).collect();
+        let mut open: BTreeMap<To, Vec<u8>> = BTreeMap::new();
+        let mut asked = BTreeSet::new();
+        while let Some(packet) = served.switch.poll_packet() {
+            let leg = match packet.to {
+                To::Peer => None,
+                To::Member(id) => match legs.get(&id) {
+                    Some(leg) => Some(*leg),
+                    // It has died since.
+                    None => continue,
+                },
+            };
+            // What else is sent to a member is acknowledged, or confirmed.
+            let is_sack = matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
+            asked.extend(leg.filter(|_| !is_sack).map(|(host, _)| host));
+            let datagram = open.entry(packet.to).or_default();
+            if !datagram.is_empty() && datagram.len() + packet.bytes.len() > DATAGRAM_MAX {
+                self.out.put(key, leg.map(|(host, _)| host), std::mem::take(datagram));
+            }
+            if datagram.is_empty() {
+                datagram.resize(FRAMED_HEADER_LEN, 0);
+                // There is room for it.
+                let _ = Framed::begin_data(leg.map_or(key.1, |(_, number)| number), datagram);
+            }
+            datagram.extend_from_slice(&packet.bytes);
+        }
+        self.totals.dropped.add(&served.switch.take_counters());
+        for (to, datagram) in open {
+            let host = match to {
+                To::Peer => None,
+                To::Member(id) => legs.get(&id).map(|(host, _)| *host),
+            };
+            self.out.put(key, host, datagram);
+        }
+        for host in asked {
+            if let Some(member) = self.members.get_mut(&host) {
+                member.asked(now);
+            }
+        }
+    }
+
+    fn note_deadline(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        let next = served.next_deadline();
+        let next = if served.is_welcome { next } else { next.min(now + WELCOME_CHECK) };
+        if let Some(was) = served.due.replace(next) {
+            self.due.remove(&(was, key));
+        }
+        self.due.insert((next, key));
+    }
+
+    /// Ends a connection, and its parts with members.
+    fn close(&mut self, now: Instant, key: Key) {
+        let hosts: Vec<Host> =
+            self.connections.get(&key).into_iter().flat_map(|served| served.legs.keys().copied()).collect();
+        hosts.into_iter().for_each(|host| self.end_leg(now, key, host));
+        if let Some(served) = self.connections.remove(&key) {
+            if let Some(due) = served.due {
+                self.due.remove(&(due, key));
+            }
+            served.switch.close();
+        }
+        self.forget_members();
+    }
+
+    /// Time has passed; also says what follows from what has come.
+    pub(super) fn on_time(&mut self, now: Instant) {
+        let hosts: Vec<Host> = self.members.keys().copied().collect();
+        for host in hosts {
+            match self.members.get_mut(&host).map_or(Due::Nothing, |member| member.on_time(now)) {
+                Due::Nothing => {}
+                Due::Ping => self.say_to_member(now, host, number_of_host(&host), &Framed::Ping),
+                Due::Dead => self.link_failed(now, host, "nothing comes from it"),
+            }
+        }
+        while let Some((at, key)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
+            self.due.remove(&(at, key));
+            self.connection_on_time(now, key);
+        }
+        while let Some(key) = self.touched.pop_first() {
+            self.settle(now, key);
+        }
+    }
+
+    fn connection_on_time(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        if now.since(served.heard_at) >= IDLE_MAX {
+            return self.close(now, key);
+        }
+        served.switch.on_time(now);
+        served.refused.retain(|_, until| *until > now);
+        let mut pinged = Vec::new();
+        if served.ping_at <= now {
+            served.ping_at = now + PING_EVERY;
+            pinged.extend(served.legs.iter().map(|(host, leg)| (*host, leg.number)));
+        }
+        let mut again = Vec::new();
+        for (host, leg) in &mut served.legs {
+            if let LegStanding::Opening { again_at } = &mut leg.standing
+                && *again_at <= now
+            {
+                *again_at = now + HELLO_AGAIN;
+                again.push(*host);
+            }
+        }
+        again.into_iter().for_each(|host| self.say_hello(now, key, host));
+        pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
+        let hosts: Vec<Host> = self.members.keys().copied().collect();
+        hosts.into_iter().for_each(|host| self.open_leg(now, key, host));
+        self.touched.insert(key);
+    }
+
+    /// When [`on_time`](Self::on_time) is to be called, if ever.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let members = self.members.values().filter_map(Member::next_deadline);
+        members.chain(self.due.first().map(|(at, _)| *at)).min()
+    }
+}
+
+/// A member has answered: it takes frames from now on.
+fn join(served: &mut Served, host: Host, terms: &FramedTerms, label: &str) {
+    let Some(leg) = served.legs.get_mut(&host) else { return };
+    let joining = Joining {
+        kind: Kind::Margay,
+        to_member: Lsn(leg.first),
+        from_member: Lsn(terms.tsn),
+        window_bytes: terms.window_bytes,
+    };
+    match served.switch.join(&joining) {
+        Ok(id) => {
+            leg.standing = LegStanding::Joined(id);
+            served.switch.plugin_mut().name(id, label);
+        }
+        Err(full) => tracing::warn!(%full, "a member takes no part in a connection"),
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,304 @@
+//! A switch between ends of its own, in virtual time.
+
+use std::collections::BTreeMap;
+
+use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Standing, Tsn};
+
+use super::*;
+use crate::head::Head;
+use crate::router::{MEMBER_DIED, Policy};
+
+const CLIENT: u64 = 77;
+
+fn client_at() -> SocketAddr {
+    "192.0.2.1:9".parse().expect("literal")
+}
+
+/// A member: its connections by their numbers, and what it does.
+#[derive(Default)]
+struct End {
+    connections: BTreeMap<u64, Connection>,
+    /// Requests that it was asked.
+    asked: Vec<String>,
+    /// It takes requests, and does not answer them.
+    is_mute: bool,
+    /// Nothing comes from it, or goes there.
+    is_cut: bool,
+}
+
+struct Rig {
+    worker: Worker,
+    now: Instant,
+    client: Connection,
+    next_request: u32,
+    members: BTreeMap<Host, End>,
+    /// What the client has got: of requests and ABORTs.
+    answers: Vec<(u32, String)>,
+}
+
+fn host(number: u8) -> Host {
+    [number; 16]
+}
+
+impl Rig {
+    fn new(hosts: &[u8]) -> Self {
+        let config = Config {
+            name: "cache.test".to_owned(),
+            members: "members.test".to_owned(),
+            policy: Policy::RoundRobin,
+            window: 64,
+        };
+        let client = Connection::open(Instant::ZERO, CLIENT, [0; 16], EndConfig::default());
+        let mut rig = Self {
+            worker: Worker::new(config, [7; 32]),
+            now: Instant::ZERO,
+            client,
+            next_request: 0,
+            members: BTreeMap::new(),
+            answers: Vec::new(),
+        };
+        hosts.iter().for_each(|number| drop(rig.members.insert(host(*number), End::default())));
+        rig.list();
+        rig
+    }
+
+    fn list(&mut self) {
+        let address = "192.0.2.2:9".parse().expect("literal");
+        let at = |host: &Host| MemberAt { host: *host, name: format!("m{}", host[0]), address, weight: 100 };
+        let listed: Vec<MemberAt> = self.members.keys().map(at).collect();
+        self.worker.set_members(self.now, &listed);
+    }
+
+    fn ask(&mut self, request: &str) -> u32 {
+        let number = self.next_request;
+        self.next_request += 1;
+        let frame = Head { number, oldest: 0 }.frame(request.as_bytes());
+        self.client.send(self.now, Order::Member, &frame).expect("room");
+        self.client.await_frames(self.now, true);
+        number
+    }
+
+    /// Runs for so long.
+    fn pass(&mut self, millis: u64) {
+        let end = self.now + Duration::from_millis(millis);
+        while self.now < end {
+            self.step();
+            self.now += Duration::from_millis(1);
+        }
+    }
+
+    fn step(&mut self) {
+        let mut out = [0; Connection::DATAGRAM_MAX];
+        self.client.on_time(self.now);
+        while let Some(len) = self.client.poll_datagram(self.now, &mut out) {
+            self.worker.take_from_peer(self.now, client_at(), &out[..len]);
+        }
+        let members: Vec<Host> = self.members.keys().copied().collect();
+        for host in members {
+            self.step_member(host);
+        }
+        self.worker.on_time(self.now);
+        let outgoing = self.worker.take_outgoing();
+        for Datagram { bytes, .. } in outgoing.to_peers {
+            let (_, says) = Framed::parse(&bytes).expect("sound");
+            self.client.on_datagram(self.now, &says);
+        }
+        for (host, datagrams) in outgoing.to_members {
+            datagrams.iter().for_each(|datagram| self.member_hears(host, &datagram.bytes));
+        }
+        while let Some(frame) = self.client.poll_frame() {
+            let (head, bytes) = Head::split(&frame.bytes).expect("an answer");
+            self.answers.push((head.number, String::from_utf8_lossy(bytes).into_owned()));
+        }
+    }
+
+    fn member_hears(&mut self, host: Host, datagram: &[u8]) {
+        let Some(end) = self.members.get_mut(&host).filter(|end| !end.is_cut) else { return };
+        let (number, says) = Framed::parse(datagram).expect("sound");
+        match (end.connections.get_mut(&number), &says) {
+            (Some(connection), _) => connection.on_datagram(self.now, &says),
+            (None, Framed::Hello { terms, host: meant }) => {
+                assert_eq!(*meant, host);
+                let config = EndConfig { first: Tsn(u32::from(host[0])), ..EndConfig::default() };
+                end.connections.insert(number, Connection::accept(self.now, number, terms, "", config));
+            }
+            (None, Framed::Ping) => {
+                assert_eq!(number, number_of_host(&host));
+                self.worker.take_from_member(self.now, host, &written(number, &Framed::Pong));
+            }
+            _ => {}
+        }
+    }
+
+    fn step_member(&mut self, host: Host) {
+        let Some(end) = self.members.get_mut(&host) else { return };
+        let mut said = Vec::new();
+        for connection in end.connections.values_mut() {
+            connection.on_time(self.now);
+            while let Some(frame) = connection.poll_frame() {
+                let (head, request) = Head::split(&frame.bytes).expect("a request");
+                end.asked.push(String::from_utf8_lossy(request).into_owned());
+                // What it answers by itself it answers always.
+                let answer = match request.split_first() {
+                    Some((0, answer)) => Some(answer.to_vec()),
+                    _ if end.is_mute => None,
+                    _ => Some(format!("m{} {}", host[0], String::from_utf8_lossy(request)).into_bytes()),
+                };
+                if let Some(answer) = answer {
+                    let frame = Head { number: head.number, oldest: 0 }.frame(&answer);
+                    connection.send(self.now, Order::Member, &frame).expect("room");
+                }
+            }
+            let mut out = [0; Connection::DATAGRAM_MAX];
+            while let Some(len) = connection.poll_datagram(self.now, &mut out) {
+                said.push(out[..len].to_vec());
+            }
+        }
+        if !end.is_cut {
+            said.iter().for_each(|bytes| self.worker.take_from_member(self.now, host, bytes));
+        }
+    }
+
+    fn answer(&self, number: u32) -> Vec<&str> {
+        self.answers.iter().filter(|(of, _)| *of == number).map(|(_, text)| text.as_str()).collect()
+    }
+
+    fn asked(&self, number: u8) -> usize {
+        self.members[&host(number)].asked.len()
+    }
+}
+
+fn written(number: u64, says: &Framed<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; says.len()];
+    says.emit(number, &mut bytes).expect("room");
+    bytes
+}
+
+#[test]
+fn requests_are_divided_and_answered() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.pass(10);
+    assert_eq!(rig.client.standing(), &Standing::Open);
+    let numbers: Vec<u32> = (0..10).map(|n| rig.ask(&format!("get {n}\r\n"))).collect();
+    rig.pass(20);
+    assert!(numbers.iter().all(|number| rig.answer(*number).len() == 1), "{:?}", rig.answers);
+    assert_eq!((rig.asked(1), rig.asked(2)), (5, 5));
+}
+
+#[test]
+fn a_client_waits_for_new_members_and_not_for_dead_ones() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.members.get_mut(&host(2)).expect("there is one").is_cut = true;
+    rig.pass(250);
+    assert_eq!(rig.client.standing(), &Standing::Opening);
+    rig.pass(100);
+    assert_eq!(rig.client.standing(), &Standing::Open);
+}
+
+#[test]
+fn without_a_member_the_client_is_told_so() {
+    let mut rig = Rig::new(&[]);
+    rig.pass(900);
+    let Standing::Over(over) = rig.client.standing() else { panic!("{:?}", rig.client.standing()) };
+    assert_eq!(over.to_string(), "the other end has ended it: no member of members.test answers");
+    assert!(rig.worker.connections.is_empty() && rig.worker.due.is_empty());
+}
+
+#[test]
+fn what_is_of_no_connection_is_answered_so_and_nothing_else() {
+    let mut rig = Rig::new(&[1]);
+    rig.pass(10);
+    let mut says = |says: &Framed<'_>| {
+        rig.worker.take_from_peer(rig.now, client_at(), &written(5, says));
+        rig.worker.on_time(rig.now);
+        let out = rig.worker.take_outgoing();
+        out.to_peers.iter().map(|datagram| Framed::parse(&datagram.bytes).map(|(number, _)| number)).collect::<Vec<_>>()
+    };
+    assert_eq!(says(&Framed::Data(&[])), [Ok(5)]);
+    assert_eq!(says(&Framed::Ping), [Ok(5)]);
+    for quiet in [Framed::abort(AbortReason::Unknown, ""), Framed::Close, Framed::Pong] {
+        assert!(says(&quiet).is_empty(), "{quiet:?}");
+    }
+    assert_eq!(rig.worker.connections.len(), 1);
+}
+
+#[test]
+fn a_silent_member_is_dead_and_what_it_was_asked_is_told() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.pass(10);
+    rig.members.values_mut().for_each(|end| end.is_mute = true);
+    let numbers: Vec<u32> = (0..4).map(|n| rig.ask(&format!("incr k{n} 1\r\n"))).collect();
+    rig.pass(60);
+    assert_eq!((rig.asked(1), rig.asked(2)), (2, 2), "both have acknowledged them");
+    rig.members.get_mut(&host(2)).expect("there is one").is_cut = true;
+    let more = rig.ask("incr more 1\r\n");
+    let again = rig.ask("incr again 1\r\n");
+    rig.pass(1000);
+    let lost: Vec<u32> = std::iter::from_fn(|| rig.client.poll_lost()).collect();
+    assert_eq!(lost.len(), 2, "{lost:?}");
+    assert!(lost.iter().all(|number| numbers.contains(number)));
+    assert_eq!(rig.worker.totals.deaths, 1);
+    // One of the two went to the dead member: the other one answers for it.
+    rig.members.get_mut(&host(1)).expect("there is one").is_mute = false;
+    rig.pass(1000);
+    let death = String::from_utf8_lossy(MEMBER_DIED);
+    let refused = [more, again].iter().filter(|number| rig.answer(**number) == [&*death]).count();
+    assert_eq!(refused, 1, "{:?}", rig.answers);
+    assert_eq!(rig.client.standing(), &Standing::Open);
+    rig.members.get_mut(&host(2)).expect("there is one").is_cut = false;
+    rig.members.get_mut(&host(2)).expect("there is one").is_mute = false;
+    rig.pass(1000);
+    let before = rig.asked(2);
+    for n in 0..4 {
+        rig.ask(&format!("get {n}\r\n"));
+    }
+    rig.pass(100);
+    assert_eq!(rig.asked(2), before + 2, "it is a member again");
+}
+
+#[test]
+fn a_member_that_is_dead_before_it_answers_is_found_out_though_nothing_else_is_asked() {
+    let mut rig = Rig::new(&[1]);
+    rig.pass(10);
+    rig.members.get_mut(&host(1)).expect("there is one").is_mute = true;
+    let number = rig.ask("incr a 1\r\n");
+    rig.pass(5000);
+    assert_eq!((rig.worker.totals.deaths, rig.client.poll_lost()), (0, None), "its program takes its time");
+    rig.members.get_mut(&host(1)).expect("there is one").is_cut = true;
+    rig.pass(700);
+    assert_eq!((rig.worker.totals.deaths, rig.client.poll_lost()), (1, Some(number)));
+    assert!(rig.worker.legs.is_empty());
+}
+
+#[test]
+fn a_drained_member_answers_what_it_has_been_asked() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.pass(10);
+    rig.members.get_mut(&host(2)).expect("there is one").is_mute = true;
+    let numbers = [rig.ask("incr a 1\r\n"), rig.ask("incr b 1\r\n")];
+    rig.pass(60);
+    assert!(rig.worker.drain(rig.now, "m2", true) && !rig.worker.drain(rig.now, "m9", true));
+    rig.pass(300);
+    assert_eq!(rig.worker.legs.len(), 2, "it owes an answer");
+    let end = rig.members.get_mut(&host(2)).expect("there is one");
+    let connection = end.connections.values_mut().next().expect("one");
+    let at = rig.now;
+    for number in numbers {
+        // Of the one that it was not asked, the client hears twice, and does not care.
+        let frame = Head { number, oldest: 0 }.frame(b"1\r\n");
+        connection.send(at, Order::Member, &frame).expect("room");
+    }
+    rig.pass(300);
+    assert!(numbers.iter().all(|number| !rig.answer(*number).is_empty()), "{:?}", rig.answers);
+    assert_eq!(rig.worker.legs.len(), 1, "it has gone");
+}
+
+#[test]
+fn a_client_that_goes_leaves_nothing() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.pass(10);
+    rig.client.close();
+    rig.pass(10);
+    assert!(rig.worker.connections.is_empty() && rig.worker.legs.is_empty() && rig.worker.due.is_empty());
+    assert!(rig.members.values().flat_map(|end| end.connections.values()).all(Connection::is_over));
+}

@@ -1,0 +1,192 @@
+//! A framer, a switch, members' framers and memcacheds of their own, over the loopback: no agent is needed.
+
+mod memcached;
+mod site;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use margay_frames::router::ketama::Ring;
+
+use site::{Client, Site};
+
+const KEYS: usize = 60;
+
+fn key(number: usize) -> String {
+    format!("key:{number}")
+}
+
+/// Which of the labels a key belongs to.
+fn owner(labels: &[&str], key: &str) -> String {
+    let at = Ring::new(labels.iter().copied()).servers_of(key.as_bytes()).next().expect("there are servers");
+    labels[at].to_owned()
+}
+
+async fn fill(client: &mut Client) {
+    for number in 0..KEYS {
+        let key = key(number);
+        let answer = client.say(&format!("set {key} 0 0 {}\r\n{key}\r\n", key.len())).await;
+        assert_eq!(answer, "STORED\r\n", "{key}");
+    }
+}
+
+fn value(key: &str) -> String {
+    format!("VALUE {key} 0 {}\r\n{key}\r\n", key.len())
+}
+
+#[tokio::test]
+async fn each_key_is_where_the_ring_has_it_and_answers_come_in_order() {
+    let site = Site::start(&["s1", "s2", "s3"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    for number in 0..KEYS {
+        let key = key(number);
+        let holders: Vec<&str> = site.holders(&key);
+        assert_eq!(holders, [owner(&["s1", "s2", "s3"], &key)], "{key}");
+    }
+    let all: Vec<String> = (0..KEYS).map(key).collect();
+    client.send(&format!("get nothing {}\r\nmn\r\nincr none 1\r\nversion\r\n", all.join(" "))).await;
+    let expected: String = all.iter().map(|key| value(key)).collect();
+    let expected = expected + "END\r\nMN\r\nNOT_FOUND\r\nVERSION fake\r\n";
+    assert_eq!(client.hear(expected.len()).await, expected);
+}
+
+#[tokio::test]
+async fn a_request_overtakes_none_that_its_client_has_sent_before() {
+    let site = Site::start(&["s1", "s2", "s3"]).await;
+    let mut client = site.connect().await;
+    client.say("set n 0 0 1\r\n0\r\n").await;
+    let mut expected = String::new();
+    let mut said = String::new();
+    for round in 1..=300 {
+        said += &format!("incr n 1\r\nset other:{round} 0 0 1 noreply\r\nx\r\nget n\r\n");
+        let text = round.to_string();
+        expected += &format!("{text}\r\nVALUE n 0 {}\r\n{text}\r\nEND\r\n", text.len());
+    }
+    client.send(&said).await;
+    assert_eq!(client.hear(expected.len()).await, expected);
+}
+
+#[tokio::test]
+async fn a_value_of_a_megabyte_goes_both_ways() {
+    let site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    let value = "0123456789abcdef".repeat(1 << 16);
+    assert_eq!(client.say(&format!("set large 0 0 {}\r\n{value}\r\n", value.len())).await, "STORED\r\n");
+    let expected = format!("VALUE large 0 {}\r\n{value}\r\nEND\r\n", value.len());
+    client.send("get large\r\n").await;
+    assert!(client.hear(expected.len()).await == expected);
+}
+
+#[tokio::test]
+async fn a_member_that_joins_gets_its_keys_on_connections_that_there_are() {
+    let mut site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    site.add("s3").await;
+    let moved: Vec<String> = (0..KEYS).map(key).filter(|key| owner(&["s1", "s2", "s3"], key) == "s3").collect();
+    assert!(moved.len() > KEYS / 6);
+    site::wait_until("a key moves", async || client.get(&moved[0]).await == "END\r\n").await;
+    for number in 0..KEYS {
+        let key = key(number);
+        let answer = client.get(&key).await;
+        let expected = if moved.contains(&key) { "END\r\n".to_owned() } else { value(&key) + "END\r\n" };
+        assert_eq!(answer, expected, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_dies_costs_what_is_unsafe_and_no_connection() {
+    let mut site = Site::start(&["s1", "s2", "s3"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    // It takes requests, and does not answer: they are under way when it dies.
+    site.hold("s2");
+    let its = (0..KEYS).map(key).find(|key| owner(&["s1", "s2", "s3"], key) == "s2").expect("it has some");
+    client.send(&format!("get {its}\r\nincr {its} 1\r\nget key:0 {its}\r\n")).await;
+    site.await_asked("s2", 2).await;
+    site.kill("s2");
+    assert_eq!(client.hear(5).await, "END\r\n", "another was asked");
+    let refused = "SERVER_ERROR the server died with this request; it may be done, or not\r\n";
+    assert_eq!(client.hear(refused.len()).await, refused);
+    let others = client.hear_values().await;
+    assert!(others.ends_with("END\r\n") && !others.contains("ERROR"), "{others}");
+    for number in 0..KEYS {
+        let key = key(number);
+        let was = owner(&["s1", "s2", "s3"], &key);
+        let expected = if was == "s2" { "END\r\n".to_owned() } else { value(&key) + "END\r\n" };
+        assert_eq!(client.get(&key).await, expected, "{key} of {was}");
+    }
+    assert_eq!(site.show().await["connection_count"], 1);
+}
+
+#[tokio::test]
+async fn a_member_that_leaves_answers_what_it_has_been_asked() {
+    let mut site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    site.hold("s2");
+    let its = (0..KEYS).map(key).find(|key| owner(&["s1", "s2"], key) == "s2").expect("it has some");
+    client.send(&format!("append {its} 0 0 1\r\n!\r\n")).await;
+    site.await_asked("s2", 1).await;
+    site.leave("s2");
+    site::wait_until("it is known", async || {
+        site.show().await["members"].as_array().is_some_and(|all| all.iter().any(|one| one["state"] == "leaving"))
+    })
+    .await;
+    site.release("s2");
+    assert_eq!(client.hear(8).await, "STORED\r\n");
+    site.await_gone("s2").await;
+    assert_eq!(client.get(&its).await, "END\r\n", "another has the key, and no value");
+    let all: BTreeSet<String> = (0..KEYS).map(key).filter(|key| owner(&["s1", "s2"], key) == "s1").collect();
+    assert_eq!(client.get(all.first().expect("it has some")).await.lines().count(), 3);
+}
+
+#[tokio::test]
+async fn another_switch_takes_over_what_is_safe() {
+    let mut site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    site.hold("s1");
+    let its = (0..KEYS).map(key).find(|key| owner(&["s1", "s2"], key) == "s1").expect("it has some");
+    client.send(&format!("get {its}\r\ndelete {its}\r\n")).await;
+    site.await_asked("s1", 2).await;
+    site.restart_switch().await;
+    site.release("s1");
+    let expected = value(&its) + "END\r\n";
+    let answer = client.hear_values().await;
+    // The first delete may be done before the get comes a second time.
+    assert!(answer == expected || answer == "END\r\n", "{answer}");
+    let refused = client.hear_line().await;
+    assert!(refused.starts_with("SERVER_ERROR the ensemble's switch died"), "{refused}");
+    assert_eq!(client.say("set again 0 0 1\r\nx\r\n").await, "STORED\r\n");
+}
+
+#[tokio::test]
+async fn without_members_clients_are_told_so() {
+    let mut site = Site::start(&[]).await;
+    let mut client = site.connect().await;
+    client.send("get a\r\nset b 0 0 1\r\nx\r\n").await;
+    for _ in 0..2 {
+        let line = tokio::time::timeout(Duration::from_secs(20), client.hear_line()).await.expect("an answer");
+        assert!(line.starts_with("SERVER_ERROR no switch of cache.test answers"), "{line}");
+    }
+    site.add("s1").await;
+    site::wait_until("the member is used", async || client.say("set b 0 0 1\r\nx\r\n").await == "STORED\r\n").await;
+}
+
+#[tokio::test]
+async fn a_drained_member_gets_nothing_until_that_is_undone() {
+    let site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    site.drain("s2", false).await.expect("there is one");
+    assert!(site.drain("s9", false).await.is_err());
+    fill(&mut client).await;
+    assert_eq!(site.count("s2"), 0);
+    site.drain("s2", true).await.expect("there is one");
+    site::wait_until("it is used", async || {
+        fill(&mut client).await;
+        site.count("s2") > 0
+    })
+    .await;
+}

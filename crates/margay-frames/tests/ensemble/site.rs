@@ -1,0 +1,279 @@
+//! All parts of an ensemble in one process.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use margay_frames::framer::{Framer, Reach};
+use margay_frames::router::Policy;
+use margay_frames::switch::control::{self, Question};
+use margay_frames::switch::{self, MemberAt};
+use margay_frames::{member, switch::Config};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket, UnixListener};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{sleep, timeout};
+
+use crate::memcached::Memcached;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Waits until something is so.
+pub async fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !is_so().await {
+            sleep(PAUSE).await;
+        }
+    };
+    timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"));
+}
+
+/// A switch by its address.
+struct ByAddress(SocketAddr);
+
+impl Reach for ByAddress {
+    async fn open(&self) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind("127.0.0.1:0").await?;
+        socket.connect(self.0).await?;
+        Ok(socket)
+    }
+
+    fn name(&self) -> &str {
+        "cache.test"
+    }
+}
+
+struct Member {
+    memcached: Memcached,
+    at: MemberAt,
+    framer: JoinHandle<io::Result<member::End>>,
+    leave: watch::Sender<bool>,
+}
+
+pub struct Site {
+    members: BTreeMap<String, Member>,
+    listed: watch::Sender<Vec<MemberAt>>,
+    switch: AbortHandle,
+    address: SocketAddr,
+    dir: tempfile::TempDir,
+    framer: AbortHandle,
+    clients: SocketAddr,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.switch.abort();
+        self.framer.abort();
+    }
+}
+
+fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: &Path) -> AbortHandle {
+    let path = dir.join("switch.sock");
+    // There is one after a restart.
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(path).expect("bound");
+    let config = Config {
+        name: "cache.test".to_owned(),
+        members: "members.test".to_owned(),
+        policy: Policy::Ketama,
+        window: 384,
+    };
+    let (sender, commands) = mpsc::channel(1);
+    tokio::spawn(async move {
+        tokio::select! {
+            ended = switch::run(socket, listed, commands, config) => panic!("the switch has ended: {ended:?}"),
+            () = control::serve(listener, sender) => panic!("nobody answers operators"),
+        }
+    })
+    .abort_handle()
+}
+
+impl Site {
+    pub async fn start(names: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listed = watch::Sender::new(Vec::new());
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let address = socket.local_addr().expect("bound");
+        let framer = Framer::bind("127.0.0.1:0".parse().expect("literal"), ByAddress(address)).await.expect("a port");
+        let clients = framer.address().expect("bound");
+        let switch = start_switch(socket, listed.subscribe(), dir.path());
+        let framer = tokio::spawn(framer.run()).abort_handle();
+        let mut site = Self { members: BTreeMap::new(), listed, switch, address, dir, framer, clients };
+        for name in names {
+            site.add(name).await;
+        }
+        if !names.is_empty() {
+            wait_until("all members answer", async || {
+                let shown = site.show().await;
+                let all = shown["members"].as_array().cloned().unwrap_or_default();
+                all.len() == names.len() && all.iter().all(|one| one["state"] == "up")
+            })
+            .await;
+        }
+        site
+    }
+
+    pub async fn add(&mut self, name: &str) {
+        let memcached = Memcached::start().await;
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let mut host = [0; 16];
+        host[..name.len()].copy_from_slice(name.as_bytes());
+        let address = socket.local_addr().expect("bound");
+        let at = MemberAt { host, name: name.to_owned(), address, weight: 100 };
+        let leave = watch::Sender::new(false);
+        let config = member::Config { to: memcached.address, label: name.to_owned(), host };
+        let framer = tokio::spawn(member::serve(socket, config, leave.subscribe()));
+        self.members.insert(name.to_owned(), Member { memcached, at, framer, leave });
+        self.list();
+    }
+
+    fn list(&self) {
+        self.listed.send_replace(self.members.values().map(|member| member.at.clone()).collect());
+    }
+
+    /// Framer and memcached are gone at once.
+    pub fn kill(&mut self, name: &str) {
+        let member = self.members.remove(name).expect("there is one");
+        member.framer.abort();
+        // The list still has it: its flow says first that it is gone.
+    }
+
+    pub fn leave(&self, name: &str) {
+        self.members[name].leave.send_replace(true);
+    }
+
+    pub async fn await_gone(&mut self, name: &str) {
+        let member = self.members.remove(name).expect("there is one");
+        let ended = timeout(LIMIT, member.framer).await.expect("it leaves").expect("it does not panic");
+        assert_eq!(ended.expect("its socket works"), member::End::Left);
+        self.list();
+    }
+
+    pub fn hold(&self, name: &str) {
+        self.members[name].memcached.hold(true);
+    }
+
+    pub fn release(&self, name: &str) {
+        self.members[name].memcached.hold(false);
+    }
+
+    pub async fn await_asked(&self, name: &str, count: usize) {
+        wait_until("a memcached is asked", async || self.members[name].memcached.asked() >= count).await;
+    }
+
+    pub fn holders(&self, key: &str) -> Vec<&str> {
+        let holders = self.members.iter().filter(|(_, member)| member.memcached.has(key));
+        holders.map(|(name, _)| name.as_str()).collect()
+    }
+
+    pub fn count(&self, name: &str) -> usize {
+        self.members[name].memcached.count()
+    }
+
+    pub async fn restart_switch(&mut self) {
+        self.switch.abort();
+        let mut socket = None;
+        wait_until("the address is free", async || {
+            socket = UdpSocket::bind(self.address).await.ok();
+            socket.is_some()
+        })
+        .await;
+        self.switch = start_switch(socket.expect("bound"), self.listed.subscribe(), self.dir.path());
+    }
+
+    pub async fn show(&self) -> Value {
+        self.ask(&Question::Show).await.expect("the switch answers")
+    }
+
+    pub async fn drain(&self, name: &str, undo: bool) -> io::Result<Value> {
+        let question = Question::Drain { member: name.to_owned(), undo };
+        self.ask(&question).await
+    }
+
+    async fn ask(&self, question: &Question) -> io::Result<Value> {
+        let path = self.dir.path().join("switch.sock");
+        timeout(LIMIT, control::ask(&path, question)).await.expect("an answer")
+    }
+
+    /// A client, whose connection has all members that there are.
+    pub async fn connect(&self) -> Client {
+        let stream = TcpStream::connect(self.clients).await.expect("the framer listens");
+        if !self.members.is_empty() {
+            wait_until("all members take part", async || {
+                let shown = self.show().await;
+                let connections = shown["connections"].as_array().cloned().unwrap_or_default();
+                let is_whole =
+                    |one: &Value| one["members"].as_array().is_some_and(|all| all.len() == self.members.len());
+                !connections.is_empty() && connections.iter().all(is_whole)
+            })
+            .await;
+        }
+        Client { stream, heard: Vec::new() }
+    }
+}
+
+/// A client that says lines.
+pub struct Client {
+    stream: TcpStream,
+    heard: Vec<u8>,
+}
+
+impl Client {
+    pub async fn send(&mut self, text: &str) {
+        let sent = timeout(LIMIT, self.stream.write_all(text.as_bytes())).await.expect("the framer reads");
+        sent.expect("the framer is there");
+    }
+
+    async fn read(&mut self) {
+        let mut bytes = [0; 65_536];
+        let read = timeout(LIMIT, self.stream.read(&mut bytes)).await.expect("an answer").expect("the framer is there");
+        assert!(read > 0, "the framer has closed; before it said {}", String::from_utf8_lossy(&self.heard));
+        self.heard.extend_from_slice(&bytes[..read]);
+    }
+
+    fn take(&mut self, len: usize) -> String {
+        let rest = self.heard.split_off(len);
+        String::from_utf8(std::mem::replace(&mut self.heard, rest)).expect("ASCII")
+    }
+
+    /// So many bytes.
+    pub async fn hear(&mut self, len: usize) -> String {
+        while self.heard.len() < len {
+            self.read().await;
+        }
+        self.take(len)
+    }
+
+    pub async fn hear_line(&mut self) -> String {
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                return self.take(end + 1);
+            }
+            self.read().await;
+        }
+    }
+
+    /// Lines up to `END`, or an error.
+    pub async fn hear_values(&mut self) -> String {
+        let mut all = String::new();
+        while !all.ends_with("END\r\n") && !all.contains("ERROR") {
+            all += &self.hear_line().await;
+        }
+        all
+    }
+
+    pub async fn say(&mut self, text: &str) -> String {
+        self.send(text).await;
+        self.hear_line().await
+    }
+
+    pub async fn get(&mut self, key: &str) -> String {
+        self.send(&format!("get {key}\r\n")).await;
+        self.hear_values().await
+    }
+}

@@ -1,0 +1,468 @@
+//! memcached's text protocol as framers need it: where a request ends, which keys it is about, whether it may be
+//! repeated, and where an answer ends. Meta commands are part of it.
+
+use crate::request::{VALUE_MAX, is_key, number};
+
+/// Longest line of a client, in bytes: a `get` of some hundred keys.
+pub const LINE_MAX: usize = 64 << 10;
+/// First byte of a request of the binary protocol.
+const BINARY: u8 = 0x80;
+/// Bytes of the binary protocol's header.
+const BINARY_HEADER_LEN: usize = 24;
+/// Status of a binary answer: the command is not known.
+const BINARY_UNKNOWN: u8 = 0x81;
+/// The letters of `mg` that change something.
+const MG_CHANGES: &[u8] = b"NRTE";
+
+/// A request that a server is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What the server is told: it always answers.
+    pub bytes: Vec<u8>,
+    /// Another server may be told the same when nobody knows whether this one has acted on it.
+    pub is_safe: bool,
+}
+
+/// Which answers a client does not want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quiet {
+    /// It wants any.
+    No,
+    /// It wants none (`noreply`).
+    All,
+    /// It does not want those that begin with one of these words (`q` of meta commands).
+    These(&'static [&'static str]),
+}
+
+impl Quiet {
+    /// Whether an answer is kept from the client.
+    pub fn hides(self, answer: &[u8]) -> bool {
+        match self {
+            Self::No => false,
+            Self::All => true,
+            Self::These(words) => words.iter().any(|word| answer.starts_with(word.as_bytes())),
+        }
+    }
+}
+
+/// What a client has asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Servers know the answer: one for each part. Those of several parts are values, and become one answer.
+    Servers {
+        /// What they are asked.
+        parts: Vec<Part>,
+        /// Which answers the client does not want.
+        quiet: Quiet,
+    },
+    /// The answer is known.
+    Answer(Vec<u8>),
+    /// The answer is known, and the connection ends with it.
+    Last(Vec<u8>),
+}
+
+/// What the bytes of a client begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Not yet a whole request: so many bytes are wanted, if that is known.
+    More(Option<usize>),
+    /// A request of so many bytes, of which not all need be there: what is not is to be passed over.
+    Taken(usize, Asked),
+}
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// With its first line.
+    Line,
+    /// With `END`, after values; or with an error's line.
+    Values,
+    /// With its first line; after `VA` with the value that the line has the length of.
+    Meta,
+}
+
+/// An answer is none of memcached's text protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server's answer is none of memcached's text protocol")]
+pub struct NoAnswer;
+
+/// Reads a request from the beginning of what a client has sent.
+pub fn step(bytes: &[u8]) -> Step {
+    if bytes.first() == Some(&BINARY) {
+        return binary(bytes);
+    }
+    let Some(end) = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n') else {
+        let answer = b"CLIENT_ERROR line too long\r\n".to_vec();
+        return if bytes.len() < LINE_MAX { Step::More(None) } else { Step::Taken(LINE_MAX, Asked::Last(answer)) };
+    };
+    let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
+    let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).collect();
+    let Some((verb, rest)) = words.split_first() else { return error(end + 1, "ERROR") };
+    match *verb {
+        b"get" | b"gets" => values(end + 1, verb, rest),
+        b"gat" | b"gats" if rest.len() >= 2 => values(end + 1, &[verb, &b" "[..], rest[0]].concat(), &rest[1..]),
+        b"set" | b"add" | b"replace" | b"append" | b"prepend" => storage(bytes, end + 1, verb, rest, 3),
+        b"cas" => storage(bytes, end + 1, verb, rest, 4),
+        b"delete" => plain(end + 1, verb, rest, 0),
+        b"incr" | b"decr" | b"touch" => plain(end + 1, verb, rest, 1),
+        b"mg" | b"ms" | b"md" | b"ma" | b"me" => meta(bytes, end + 1, verb, rest),
+        b"mn" => Step::Taken(end + 1, Asked::Answer(b"MN\r\n".to_vec())),
+        b"version" => servers(end + 1, vec![Part { bytes: b"version\r\n".to_vec(), is_safe: true }], Quiet::No),
+        b"verbosity" => {
+            let answer = if rest.last() == Some(&&b"noreply"[..]) { Vec::new() } else { b"OK\r\n".to_vec() };
+            Step::Taken(end + 1, Asked::Answer(answer))
+        }
+        b"quit" => Step::Taken(end + 1, Asked::Last(Vec::new())),
+        b"gat" | b"gats" => error(end + 1, "ERROR"),
+        verb => {
+            let shown: String = String::from_utf8_lossy(verb).chars().filter(|c| !c.is_control()).take(40).collect();
+            let text =
+                format!("CLIENT_ERROR {shown} is not supported by an ensemble: it concerns no key; ask a server");
+            error(end + 1, &text)
+        }
+    }
+}
+
+fn servers(len: usize, parts: Vec<Part>, quiet: Quiet) -> Step {
+    Step::Taken(len, Asked::Servers { parts, quiet })
+}
+
+fn error(len: usize, text: &str) -> Step {
+    Step::Taken(len, Asked::Answer(format!("{text}\r\n").into_bytes()))
+}
+
+fn bad_format(len: usize) -> Step {
+    error(len, "CLIENT_ERROR bad command line format")
+}
+
+fn values(len: usize, head: &[u8], keys: &[&[u8]]) -> Step {
+    if keys.is_empty() {
+        return error(len, "ERROR");
+    }
+    if !keys.iter().all(|key| is_key(key)) {
+        return bad_format(len);
+    }
+    let is_safe = head.starts_with(b"get");
+    let part = |key: &&[u8]| Part { bytes: [head, &b" "[..], key, &b"\r\n"[..]].concat(), is_safe };
+    servers(len, keys.iter().map(part).collect(), Quiet::No)
+}
+
+/// Without `noreply`, if it is the last word, and whether it was.
+fn without_noreply<'a, 'b>(words: &'a [&'b [u8]]) -> (&'a [&'b [u8]], Quiet) {
+    match words.split_last() {
+        Some((last, others)) if *last == b"noreply" => (others, Quiet::All),
+        _ => (words, Quiet::No),
+    }
+}
+
+fn line_of(verb: &[u8], words: &[&[u8]]) -> Vec<u8> {
+    let mut line = verb.to_vec();
+    for word in words {
+        line.push(b' ');
+        line.extend_from_slice(word);
+    }
+    line.extend_from_slice(b"\r\n");
+    line
+}
+
+fn plain(len: usize, verb: &[u8], words: &[&[u8]], count: usize) -> Step {
+    let (words, quiet) = without_noreply(words);
+    // `delete KEY 0` is of old clients.
+    let words = if verb == b"delete" && words.get(1..) == Some(&[&b"0"[..]]) { &words[..1] } else { words };
+    match words.first() {
+        None => error(len, "ERROR"),
+        Some(key) if is_key(key) && words.len() == count + 1 => {
+            servers(len, vec![Part { bytes: line_of(verb, words), is_safe: false }], quiet)
+        }
+        Some(_) => bad_format(len),
+    }
+}
+
+fn storage(bytes: &[u8], line_len: usize, verb: &[u8], words: &[&[u8]], count: usize) -> Step {
+    let (words, quiet) = without_noreply(words);
+    let Some(key) = words.first() else { return error(line_len, "ERROR") };
+    let value_len = words.get(3).and_then(|word| number(word));
+    match value_len {
+        Some(value_len) if is_key(key) && words.len() == count + 1 => {
+            with_value(bytes, line_len, line_of(verb, words), value_len, quiet)
+        }
+        _ => bad_format(line_len),
+    }
+}
+
+fn with_value(bytes: &[u8], line_len: usize, mut message: Vec<u8>, value_len: usize, quiet: Quiet) -> Step {
+    // Whatever the client says: what it calls a value is never read as its next request.
+    let whole = line_len.saturating_add(value_len).saturating_add(2);
+    if value_len > VALUE_MAX {
+        return error(whole, "SERVER_ERROR object too large for cache");
+    }
+    let Some(value) = bytes.get(line_len..whole) else { return Step::More(Some(whole)) };
+    if !value.ends_with(b"\r\n") {
+        // Where the next request begins is not known any more.
+        return Step::Taken(whole, Asked::Last(b"CLIENT_ERROR bad data chunk\r\n".to_vec()));
+    }
+    message.extend_from_slice(value);
+    servers(whole, vec![Part { bytes: message, is_safe: false }], quiet)
+}
+
+fn meta(bytes: &[u8], line_len: usize, verb: &[u8], words: &[&[u8]]) -> Step {
+    let Some((key, rest)) = words.split_first() else { return error(line_len, "ERROR") };
+    if !is_key(key) {
+        return bad_format(line_len);
+    }
+    let is_store = verb == b"ms";
+    let flags = if is_store { rest.get(1..).unwrap_or_default() } else { rest };
+    if flags.contains(&&b"b"[..]) {
+        return error(line_len, "CLIENT_ERROR keys in base64 are not supported by an ensemble");
+    }
+    let hidden: &'static [&'static str] = match verb {
+        b"mg" => &["EN"],
+        b"md" => &["HD", "NF"],
+        b"ma" => &["HD", "NF", "VA"],
+        _ => &["HD"],
+    };
+    // Nobody would know when the answer is over that does not come.
+    let is_quiet = flags.contains(&&b"q"[..]);
+    let quiet = if is_quiet { Quiet::These(hidden) } else { Quiet::No };
+    let kept: Vec<&[u8]> = words.iter().copied().filter(|word| *word != b"q" || *word == *key).collect();
+    let line = line_of(verb, &kept);
+    if is_store {
+        return match rest.first().and_then(|word| number(word)) {
+            Some(value_len) => with_value(bytes, line_len, line, value_len, quiet),
+            None => bad_format(line_len),
+        };
+    }
+    let is_safe = is_safe(&line);
+    servers(line_len, vec![Part { bytes: line, is_safe }], quiet)
+}
+
+/// Refuses a request of the binary protocol in its own words.
+fn binary(bytes: &[u8]) -> Step {
+    let Some(header) = bytes.get(..BINARY_HEADER_LEN) else { return Step::More(Some(BINARY_HEADER_LEN)) };
+    let text = b"the binary protocol is not supported by an ensemble; use the text protocol";
+    let mut answer = [0; BINARY_HEADER_LEN];
+    (answer[0], answer[1], answer[7]) = (BINARY | 1, header[1], BINARY_UNKNOWN);
+    // It is short.
+    answer[11] = text.len() as u8;
+    answer[12..16].copy_from_slice(&header[12..16]);
+    Step::Taken(BINARY_HEADER_LEN, Asked::Last([&answer[..], text].concat()))
+}
+
+fn words_of(request: &[u8]) -> (impl Iterator<Item = &[u8]>, bool) {
+    let end = request.iter().position(|byte| *byte == b'\r' || *byte == b'\n');
+    let line = &request[..end.unwrap_or(request.len())];
+    (line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()), end.is_some())
+}
+
+/// The key of a request for servers, of which the beginning is enough; none in one that any server can answer.
+pub fn key_of(request: &[u8]) -> Option<&[u8]> {
+    let (mut words, _) = words_of(request);
+    match words.next()? {
+        b"version" => None,
+        b"gat" | b"gats" => words.nth(1),
+        _ => words.next(),
+    }
+}
+
+/// Whether a request for servers may be repeated, where nobody knows whether it was done: it changes nothing.
+pub fn is_safe(request: &[u8]) -> bool {
+    let (mut words, is_whole) = words_of(request);
+    match words.next() {
+        Some(b"get" | b"gets" | b"version" | b"me") => true,
+        Some(b"mg") => is_whole && !words.skip(1).any(|flag| MG_CHANGES.contains(&flag[0])),
+        _ => false,
+    }
+}
+
+/// How the answer to a request ends.
+pub fn shape_of(request: &[u8]) -> Shape {
+    match words_of(request).0.next() {
+        Some(b"get" | b"gets" | b"gat" | b"gats") => Shape::Values,
+        Some(b"mg" | b"ma" | b"ms" | b"md") => Shape::Meta,
+        _ => Shape::Line,
+    }
+}
+
+/// The length of the answer that these bytes begin with; none as long as it has not come whole. `from` is where an
+/// earlier call got to, and must be kept for the next: zero at first.
+///
+/// # Errors
+///
+/// [`NoAnswer`].
+pub fn answer_len(bytes: &[u8], shape: Shape, from: &mut usize) -> Result<Option<usize>, NoAnswer> {
+    loop {
+        let rest = bytes.get(*from..).unwrap_or_default();
+        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+            return if rest.len() > LINE_MAX { Err(NoAnswer) } else { Ok(None) };
+        };
+        let line = rest[..end].strip_suffix(b"\r").ok_or(NoAnswer)?;
+        let mut words = line.split(|byte| *byte == b' ');
+        let (is_value, length) = match (shape, words.next()) {
+            (Shape::Values, Some(b"VALUE")) => (true, words.nth(2)),
+            (Shape::Meta, Some(b"VA")) => (true, words.next()),
+            _ => (false, None),
+        };
+        if !is_value {
+            return Ok(Some(*from + end + 1));
+        }
+        let length = length.and_then(number).ok_or(NoAnswer)?;
+        let behind = from.checked_add(end + 1 + 2).and_then(|at| at.checked_add(length)).ok_or(NoAnswer)?;
+        if behind > bytes.len() {
+            return Ok(None);
+        }
+        *from = behind;
+        if shape == Shape::Meta {
+            return Ok(Some(behind));
+        }
+    }
+}
+
+/// Puts the answers to the parts of a request together: values, and one `END`. An error is the answer to all.
+pub fn join(answers: &[Vec<u8>]) -> Vec<u8> {
+    if let [only] = answers {
+        return only.clone();
+    }
+    let mut whole = Vec::new();
+    for answer in answers {
+        match answer.strip_suffix(b"END\r\n") {
+            Some(values) => whole.extend_from_slice(values),
+            None => return answer.clone(),
+        }
+    }
+    whole.extend_from_slice(b"END\r\n");
+    whole
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn asked(bytes: &str) -> (Vec<(String, bool)>, Quiet) {
+        match step(bytes.as_bytes()) {
+            Step::Taken(len, Asked::Servers { parts, quiet }) => {
+                assert_eq!(len, bytes.len(), "{bytes}");
+                let text = |part: Part| (String::from_utf8(part.bytes).expect("ASCII"), part.is_safe);
+                (parts.into_iter().map(text).collect(), quiet)
+            }
+            other => panic!("{bytes}: {other:?}"),
+        }
+    }
+
+    fn refused(bytes: &str) -> String {
+        match step(bytes.as_bytes()) {
+            Step::Taken(_, Asked::Answer(answer) | Asked::Last(answer)) => {
+                String::from_utf8_lossy(&answer).into_owned()
+            }
+            other => panic!("{bytes}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_request_becomes_what_servers_are_asked() {
+        for (line, told, is_safe, quiet) in [
+            ("set a 1 2 3\r\nabc\r\n", "set a 1 2 3\r\nabc\r\n", false, Quiet::No),
+            ("set a 1 2 3 noreply\r\nabc\r\n", "set a 1 2 3\r\nabc\r\n", false, Quiet::All),
+            ("cas a 1 2 0 9\r\n\r\n", "cas a 1 2 0 9\r\n\r\n", false, Quiet::No),
+            ("get a\n", "get a\r\n", true, Quiet::No),
+            ("gat 60 a\r\n", "gat 60 a\r\n", false, Quiet::No),
+            ("delete a 0 noreply\r\n", "delete a\r\n", false, Quiet::All),
+            ("incr  a 5\r\n", "incr a 5\r\n", false, Quiet::No),
+            ("version\r\n", "version\r\n", true, Quiet::No),
+            ("mg a v t\r\n", "mg a v t\r\n", true, Quiet::No),
+            ("mg a v q\r\n", "mg a v\r\n", true, Quiet::These(&["EN"])),
+            ("mg q v\r\n", "mg q v\r\n", true, Quiet::No),
+            ("mg a v N30\r\n", "mg a v N30\r\n", false, Quiet::No),
+            ("ms a 2 T0 q\r\nhi\r\n", "ms a 2 T0\r\nhi\r\n", false, Quiet::These(&["HD"])),
+            ("md a q\r\n", "md a\r\n", false, Quiet::These(&["HD", "NF"])),
+        ] {
+            let (parts, found) = asked(line);
+            assert_eq!(parts, [(told.to_owned(), is_safe)], "{line}");
+            assert_eq!(found, quiet, "{line}");
+            assert_eq!(super::is_safe(told.as_bytes()), is_safe, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_get_of_many_keys_is_many_requests() {
+        let (parts, _) = asked("gets a b c\r\n");
+        assert_eq!(parts.len(), 3);
+        assert_eq!(parts[1], ("gets b\r\n".to_owned(), true));
+        let (parts, _) = asked("gat 9 a b\r\n");
+        assert_eq!(parts[1], ("gat 9 b\r\n".to_owned(), false));
+    }
+
+    #[test]
+    fn what_is_not_whole_waits() {
+        assert_eq!(step(b""), Step::More(None));
+        assert_eq!(step(b"get a"), Step::More(None));
+        assert_eq!(step(b"set a 0 0 5\r\nhel"), Step::More(Some(20)));
+        assert_eq!(step(b"\x80\x00"), Step::More(Some(24)));
+    }
+
+    #[test]
+    fn what_cannot_be_is_answered() {
+        for (line, answer) in [
+            ("\r\n", "ERROR"),
+            ("get\r\n", "ERROR"),
+            ("gat 5\r\n", "ERROR"),
+            ("set a 1 2\r\n", "CLIENT_ERROR bad"),
+            ("set a 1 2 3\r\nabcdefg", "CLIENT_ERROR bad data"),
+            ("get a\tb\r\n", "CLIENT_ERROR bad"),
+            ("flush_all\r\n", "CLIENT_ERROR flush_all is not supported"),
+            ("mg YQ== b v\r\n", "CLIENT_ERROR keys in base64"),
+            ("ms a x\r\n", "CLIENT_ERROR bad"),
+            ("mn\r\n", "MN\r\n"),
+            ("verbosity 1\r\n", "OK\r\n"),
+            ("quit\r\n", ""),
+        ] {
+            assert!(refused(line).starts_with(answer), "{line}: {}", refused(line));
+        }
+        let line = "set a 0 0 18446744073709551615\r\n";
+        assert!(matches!(step(line.as_bytes()), Step::Taken(usize::MAX, Asked::Answer(_))));
+        assert!(refused(&"x".repeat(LINE_MAX)).starts_with("CLIENT_ERROR line too long"));
+    }
+
+    #[test]
+    fn binary_requests_are_refused_in_their_own_words() {
+        let mut request = [0; 24];
+        (request[0], request[1], request[15]) = (0x80, 0x0a, 7);
+        let Step::Taken(24, Asked::Last(answer)) = step(&request) else { panic!("refused") };
+        assert_eq!(answer[..8], [0x81, 0x0a, 0, 0, 0, 0, 0, 0x81]);
+        assert_eq!((answer[11] as usize, answer[15]), (answer.len() - 24, 7));
+    }
+
+    #[test]
+    fn the_key_is_known_from_the_beginning() {
+        for (request, key) in [("set k 0 0 9000\r\nxy", Some("k")), ("gat 5 k\r\n", Some("k")), ("version\r\n", None)] {
+            assert_eq!(key_of(request.as_bytes()), key.map(str::as_bytes), "{request}");
+        }
+        assert!(!is_safe(b"mg k v v v"), "flags may follow");
+    }
+
+    #[test]
+    fn answers_end_where_their_shape_says() {
+        let whole = b"VALUE a 0 5\r\n\r\nEND\r\nVALUE b 0 2\r\nhi\r\nEND\r\nrest";
+        let mut from = 0;
+        for cut in 0..whole.len() - 4 {
+            assert_eq!(answer_len(&whole[..cut], Shape::Values, &mut from), Ok(None), "{cut}");
+        }
+        assert_eq!(answer_len(whole, Shape::Values, &mut from), Ok(Some(whole.len() - 4)));
+        let len = |bytes: &[u8], shape| answer_len(bytes, shape, &mut 0);
+        assert_eq!(len(b"SERVER_ERROR no\r\nx", Shape::Values), Ok(Some(17)));
+        assert_eq!(len(b"VA 2 t5\r\nhi\r\nHD\r\n", Shape::Meta), Ok(Some(13)));
+        assert_eq!(len(b"HD\r\nHD\r\n", Shape::Meta), Ok(Some(4)));
+        assert_eq!(len(b"VALUE a\r\n", Shape::Line), Ok(Some(9)));
+        assert_eq!(len(b"VALUE a 0 18446744073709551615\r\n", Shape::Values), Err(NoAnswer));
+        assert_eq!(len(b"VALUE a\r\n", Shape::Values), Err(NoAnswer));
+        assert_eq!(len(b"no end\n", Shape::Line), Err(NoAnswer));
+    }
+
+    #[test]
+    fn parts_are_put_together() {
+        let a = b"VALUE a 0 1\r\nx\r\nEND\r\n".to_vec();
+        let b = b"END\r\n".to_vec();
+        assert_eq!(join(&[a.clone(), b.clone()]), a);
+        assert_eq!(join(&[a.clone(), b"SERVER_ERROR no\r\n".to_vec(), b]), b"SERVER_ERROR no\r\n");
+        assert_eq!(join(std::slice::from_ref(&a)), a);
+    }
+}

@@ -1,0 +1,376 @@
+//! `margay ensemble`: the switch of an ensemble, its framers, and what operators ask a switch.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use margay_ensemble::{WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
+use margay_frames::by_name;
+use margay_frames::framer::{ByName, Framer};
+use margay_frames::router::Policy;
+use margay_frames::switch::control::{self, Question};
+use margay_frames::{member, switch};
+use margay_sdk::{Agent, Options, Target, ToTarget};
+use margay_wire::FRAMED_LABEL_MAX;
+use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use serde_json::{Value, json};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+use super::{Json, Out, output};
+use crate::agent::programs;
+use crate::config::Config;
+use crate::log;
+
+/// Questions of operators that wait.
+const QUESTIONS_MAX: usize = 16;
+
+#[derive(Subcommand)]
+pub enum EnsembleVerb {
+    /// Run a switch: serve a name, and give each request to one of the members
+    Serve(ServeArgs),
+    /// Run a member: take a switch's requests to a memcached of this host, as long as that answers
+    Member(MemberArgs),
+    /// Take unmodified clients of this host to an ensemble
+    #[command(subcommand)]
+    Framer(FramerVerb),
+    /// The switches of this host
+    List(Json),
+    /// A switch of this host: its members and connections
+    Show(ShowArgs),
+    /// Give a member no new requests: those that it has are answered
+    Drain(DrainArgs),
+}
+
+#[derive(Args)]
+pub struct ServeArgs {
+    /// The name that clients ask for
+    name: String,
+    /// The name that members serve
+    #[arg(long, value_name = "NAME")]
+    members: String,
+    /// How requests are divided
+    #[arg(long, value_enum, default_value_t = RouterArg::Ketama)]
+    router: RouterArg,
+    /// Chunks of requests, and of answers, that a connection may have under way
+    #[arg(long, value_name = "NUMBER", default_value_t = WINDOW_DEFAULT,
+        value_parser = clap::value_parser!(u16).range(i64::from(WINDOW_MIN)..=i64::from(WINDOW_MAX)))]
+    window: u16,
+}
+
+/// How requests are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RouterArg {
+    /// By key, with the ring of libketama
+    Ketama,
+    /// One after the other
+    RoundRobin,
+}
+
+impl From<RouterArg> for Policy {
+    fn from(router: RouterArg) -> Self {
+        match router {
+            RouterArg::Ketama => Self::Ketama,
+            RouterArg::RoundRobin => Self::RoundRobin,
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct MemberArgs {
+    /// The name that members serve
+    name: String,
+    /// Where the memcached is
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:11211")]
+    to: SocketAddr,
+    /// What the member is called in the ring of keys, as clients had it in their list of servers; the name of this host
+    /// unless given
+    #[arg(long = "as", value_name = "LABEL")]
+    label: Option<String>,
+}
+
+#[derive(Subcommand)]
+pub enum FramerVerb {
+    /// A memcached for clients of this host, by its text protocol
+    Memcached(FramerArgs),
+}
+
+#[derive(Args)]
+pub struct FramerArgs {
+    /// The ensemble's name
+    #[arg(long, value_name = "NAME")]
+    service: String,
+    /// Where clients find it
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:11211")]
+    listen: SocketAddr,
+}
+
+#[derive(Args)]
+pub struct ShowArgs {
+    /// The ensemble's name
+    name: String,
+    #[command(flatten)]
+    json: Json,
+}
+
+#[derive(Args)]
+pub struct DrainArgs {
+    /// The ensemble's name
+    name: String,
+    /// The host of the member
+    #[arg(value_name = "HOST")]
+    member: String,
+    /// Give it new requests again
+    #[arg(long)]
+    undo: bool,
+    #[command(flatten)]
+    json: Json,
+}
+
+/// Does what a verb says.
+pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        EnsembleVerb::Serve(args) => serve(config, args).await,
+        EnsembleVerb::Member(args) => run_member(config, args).await,
+        EnsembleVerb::Framer(FramerVerb::Memcached(args)) => run_framer(config, args).await,
+        EnsembleVerb::List(json) => list(config, json, out).await,
+        EnsembleVerb::Show(args) => show(config, args, out).await,
+        EnsembleVerb::Drain(args) => drain(config, args, out).await,
+    }
+}
+
+async fn agent_of(config: &Config) -> Result<Agent> {
+    Agent::connect_to(&programs::path(&config.host.runtime_dir)).await.into_diagnostic()
+}
+
+/// A name as people write it, as the agent reads it.
+async fn target_of(agent: &Agent, written: &str) -> Result<Target> {
+    let (prefix, written) = agent.name(written).await.into_diagnostic()?;
+    Ok(Target { written: Some(written), ..prefix.to_target().into_diagnostic()? })
+}
+
+fn written(target: &Target) -> String {
+    target.written.clone().unwrap_or_else(|| target.prefix.to_string())
+}
+
+/// Where the switches of this host are asked.
+fn directory(config: &Config) -> PathBuf {
+    config.host.runtime_dir.join("ensembles")
+}
+
+fn socket_of(config: &Config, name: &str) -> PathBuf {
+    directory(config).join(format!("{}.sock", name.replace('/', "%")))
+}
+
+/// Listens for operators. A socket that a switch before this has left is replaced; that of a living one is not.
+async fn listen(path: &Path, name: &str) -> Result<UnixListener> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).into_diagnostic().wrap_err_with(|| format!("cannot make {}", parent.display()))?;
+    }
+    if control::ask(path, &Question::Show).await.is_ok() {
+        return Err(miette!("a switch of {name} runs on this host already; one is enough"));
+    }
+    // Mostly there is none.
+    let _ = fs::remove_file(path);
+    UnixListener::bind(path).into_diagnostic().wrap_err_with(|| format!("cannot listen at {}", path.display()))
+}
+
+async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
+    log::start(&config.log);
+    let agent = agent_of(config).await?;
+    let name = target_of(&agent, &args.name).await?;
+    let members = target_of(&agent, &args.members).await?;
+    if name.prefix.covers(&members.prefix) || members.prefix.covers(&name.prefix) {
+        return Err(miette!(
+            "{} and {} are not apart: an ensemble that contained itself would ask itself; give the members a name of \
+             their own",
+            written(&name),
+            written(&members)
+        ));
+    }
+    let path = socket_of(config, &written(&name));
+    let listener = listen(&path, &written(&name)).await?;
+    let socket = Options::new().agent(&agent).bind_datagrams(&name).await.into_diagnostic()?;
+    let listed = watch::Sender::new(Vec::new());
+    let follower = agent.clone();
+    let receiver = listed.subscribe();
+    let (sender, commands) = mpsc::channel(QUESTIONS_MAX);
+    let set_up = switch::Config {
+        name: written(&name),
+        members: written(&members),
+        policy: args.router.into(),
+        window: args.window,
+    };
+    eprintln!("margay: {} is an ensemble of {}", set_up.name, set_up.members);
+    let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
+    let ended = tokio::select! {
+        ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
+        ended = by_name::follow_members(&follower, &members, &listed) => ended.into_diagnostic(),
+        () = control::serve(listener, sender) => Err(miette!("{} answers no more", path.display())),
+        _ = terminate.recv() => Ok(()),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    // Whoever asks hears at once that there is none.
+    let _ = fs::remove_file(&path);
+    ended
+}
+
+async fn run_member(config: &Config, args: MemberArgs) -> Result<()> {
+    log::start(&config.log);
+    let label = args.label.unwrap_or_default();
+    if label.len() > FRAMED_LABEL_MAX {
+        return Err(miette!("the label has {} bytes, and may have {FRAMED_LABEL_MAX}", label.len()));
+    }
+    let agent = agent_of(config).await?;
+    let name = target_of(&agent, &args.name).await?;
+    let set_up = member::Config { to: args.to, label, host: [0; 16] };
+    eprintln!("margay: a member of {}, with the memcached at {}", written(&name), args.to);
+    let leave = watch::Sender::new(false);
+    let receiver = leave.subscribe();
+    let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
+    let serving = by_name::serve_member(&agent, &name, &set_up, receiver);
+    let told = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        leave.send_replace(true);
+        // The other future ends when all switches have let go.
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        ended = serving => ended.into_diagnostic(),
+        () = told => Ok(()),
+    }
+}
+
+async fn run_framer(config: &Config, args: FramerArgs) -> Result<()> {
+    log::start(&config.log);
+    let agent = agent_of(config).await?;
+    let name = target_of(&agent, &args.service).await?;
+    let reach = ByName::new(agent, name.prefix, written(&name));
+    let framer = Framer::bind(args.listen, reach).await.into_diagnostic().wrap_err_with(|| {
+        format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
+    })?;
+    eprintln!("margay: memcached clients reach {} at {}", written(&name), framer.address().into_diagnostic()?);
+    framer.run().await;
+    Ok(())
+}
+
+async fn ask(config: &Config, name: &str, question: &Question) -> Result<Value> {
+    let path = socket_of(config, name);
+    control::ask(&path, question).await.into_diagnostic().wrap_err_with(|| {
+        format!("no switch of {name} answers on this host; `margay ensemble list` names those that do")
+    })
+}
+
+async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
+    let mut found = Vec::new();
+    // Without the directory there never was a switch.
+    for entry in fs::read_dir(directory(config)).into_iter().flatten().flatten() {
+        // One that does not answer is gone.
+        if let Ok(mut shown) = control::ask(&entry.path(), &Question::Show).await {
+            shown["connections"].take();
+            found.push(shown);
+        }
+    }
+    if json.json {
+        return out.json(&json!({ "ensembles": found }));
+    }
+    let row = |shown: &Value| {
+        let members = shown["members"].as_array().map_or(&[][..], Vec::as_slice);
+        let up = members.iter().filter(|member| member["state"] == "up").count();
+        vec![
+            text(&shown["name"]),
+            text(&shown["members_name"]),
+            format!("{up} of {}", members.len()),
+            text(&shown["connection_count"]),
+        ]
+    };
+    let header = ["NAME", "MEMBERS", "UP", "CONNECTIONS"];
+    out.table(&header, found.iter().map(row).collect(), "no switch runs on this host")
+}
+
+async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
+    let shown = ask(config, &args.name, &Question::Show).await?;
+    if args.json.json {
+        return out.json(&shown);
+    }
+    let rows = |key: &str, fields: &[&str]| -> Vec<Vec<String>> {
+        let all = shown[key].as_array().map_or(&[][..], Vec::as_slice);
+        all.iter().map(|one| fields.iter().map(|field| text(&one[*field])).collect()).collect()
+    };
+    out.line(&format!(
+        "{}: {}, {} accepted, {} failed; {} of members, {} lost",
+        text(&shown["name"]),
+        output::count(shown["connection_count"].as_u64().unwrap_or_default(), "connection"),
+        text(&shown["accepted"]),
+        text(&shown["failed"]),
+        output::count(shown["member_deaths"].as_u64().unwrap_or_default(), "death"),
+        output::count(shown["lost_requests"].as_u64().unwrap_or_default(), "request"),
+    ))?;
+    let members = rows("members", &["name", "state", "weight", "connection_count", "frames_in_flight", "why"]);
+    let header = ["MEMBER", "STATE", "WEIGHT", "CONNECTIONS", "IN FLIGHT", "WHY"];
+    out.table(&header, members, "there is no member")?;
+    let connections = rows("connections", &["client", "age_ms", "open_requests", "chunks_unacknowledged"]);
+    out.table(&["CLIENT", "AGE MS", "OPEN REQUESTS", "UNACKNOWLEDGED"], connections, "there is no connection")
+}
+
+async fn drain(config: &Config, args: DrainArgs, out: &mut Out) -> Result<()> {
+    let question = Question::Drain { member: args.member.clone(), undo: args.undo };
+    ask(config, &args.name, &question).await?;
+    let what = if args.undo { "gets new requests again" } else { "gets no new requests" };
+    let done = json!({"name": args.name, "member": args.member, "undone": args.undo});
+    out.done(args.json.json, &done, &format!("{} {what}", args.member))
+}
+
+/// A value as a table has it.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use tokio::net::UdpSocket;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_living_switch_keeps_its_socket_and_a_dead_one_does_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("ensembles/cache.shop.sock");
+        let listener = listen(&path, "cache.shop").await.expect("nobody is there");
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let (_listed, members) = watch::channel(Vec::new());
+        let (sender, commands) = mpsc::channel(1);
+        let set_up = switch::Config {
+            name: "cache.shop".to_owned(),
+            members: "members.shop".to_owned(),
+            policy: Policy::Ketama,
+            window: WINDOW_DEFAULT,
+        };
+        let running = async {
+            tokio::select! {
+                ended = switch::run(socket, members, commands, set_up) => panic!("it has ended: {ended:?}"),
+                () = control::serve(listener, sender) => panic!("it answers no more"),
+                again = listen(&path, "cache.shop") => again,
+            }
+        };
+        let error = running.await.expect_err("one is there");
+        assert!(error.to_string().contains("runs on this host already"), "{error}");
+        listen(&path, "cache.shop").await.expect("a dead one is replaced");
+    }
+
+    #[test]
+    fn a_name_is_a_file() {
+        let config = Config::default();
+        assert_eq!(socket_of(&config, "cache.shop"), Path::new("/run/margay/ensembles/cache.shop.sock"));
+        assert_eq!(socket_of(&config, "a.b/key:c").file_name().expect("a name"), "a.b%key:c.sock");
+    }
+}

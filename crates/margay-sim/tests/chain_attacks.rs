@@ -179,6 +179,8 @@ fn a_clock_that_is_wrong_by_minutes_is_refused_and_one_by_seconds_is_not() {
         let now = line.world.now;
         line.world.host(line.client).sal.set_wall_clock(now, 1_800_000_000 + wrong_s);
         assert_eq!(line.connect() == Outcome::Answered(9), is_good, "{wrong_s} s");
+        let seen = line.world.host(line.boxes[0]).middlebox.as_ref().expect("one").seen.len();
+        assert_eq!(seen, usize::from(is_good), "no box sees a session that nobody has signed now");
     }
 }
 

@@ -25,6 +25,13 @@ pub(crate) struct Read {
     pub refusal: Option<ErrorCode>,
 }
 
+impl Read {
+    /// Whether a box is to see the session next.
+    pub fn is_at_box(&self) -> bool {
+        self.chained.as_ref().is_some_and(|chained| chained.is_left())
+    }
+}
+
 impl Sal {
     /// A SYN with a chain that has come to a listener or to a box, or one without that has come to a box.
     pub(crate) fn handle_chained(

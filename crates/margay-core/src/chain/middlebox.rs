@@ -224,7 +224,7 @@ impl Sal {
     }
 
     /// Refuses a session at its left half; `at`: the box that it is about, from 1; 0: none.
-    pub(super) fn refuse_left(&mut self, left: FlowId, code: ErrorCode, at: u8) {
+    pub(crate) fn refuse_left(&mut self, left: FlowId, code: ErrorCode, at: u8) {
         if self.flows.get(left).is_none_or(|flow| !matches!(flow.setup, Setup::Responder(_))) {
             return self.end_half(left, RemoveReason::PeerFailed);
         }

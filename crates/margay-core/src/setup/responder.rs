@@ -131,15 +131,10 @@ impl Sal {
         let direct = arrival.reply.direct.ip();
         let of_chain = read.chained.as_ref().and_then(|chained| chained.setup.as_ref()).map(|setup| setup.client);
         let client = of_chain.unwrap_or(SocketAddr::new(direct, session.client.port()));
-        let is_at_box = read.chained.as_ref().is_some_and(|chained| chained.is_left());
-        let chosen = if is_at_box {
-            Some(self.left_tuple(arrival, session.protocol, client).ok_or(DropReason::Awaited)?)
-        } else {
-            self.choose_tuple(arrival, session.protocol, client, demux)
-        };
+        let (is_at_box, refusal) = (read.is_at_box(), read.refusal);
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
-        let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };
+        let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
@@ -160,7 +155,7 @@ impl Sal {
             syn: if is_shown_now { first.clone() } else { None },
             shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box),
             cipher,
-            refusal: read.refusal,
+            refusal,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
         }));
         self.flows.insert(flow);
@@ -170,11 +165,35 @@ impl Sal {
         } else {
             self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
         }
+        if let Some(code) = refusal.filter(|_| is_at_box) {
+            // No box sees it, and nobody after it.
+            self.refuse_left(id, code, 0);
+            return Err(DropReason::NotAllowed);
+        }
         if is_at_box && verdict != Verdict::Refused {
             return self.show_box(now, id, first);
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
+    }
+
+    /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
+    fn tuple_of_new(
+        &mut self,
+        id: FlowId,
+        arrival: &Arrival<'_>,
+        client: SocketAddr,
+        demux: &Demux,
+        read: &Read,
+    ) -> Result<Tuple, DropReason> {
+        let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
+        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
+            return Ok(tuple_of(id));
+        }
+        if read.is_at_box() {
+            return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
+        }
+        self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
     }
 
     /// Whether a flow from there may be half-open, too.

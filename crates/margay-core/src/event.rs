@@ -205,6 +205,14 @@ pub struct FlowInfo {
     pub chain: Option<ChainRecord>,
 }
 
+impl FlowInfo {
+    /// Whether its session is for a name under `prefix`, or passes a box of such a name on this host.
+    pub fn is_of(&self, prefix: &Prefix) -> bool {
+        let here = self.chain.as_ref().and_then(ChainRecord::box_here);
+        prefix.contains(&self.service) || here.is_some_and(|name| prefix.contains(&name))
+    }
+}
+
 /// An association as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssociationInfo {

@@ -75,6 +75,12 @@ impl ChainRecord {
         Self { place, at: at as u8, boxes }
     }
 
+    /// The name of the box of this host that the flow comes to, or leaves.
+    pub fn box_here(&self) -> Option<ServiceId> {
+        let is_at_box = matches!(self.place, ChainPlace::Left | ChainPlace::Right);
+        self.boxes.get(usize::from(self.at)).filter(|_| is_at_box).map(|one| one.service)
+    }
+
     /// The chain of a flow that is set up. `destination`: what its session is for.
     pub(crate) fn to_chained(&self, destination: ServiceId) -> Chained {
         let at = usize::from(self.at);
@@ -184,6 +190,8 @@ mod tests {
         {
             let chained = record(place).to_chained(web);
             assert_eq!(chained.asked, asked, "{place:?}");
+            let is_at_box = matches!(place, ChainPlace::Left | ChainPlace::Right);
+            assert_eq!(record(place).box_here(), is_at_box.then_some(fw), "{place:?}");
             assert_eq!(ChainRecord::of(&chained), record(place));
         }
     }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use margay_control::api::v1::*;
 use margay_control::lease::Asker;
 use margay_control::registration::{Instance, Terms, partition};
+use margay_core::chain::ChainPlace;
 use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
@@ -245,7 +246,11 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
     let state = ["refused", "pending", "registered"]
         .into_iter()
         .find(|state| registrations.iter().any(|registration| registration.state == *state));
-    let flows = agent.core.0.with_sal(|sal, _| sal.flows().filter(|flow| prefix.contains(&flow.service)).count());
+    // A session that passes a box here has two.
+    let is_right_half =
+        |flow: &margay_core::FlowInfo| flow.chain.as_ref().is_some_and(|chain| chain.place == ChainPlace::Right);
+    let of_name = |flow: &margay_core::FlowInfo| flow.is_of(&prefix) && !is_right_half(flow);
+    let flows = agent.core.0.with_sal(|sal, _| sal.flows().filter(of_name).count());
     ServiceInfo {
         name: published.name.written().to_owned(),
         prefix: prefix.to_string(),

@@ -305,16 +305,18 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
                 ..blank()
             })
         }
-        Event::ConnectFailed { service, app, why } => wanted.is_none_or(|prefix| prefix.contains(&service)).then(|| {
-            let flow = FlowInfo {
-                service: service.to_string(),
-                name: name_of(agent, &service),
-                app_source: app.source.to_string(),
-                app_destination: app.destination.to_string(),
-                ..FlowInfo::default()
-            };
-            FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
-        }),
+        Event::ConnectFailed { service, app, why } => {
+            wanted.is_none_or(|prefix| prefix.contains(&service)).then(|| {
+                let flow = FlowInfo {
+                    service: service.to_string(),
+                    name: name_of(agent, &service),
+                    app_source: app.source.to_string(),
+                    app_destination: app.destination.to_string(),
+                    ..FlowInfo::default()
+                };
+                FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
+            })
+        }
         Event::FlowChanged(_)
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)

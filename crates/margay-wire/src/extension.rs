@@ -351,6 +351,11 @@ fn exactly(value: &[u8], len: usize) -> Result<(), Error> {
     if value.len() == len { Ok(()) } else { Err(Error) }
 }
 
+/// All of a value that has this length.
+fn whole<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
+    value.try_into().map_err(|_| Error)
+}
+
 fn u32_at(value: &[u8], at: usize) -> Result<u32, Error> {
     Ok(u32::from_be_bytes(array(value.get(at..).ok_or(Error)?)?))
 }
@@ -375,10 +380,7 @@ impl<'a> Extension<'a> {
 
     fn parse_value(kind_byte: u8, value: &'a [u8]) -> Result<Option<Self>, Error> {
         Ok(Some(match kind_byte {
-            kind::SOURCE_SERVICE => {
-                exactly(value, 32)?;
-                Self::SourceService(array(value)?)
-            }
+            kind::SOURCE_SERVICE => Self::SourceService(whole(value)?),
             kind::SESSION => Self::parse_session(value)?,
             kind::ADDRESSES => Self::Addresses(Addresses::parse(value)?),
             kind::CAPABILITIES => {
@@ -408,10 +410,7 @@ impl<'a> Extension<'a> {
                 let tag = array(&value[8..])?;
                 Self::Auth(AuthRepr { assoc_id: u32_at(value, 0)?, epoch: u32_at(value, 4)?, tag })
             }
-            kind::COOKIE => {
-                exactly(value, 24)?;
-                Self::Cookie(array(value)?)
-            }
+            kind::COOKIE => Self::Cookie(whole(value)?),
             kind::STACK => {
                 exactly(value, 4)?;
                 Self::Stack(value[0])
@@ -435,14 +434,8 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
-            kind::FENCE_NUMBER => {
-                exactly(value, 8)?;
-                Self::FenceNumber(u64::from_be_bytes(array(value)?))
-            }
-            kind::CHAIN_SEEN => {
-                exactly(value, 32)?;
-                Self::ChainSeen(array(value)?)
-            }
+            kind::FENCE_NUMBER => Self::FenceNumber(u64::from_be_bytes(whole(value)?)),
+            kind::CHAIN_SEEN => Self::ChainSeen(whole(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))

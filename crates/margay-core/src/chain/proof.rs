@@ -7,7 +7,7 @@ use core::net::IpAddr;
 use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId, SessionRepr};
 
 use super::{Failure, SIGNED_FOR_S, head_of};
-use crate::certificate::{Membership, joined_chain, links_in_common};
+use crate::certificate::{joined_chain, links_in_common};
 use crate::key::{HostId, HostPublic};
 use crate::name::ServiceId;
 use crate::sal::Sal;
@@ -250,34 +250,6 @@ impl Sal {
             links.last().map(|leaf| leaf.groups.clone()).unwrap_or_default()
         };
         self.memberships.iter().map(|(authority, chain)| (*authority, groups(chain))).collect()
-    }
-
-    /// Whether a host that has proved its key, and this of its authority, is on the allow list.
-    pub(crate) fn allows(
-        &self,
-        host: HostId,
-        membership: Option<&Membership>,
-        service: &ServiceId,
-        allow: &Allow,
-    ) -> bool {
-        use crate::table::AllowItem;
-        if host == self.host_id() {
-            return true;
-        }
-        let unix_s = self.unix_s();
-        let membership = membership.filter(|membership| membership.not_after_s > unix_s);
-        let is_of = |authority: &[u8]| membership.is_some_and(|membership| membership.authority[..] == *authority);
-        match allow {
-            Allow::Any => true,
-            Allow::Authority => is_of(&service.0[..8]),
-            Allow::List(items) => items.iter().any(|item| match item {
-                AllowItem::Host(known) => host == *known,
-                AllowItem::Group(group) => {
-                    is_of(&service.0[..8]) && membership.is_some_and(|membership| membership.groups.contains(group))
-                }
-                AllowItem::Authority(authority) => is_of(&authority[..]),
-            }),
-        }
     }
 }
 

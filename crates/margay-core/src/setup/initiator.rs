@@ -437,15 +437,9 @@ impl Sal {
         self.place_association(answer.association, answered_from(message, from), message, relayed);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
-        self.flows.set_peer_flow(id, message.src_flow);
-        let setup = self.note_answered(id, answer.association, authenticated)?;
-        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
-        let app = flow.app;
+        let setup = self.note_answered(message, answer.association, authenticated)?;
+        let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
         let has_program = app.protocol != GREETING && setup.fetch.is_none();
-        let has_answer =
-            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
-        flow.awaits_answer = has_program && app.protocol == TCP && !has_answer;
-        self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
@@ -496,19 +490,25 @@ impl Sal {
     /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.
     fn note_answered(
         &mut self,
-        id: FlowId,
+        message: &Message<'_>,
         association: u32,
         authenticated: bool,
     ) -> Result<Box<InitiatorSetup>, DropReason> {
+        let id = message.dst_flow;
+        self.flows.set_peer_flow(id, message.src_flow);
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         flow.association = association;
         flow.generation += 1;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
-        match core::mem::replace(&mut flow.setup, Setup::Done) {
-            Setup::Initiator(setup) => Ok(setup),
-            _ => Err(DropReason::Unexpected),
-        }
+        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
+            return Err(DropReason::Unexpected);
+        };
+        let has_answer =
+            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
+        flow.awaits_answer = flow.app.protocol == TCP && setup.fetch.is_none() && !has_answer;
+        self.note_said(id, message);
+        Ok(setup)
     }
 
     /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may

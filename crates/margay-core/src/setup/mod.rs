@@ -11,6 +11,7 @@ mod listener_tuple;
 mod refusal;
 mod responder;
 mod right_to_answer;
+mod right_to_connect;
 
 pub(crate) use initiator::Start;
 pub(crate) use responder::{Arrival, relay_part};

@@ -31,13 +31,11 @@ use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::segment::COPIES;
 use crate::surrogate::{other_port, shown as shown_as};
-use crate::table::{Allow, Demux};
+use crate::table::Demux;
 use crate::time::Instant;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
 const MOVES_MAX: u8 = 8;
-/// A membership that ends within so many seconds is asked for anew: it may end before the ACK comes.
-const ENDING_S: u64 = 5;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -371,30 +369,6 @@ impl Sal {
         if let Some(datagram) = draft.seal(association, epoch) {
             self.transmit(arrival.reply.direct, datagram, Kind::SynAck);
         }
-    }
-
-    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up
-    /// takes. The others show more at a new handshake.
-    pub(crate) fn known_host(&self, claimed: HostId, service: &ServiceId, allow: &Allow) -> Option<u32> {
-        let association = self.associations.by_host(claimed)?;
-        let until_s = self.unix_s().saturating_add(ENDING_S);
-        let is_self = claimed == self.host_id();
-        let is_member = self.has_shown_enough(association, (service, allow), until_s);
-        (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
-    }
-
-    /// Whether a peer has shown until then what decides about its right to a service. A member of another authority,
-    /// who may not connect by that, may be one of the service's as well.
-    pub(crate) fn has_shown_enough(
-        &self,
-        association: &Association,
-        (service, allow): (&ServiceId, &Allow),
-        until_s: u64,
-    ) -> bool {
-        association.membership.as_ref().is_some_and(|membership| {
-            let may_connect = || self.is_allowed(association.local_id, service, allow);
-            membership.not_after_s > until_s && (membership.authority == service.authority() || may_connect())
-        })
     }
 
     /// The listening program answered: its SYN-ACK goes inside ours, its RST refuses.
@@ -769,12 +743,6 @@ impl Sal {
         {
             self.queue.inject(reset);
         }
-    }
-
-    /// Whether the proved host behind `association` is on the allow list (DESIGN §7, "Who may connect").
-    pub(crate) fn is_allowed(&self, association: u32, service: &ServiceId, allow: &Allow) -> bool {
-        let Some(association) = self.associations.get(association) else { return false };
-        self.allows(association.host, association.membership.as_ref(), service, allow)
     }
 }
 

@@ -437,13 +437,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
-    upkeep.abort();
-    rules.abort();
-    reloads.abort();
-    chains.abort();
-    programs.abort();
-    health.abort();
-    rebalances.abort();
+    [upkeep, rules, reloads, chains, programs, health, rebalances].iter().for_each(|task| task.abort());
     agent.health.end().await;
     takers.into_iter().for_each(|task| task.abort());
     agent.relocations.end().await;

@@ -433,13 +433,11 @@ impl Sal {
                 return Err(reason);
             }
         };
-        let relayed = message.flags.contains(Flags::RELAY);
-        self.place_association(answer.association, answered_from(message, from), message, relayed);
+        self.place_association(answer.association, answered_from(message, from), message);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
         let setup = self.note_answered(message, answer.association, authenticated)?;
         let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
@@ -459,6 +457,7 @@ impl Sal {
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
@@ -504,9 +503,7 @@ impl Sal {
         let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
             return Err(DropReason::Unexpected);
         };
-        let has_answer =
-            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
-        flow.awaits_answer = flow.app.protocol == TCP && setup.fetch.is_none() && !has_answer;
+        flow.awaits_answer = flow.app.protocol == TCP && setup.fetch.is_none() && !has_answer(message);
         self.note_said(id, message);
         Ok(setup)
     }
@@ -541,14 +538,14 @@ impl Sal {
     }
 
     /// The path as this answer shows it.
-    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>, relayed: bool) {
+    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
         let own_max = self.config.datagram_max;
         let Some(association) = self.associations.get_mut(local_id) else { return };
         if let Some(capabilities) = message.capabilities() {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);
         }
         // A relayed answer says less about the path than what an older association already knows.
-        if !relayed {
+        if !message.flags.contains(Flags::RELAY) {
             self.find_peer(local_id, remote);
         } else if association.flows == 0 {
             self.associations.set_remote(local_id, remote);
@@ -659,6 +656,11 @@ impl Sal {
             self.transmit(to, datagram, Kind::Rst);
         }
     }
+}
+
+/// Whether a SYN-ACK brings what the listener's TCP has answered.
+fn has_answer(message: &Message<'_>) -> bool {
+    matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack())
 }
 
 /// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.

@@ -193,7 +193,8 @@ impl Sal {
         // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        let to_app = flow.app.reversed();
+        let association = core::mem::take(&mut flow.association);
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);
@@ -467,6 +468,27 @@ mod tests {
                 }
             }
             assert_eq!((has_gone, fails), (true, 1));
+        }
+    }
+
+    /// A flow that an agent has taken up which died before it could write down that the peer's FIN had passed.
+    #[test]
+    fn a_syn_of_a_program_that_has_sent_its_fin_is_of_another_connection() {
+        for (fins, is_kept) in [((true, false), false), ((false, true), true), ((false, false), true)] {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            let now = Instant::from_millis(60_000);
+            let adopted = HandoverRecord { role: Role::Initiator, fins, ..record() };
+            sal.adopt_flow(now, &adopted).expect("the peer is known");
+            let app = adopted.app().expect("the record is of a flow of its own");
+            let mut syn = packet::stale_ack(&app).expect("both are of one family");
+            let tcp = syn.len() - 20;
+            syn[tcp + 13] = tcp_flags::SYN;
+            let verdict = sal.handle_app_packet(now, &syn);
+            assert_eq!(
+                (sal.flow(adopted.flow).is_some(), verdict == AppVerdict::Forward(adopted.flow)),
+                (is_kept, is_kept)
+            );
         }
     }
 

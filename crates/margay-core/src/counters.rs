@@ -9,7 +9,7 @@ use crate::patience::GiveUpCause;
 const KINDS: usize = 33;
 const DROPS: usize = 64;
 const REMOVALS: usize = 12;
-const CAUSES: usize = 3;
+const CAUSES: usize = GiveUpCause::LABELS.len();
 
 /// Monotonic counts since the start.
 #[derive(Clone, Debug, Default)]
@@ -147,7 +147,7 @@ impl Counters {
     }
 
     /// Peers given up, by cause.
-    pub fn peers_given_up(&self) -> [(&'static str, u64); GiveUpCause::LABELS.len()] {
+    pub fn peers_given_up(&self) -> [(&'static str, u64); CAUSES] {
         core::array::from_fn(|at| (GiveUpCause::LABELS[at], self.given_up.0[at]))
     }
 

@@ -131,9 +131,6 @@ pub struct Entry {
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host. What comes of the peer's is taken.
     pub is_held: bool,
-    /// The program here has no answer to its SYN yet: the first one that the peer's DATA brings is for it. A later one
-    /// says that the acknowledgement, sent direct, has not arrived.
-    pub awaits_answer: bool,
 }
 
 /// A pair of addresses of a striped flow.

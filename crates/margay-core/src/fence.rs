@@ -176,7 +176,8 @@ impl Fences {
 
     /// Whether a notice counts; `None`: it is the one that is known.
     fn weigh(&self, notice: &FenceNotice, own: HostId) -> Option<Result<(), FenceError>> {
-        let (number, holder) = (notice.number, notice.holder());
+        let number = notice.number;
+        let holder = notice.holder();
         if holder != own && self.own.get(&notice.prefix).is_some_and(|held| *held >= number) {
             return Some(Err(FenceError::Outdated));
         }
@@ -242,13 +243,7 @@ impl Sal {
     pub fn handle_fence(&mut self, now: Instant, notice: &FenceNotice) -> Result<Fenced, FenceError> {
         self.now = now;
         let own = self.host_id();
-        let is_new = match self.fences.weigh(notice, own) {
-            None => false,
-            Some(judged) => {
-                judged?;
-                true
-            }
-        };
+        let is_new = self.fences.weigh(notice, own).transpose()?.is_some();
         if is_new {
             self.check_fence(notice)?;
             self.make_room_for_fence(&notice.prefix)?;
@@ -284,7 +279,8 @@ impl Sal {
 
     /// With a new notice, also those whose holder has said no number: they are older.
     fn end_flows_with_former(&mut self, now: Instant, notice: &FenceNotice, is_new: bool) -> Fenced {
-        let (own, holder) = (self.host_id(), notice.holder());
+        let own = self.host_id();
+        let holder = notice.holder();
         let mut served = Vec::new();
         let mut initiated: BTreeMap<HostId, Vec<FlowId>> = BTreeMap::new();
         for flow in self.flows.iter().filter(|flow| is_open(flow) && notice.prefix.contains(&flow.asked())) {

@@ -131,8 +131,6 @@ pub(crate) struct Flow {
     pub seen: u8,
     /// What its application sends waits here: see [`Entry::is_held`].
     pub is_held: bool,
-    /// See [`Entry::awaits_answer`].
-    pub awaits_answer: bool,
     pub setup: Setup,
     pub direct: Direct,
     /// A path of its own.
@@ -166,7 +164,6 @@ impl Flow {
             closed_at: now,
             seen: 0,
             is_held: false,
-            awaits_answer: false,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
             side: None,
@@ -216,7 +213,6 @@ impl Flow {
             seal: self.seal.as_deref().copied(),
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
-            awaits_answer: self.awaits_answer,
         }
     }
 

@@ -15,10 +15,10 @@ use crate::config::Config;
 use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
-use crate::event::Event;
+use crate::event::{Event, Lifecycle};
 use crate::fence::Fences;
 use crate::fetch::Fetches;
-use crate::flow::{FlowTable, KeyedHash};
+use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::grant::Grants;
@@ -270,7 +270,12 @@ impl Sal {
 
     pub(crate) fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
         if let Some(id) = self.flows.by_tuple(&packet.tuple) {
-            let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= crate::event::Lifecycle::Closed);
+            // Whoever has sent a FIN does not say its SYN again. That the peer's FIN has passed as well, an agent that
+            // died may not have written down.
+            let is_over = self
+                .flows
+                .get(id)
+                .is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed || flow.has(seen::FIN_EGRESS));
             if !(packet.is_tcp_syn() && is_over) {
                 return self.app_packet_of_flow(id, packet);
             }
@@ -296,7 +301,7 @@ impl Sal {
         if self.box_refused(id) || !port_unreachable {
             return;
         }
-        if self.flows.get(id).is_some_and(|flow| flow.lifecycle == crate::event::Lifecycle::Connecting) {
+        if self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Connecting) {
             self.answer(id, &[], Some(ErrorCode::Refused));
             self.drop_half_open(id);
         } else {

@@ -117,9 +117,7 @@ fn accept<C: Core>(
     if run.is_mark() && route.stripe.is_none() {
         return Ok(());
     }
-    let opens = (route.is_sending || route.awaits_answer) && run.opens();
-    let is_first = opens && shared.table.read().takes_answer(flow);
-    if opens && !is_first && route.is_sending {
+    if route.is_sending && run.opens() {
         // The peer says SYN-ACK again: the acknowledgement that would open its connection went direct, and nowhere. It
         // waits for the core to take the flow back, and to have the application say it once more: TCP does that only
         // twice a second.

@@ -63,8 +63,6 @@ pub struct IngressRoute {
     pub is_back: bool,
     /// This end sends the flow direct.
     pub is_sending: bool,
-    /// The application has no answer to its SYN yet.
-    pub awaits_answer: bool,
     /// What its chunks are to be opened with.
     pub seal: Option<Arc<Seal>>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
@@ -102,8 +100,6 @@ struct Slot {
     path: PathId,
     /// What the application sends comes to the core.
     is_held: bool,
-    /// The application has no answer to its SYN yet.
-    awaits_answer: AtomicBool,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -143,7 +139,6 @@ impl Slot {
             generation: 0,
             path: PathId(0),
             is_held: false,
-            awaits_answer: AtomicBool::new(false),
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -424,11 +419,6 @@ impl Table {
         }
     }
 
-    /// An answer to the application's SYN has come. Whether it is the first one, which the application waits for.
-    pub fn takes_answer(&self, flow: FlowId) -> bool {
-        self.find(flow).is_some_and(|slot| slot.awaits_answer.swap(false, Ordering::Relaxed))
-    }
-
     /// The five-tuple that DATA for `flow` gets, if it comes from where the flow's path leads (DESIGN §18).
     /// [`DropReason::UnknownFlow`] is a miss: the core may know the flow.
     pub fn ingress(
@@ -464,7 +454,6 @@ impl Table {
             key: slot.key.reversed(),
             is_back,
             is_sending,
-            awaits_answer: slot.awaits_answer.load(Ordering::Relaxed),
             seal: slot.seal.clone(),
             ends_silence,
             stripe,
@@ -645,9 +634,7 @@ impl Table {
         self.displace(&key);
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
-        let awaits_answer = entry.awaits_answer.into();
-        *self.slot_mut(index) =
-            Slot { key, occupied: true, flow: entry.flow, next_packet, awaits_answer, ..Slot::vacant() };
+        *self.slot_mut(index) = Slot { key, occupied: true, flow: entry.flow, next_packet, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);

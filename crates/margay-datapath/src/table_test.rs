@@ -24,7 +24,6 @@ fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         seal: None,
         stripe: None,
         is_held: false,
-        awaits_answer: false,
     }
 }
 
@@ -107,7 +106,6 @@ fn found_both_ways_and_counted() {
         key: key.reversed(),
         is_back: false,
         is_sending: false,
-        awaits_answer: false,
         seal: None,
         ends_silence: false,
         stripe: None,
@@ -117,22 +115,6 @@ fn found_both_ways_and_counted() {
     let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
     assert_eq!(table.counters(FlowId(7)), Some(counters));
     assert_eq!(table.egress(&key.reversed(), 1, 1, None), None);
-}
-
-/// Its direct path may be in use before that: an answer that the application has not had is not taken for a repeated
-/// one, which is kept from it.
-#[test]
-fn the_first_answer_to_a_syn_is_the_applications_and_the_next_one_says_that_it_went_astray() {
-    let mut table = table();
-    let from = "10.0.0.2:54324".parse().expect("literal");
-    let awaits = |table: &Table| table.ingress(FlowId(7), (None, from), &data(0, 0)).expect("its peer").awaits_answer;
-    table.apply(EntryUpdate::Install(Entry { awaits_answer: true, ..entry(7, 1, 100) }));
-    assert!(awaits(&table));
-    assert_eq!((table.takes_answer(FlowId(7)), table.takes_answer(FlowId(7))), (true, false));
-    table.apply(EntryUpdate::Install(Entry { awaits_answer: true, ..entry(7, 2, 100) }));
-    assert!(!awaits(&table), "a change of the flow takes nothing from the application");
-    table.apply(EntryUpdate::Install(entry(8, 1, 200)));
-    assert!(!table.takes_answer(FlowId(8)), "the SYN-ACK brought it");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 
+use margay_wire::Framed;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
 use tokio::io::Interest;
@@ -17,6 +18,14 @@ const DATAGRAM_MAX: usize = 2048;
 
 thread_local! {
     static SPACE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The bytes of a datagram of a framed connection.
+pub(crate) fn bytes_of(number: u64, says: &Framed<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; says.len()];
+    // It is as long as it says.
+    let _ = says.emit(number, &mut bytes);
+    bytes
 }
 
 /// A datagram that is to be sent.

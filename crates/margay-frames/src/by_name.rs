@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use margay_core::key::HostId;
 use margay_sdk::{Agent, Instances, Options, Target};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -45,16 +46,9 @@ fn member_of(instance: margay_sdk::Instance) -> Option<MemberAt> {
     Some(MemberAt { host: host_of(&host)?, name, address, weight })
 }
 
-/// A host-ID of 16 bytes in hexadecimal.
+/// A host-ID, which the agent writes in hexadecimal.
 fn host_of(text: &str) -> Option<[u8; 16]> {
-    let mut host = [0; 16];
-    if text.len() != 2 * host.len() || !text.is_ascii() {
-        return None;
-    }
-    for (at, byte) in host.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(host)
+    text.parse::<HostId>().ok().map(|host| host.0)
 }
 
 /// Serves as a member by name: as long as the memcached answers, and again when it does. Ends when `leave` becomes

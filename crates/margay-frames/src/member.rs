@@ -18,9 +18,10 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::batch::{self, Datagram};
+use crate::batch::{self, Datagram, bytes_of};
 use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head, number_of_host};
+use crate::pipe::{self, Read};
 use crate::random_seed;
 
 /// Framed connections at once.
@@ -35,8 +36,6 @@ const UNANSWERED_MAX: usize = 4096;
 const SEND_BUFFER: usize = 9 << 20;
 /// Bytes of frames that are put together: a request with the largest item.
 const RECEIVE_BUFFER: usize = 9 << 20;
-/// Bytes that are read of the memcached's answers at once.
-const READ_LEN: usize = 64 << 10;
 /// The memcached is looked at so often.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// And has so long to answer.
@@ -87,17 +86,12 @@ pub async fn check(to: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// A framed connection, as the socket's owner knows it.
-struct Known {
-    datagrams: mpsc::Sender<Vec<u8>>,
-}
-
 type Key = (SocketAddr, u64);
 
-/// What connections tell the socket's owner.
-enum Told {
-    /// It is over. Its memcached may be gone, too.
-    Over { key: Key, is_program_gone: bool },
+/// A framed connection is over, as it tells the socket's owner. Its memcached may be gone, too.
+struct Over {
+    key: Key,
+    is_program_gone: bool,
 }
 
 /// Serves switches at a socket, until the memcached is gone, or `leave` becomes true: then no new connection is taken,
@@ -132,7 +126,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
                 // A switch is gone; others are not.
                 _ => {}
             },
-            Some(Told::Over { key, is_program_gone }) = tellings.recv() => {
+            Some(Over { key, is_program_gone }) = tellings.recv() => {
                 server.known.remove(&key);
                 if is_program_gone && let Err(why) = check(server.config.to).await {
                     return Ok(End::ProgramGone(why));
@@ -176,9 +170,10 @@ struct Server {
     config: Config,
     rng: Rng,
     clock: Clock,
-    known: HashMap<Key, Known>,
+    /// By framed connection, where its datagrams go.
+    known: HashMap<Key, mpsc::Sender<Vec<u8>>>,
     leave: watch::Receiver<bool>,
-    told: mpsc::Sender<Told>,
+    told: mpsc::Sender<Over>,
 }
 
 impl Server {
@@ -187,7 +182,7 @@ impl Server {
         let key = (from, number);
         if let Some(known) = self.known.get(&key) {
             // It is behind: its switch repeats what is lost.
-            let _ = known.datagrams.try_send(datagram.to_vec());
+            let _ = known.try_send(datagram.to_vec());
             return;
         }
         match says {
@@ -200,11 +195,8 @@ impl Server {
     }
 
     fn answer(&self, (to, number): Key, says: &Framed<'_>) {
-        let mut bytes = vec![0; says.len()];
-        // It is as long as it says.
-        let _ = says.emit(number, &mut bytes);
         // Whoever wants it asks again.
-        let _ = self.socket.try_send_to(&bytes, to);
+        let _ = self.socket.try_send_to(&bytes_of(number, says), to);
     }
 
     fn accept(&mut self, key: Key, terms: FramedTerms, host: [u8; 16]) {
@@ -226,7 +218,7 @@ impl Server {
         };
         let connection = Connection::accept(self.clock.now(), key.1, &terms, &self.config.label, config);
         let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
-        self.known.insert(key, Known { datagrams: sender });
+        self.known.insert(key, sender);
         let session = Session {
             socket: Arc::clone(&self.socket),
             to: key.0,
@@ -244,7 +236,7 @@ impl Server {
         tokio::spawn(async move {
             let is_program_gone = session.run(program, datagrams, leave).await;
             // Nobody serves any more.
-            let _ = told.send(Told::Over { key, is_program_gone }).await;
+            let _ = told.send(Over { key, is_program_gone }).await;
         });
     }
 }
@@ -328,11 +320,9 @@ impl Session {
     }
 
     fn program_gone(&self, why: &str) -> bool {
-        let says = Framed::abort(AbortReason::Program, why);
-        let mut bytes = vec![0; says.len()];
-        // It is as long as it says; and the switch asks if it does not come.
-        let _ = says.emit(self.connection.number(), &mut bytes);
-        let _ = self.socket.try_send_to(&bytes, self.to);
+        let says = bytes_of(self.connection.number(), &Framed::abort(AbortReason::Program, why));
+        // The switch asks if it does not come.
+        let _ = self.socket.try_send_to(&says, self.to);
         true
     }
 
@@ -382,26 +372,13 @@ impl Session {
     }
 
     fn write(&mut self, stream: &TcpStream) -> io::Result<()> {
-        match stream.try_write(&self.unwritten) {
-            Ok(written) => {
-                self.unwritten.drain(..written);
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
-        }
+        pipe::write(stream, &mut self.unwritten)
     }
 
     fn read(&mut self, stream: &TcpStream) -> io::Result<()> {
-        let len = self.unread.len();
-        self.unread.resize(len + READ_LEN, 0);
-        let read = stream.try_read(&mut self.unread[len..]);
-        self.unread.truncate(len + *read.as_ref().unwrap_or(&0));
-        match read {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
+        match pipe::read(stream, &mut self.unread)? {
+            Read::End => Err(io::ErrorKind::UnexpectedEof.into()),
+            Read::Some | Read::Nothing => Ok(()),
         }
     }
 

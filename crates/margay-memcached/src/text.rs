@@ -269,7 +269,10 @@ pub fn is_safe(request: &[u8]) -> bool {
     let (mut words, is_whole) = words_of(request);
     match words.next() {
         Some(b"get" | b"gets" | b"version" | b"me") => true,
-        Some(b"mg") => is_whole && !words.skip(1).any(|flag| MG_CHANGES.contains(&flag[0])),
+        Some(b"mg") => {
+            let changes = |flag: &[u8]| flag.first().is_some_and(|letter| MG_CHANGES.contains(letter));
+            is_whole && !words.skip(1).any(changes)
+        }
         _ => false,
     }
 }

@@ -36,8 +36,6 @@ struct Slot {
     unanswered_since: Option<Instant>,
     /// It was told of that, and not of an answer yet.
     is_silence_told: bool,
-    /// The application has no answer to its SYN yet.
-    awaits_answer: bool,
 }
 
 /// Data that goes unanswered for so long is told of.
@@ -190,7 +188,6 @@ impl Cache {
             carried: (0, 0),
             unanswered_since: None,
             is_silence_told: false,
-            awaits_answer: entry.awaits_answer,
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
         (slot.entry, slot.unanswered_since) = (entry, None);
@@ -264,11 +261,6 @@ impl Cache {
         if let Some(slot) = self.by_flow.get_mut(&flow) {
             slot.ending.note(Direction::Ingress, segment);
         }
-    }
-
-    /// An answer to the application's SYN has come: whether it is the first one.
-    pub(crate) fn takes_answer(&mut self, flow: FlowId) -> bool {
-        self.by_flow.get_mut(&flow).is_some_and(|slot| std::mem::take(&mut slot.awaits_answer))
     }
 
     /// Whether each end of a connection has acknowledged all of the other's.

@@ -522,8 +522,7 @@ impl Host {
         let (flow, wants_pinhole) = (found.flow, found.wants_pinhole);
         if let Some(segment) = Segment::parse(&found.inner) {
             let (flags, tuple) = (segment.flags, found.tuple);
-            let is_first = flags & SYN != 0 && self.cache.takes_answer(flow);
-            if found.is_sending && flags & SYN != 0 && !is_first {
+            if found.is_sending && flags & SYN != 0 {
                 // As the agent's ingress thread has it.
                 self.sal.handle_direct(now, flow, DirectEvent::Stalled);
                 return true;

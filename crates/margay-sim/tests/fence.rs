@@ -89,7 +89,8 @@ fn both_ends_of_a_connection_to_the_former_holder_are_told() {
     for number in [Some(5), None] {
         let mut shop = fenced(1, number);
         let [first, second] = shop.instances;
-        let (stream, client) = (connect(&mut shop), shop.client);
+        let stream = connect(&mut shop);
+        let client = shop.client;
         let later = notice(&mut shop, second, 6);
         assert_eq!(hear(&mut shop, client, &later), Ok(Fenced { initiated: 1, served: 0 }));
         assert!(shop.world.host(client).streams[stream].was_reset);
@@ -111,7 +112,8 @@ fn a_former_holder_that_cannot_reach_its_clients_ends_its_own_side() {
 fn a_notice_of_an_earlier_holder_ends_nothing() {
     let mut shop = fenced(3, Some(6));
     let [_, second] = shop.instances;
-    let (stream, client) = (connect(&mut shop), shop.client);
+    let stream = connect(&mut shop);
+    let client = shop.client;
     let earlier = notice(&mut shop, second, 5);
     assert_eq!(hear(&mut shop, client, &earlier), Ok(NOTHING), "the server has said a later number");
     assert!(!shop.world.host(client).streams[stream].was_reset);
@@ -125,7 +127,8 @@ fn a_notice_of_an_earlier_holder_ends_nothing() {
 #[test]
 fn a_former_holder_that_answers_still_is_not_connected_to() {
     let mut shop = fenced(4, Some(6));
-    let (client, [first, second]) = (shop.client, shop.instances);
+    let client = shop.client;
+    let [first, second] = shop.instances;
     connect(&mut shop);
     let present = notice(&mut shop, first, 6);
     assert_eq!(hear(&mut shop, client, &present), Ok(NOTHING));

@@ -60,7 +60,11 @@ proptest! {
 
     #[test]
     fn any_bytes_are_read_or_refused(
-        kind in 0_u8..12, value in vec(any::<u8>(), 0..60), mistake in any::<prop::sample::Index>(), byte: u8, cut: bool,
+        kind in 0_u8..12,
+        value in vec(any::<u8>(), 0..60),
+        mistake in any::<prop::sample::Index>(),
+        byte: u8,
+        cut: bool,
     ) {
         let mut bytes = vec![b'M', b'F', 1, kind, 0, 0, 0, 0, 0, 0, 0, 7];
         bytes.extend(value);

@@ -582,7 +582,8 @@ impl Conversation<'_> {
     fn begin_tenure(&mut self, prefix: Prefix, answer: &proto::Registered) {
         let wanted = self.shared.wanted.lock().get(&prefix).filter(|wanted| wanted.fenced).cloned();
         let Some(wanted) = wanted.filter(|_| answer.fence_hold_ms > 0) else { return };
-        let (number, hold) = (answer.fence_number, Duration::from_millis(answer.fence_hold_ms.into()));
+        let number = answer.fence_number;
+        let hold = Duration::from_millis(answer.fence_hold_ms.into());
         self.shared.tenures.lock().begin(prefix, number, hold.saturating_sub(self.heartbeat));
         // While the cluster's store is away, a router knows no number: the host has the name from before.
         if number == 0 {

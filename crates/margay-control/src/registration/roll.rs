@@ -26,6 +26,7 @@ mod error;
 mod fenced;
 
 pub use error::RollError;
+pub use fenced::OwnFence;
 
 /// Prefixes of one host.
 pub const PREFIXES_MAX: usize = 1000;

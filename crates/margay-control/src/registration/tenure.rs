@@ -104,7 +104,8 @@ mod test {
     #[tokio::test(start_paused = true)]
     async fn a_tenure_lasts_from_the_last_sign_of_life_that_was_answered() {
         let ms = Duration::from_millis;
-        let (start, name) = (Instant::now(), "db.shop".parse().expect("literal"));
+        let start = Instant::now();
+        let name = "db.shop".parse().expect("literal");
         let mut tenures = Tenures::default();
         tenures.begin_stream(start);
         assert_eq!((tenures.of(&name), tenures.beat(start + ms(100))), (None, 1));

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
-use margay_core::key::{HostSecret, SigningKey};
+use margay_core::key::{HostId, HostSecret, SigningKey};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
 use margay_core::patience::GiveUpAfter;
@@ -35,6 +35,27 @@ mod twin;
 
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
+
+/// What the host of a router serves itself.
+fn own_service(host: HostId, host_name: &str, address: SocketAddr, name: &Name) -> OwnService {
+    OwnService {
+        instance: Instance {
+            host,
+            host_name: host_name.to_owned(),
+            address,
+            name: name.written().to_owned(),
+            prefix: name.prefix(),
+            weight: 1,
+            priority: 1,
+            sticky: false,
+            fence: None,
+        },
+        actions: Vec::new(),
+        partition_bits: 0,
+        exclusive: false,
+        fenced: false,
+    }
+}
 
 /// A core that remembers what it was told.
 #[derive(Default)]

@@ -177,7 +177,8 @@ fn a_notice_that_is_said_again_later_ends_nothing() {
 #[test]
 fn the_same_notice_again_ends_what_a_former_holder_has_begun_since() {
     let mut sal = with_flow(Role::Initiator);
-    let (host_id, service) = (peer(&sal), record().service);
+    let host_id = peer(&sal);
+    let service = record().service;
     sal.note_fence(record().flow, Some(8));
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(9, 2)), ONE);
     sal.take_flow(record().flow);

@@ -503,7 +503,6 @@ impl Sal {
         let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
             return Err(DropReason::Unexpected);
         };
-        flow.awaits_answer = flow.app.protocol == TCP && setup.fetch.is_none() && !has_answer(message);
         self.note_said(id, message);
         Ok(setup)
     }
@@ -656,11 +655,6 @@ impl Sal {
             self.transmit(to, datagram, Kind::Rst);
         }
     }
-}
-
-/// Whether a SYN-ACK brings what the listener's TCP has answered.
-fn has_answer(message: &Message<'_>) -> bool {
-    matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack())
 }
 
 /// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.

@@ -7,7 +7,7 @@ use margay_wire::FlowId;
 
 use super::layout::{self, grant, offer, spare, wire_key};
 use super::plain::Plain;
-use super::{CacheError, KernelCache, WireFlow, get, put};
+use super::{CacheError, KernelCache, WireFlow, WireState, get, put};
 
 impl KernelCache {
     /// Lets flows be opened by a grant.
@@ -37,6 +37,16 @@ impl KernelCache {
         }
         self.grants.lock().insert(granted.id, *granted);
         Ok(())
+    }
+
+    /// Forgets an entry that [`entries`](Self::entries) has listed. Unlike [`remove`](Self::remove) also one of which
+    /// nobody here was told: the kernel opens flows by grants while an agent takes over.
+    pub fn remove_listed(&self, state: &WireState) {
+        let mut index = self.index.lock();
+        index.remove(&state.flow);
+        if let Some((key, entry)) = self.entry_at(&layout::wire_key_of_state(state), state.flow) {
+            self.delete(&key, &entry.app);
+        }
     }
 
     /// No flow is opened by a grant any more; those that were are as they are.

@@ -18,7 +18,7 @@ use super::*;
 use crate::clock;
 use crate::direct::{Direct, Route, Routing};
 use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, flow_entry};
-use crate::kernel::{Adopted, CacheConfig};
+use crate::kernel::{Adopted, CacheConfig, WireState};
 use crate::packet::TCP;
 use crate::sample;
 
@@ -309,6 +309,24 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
         assert_eq!(found, Some(next.0.remote_port));
         assert!(cache.remove(flow).is_some());
         assert_eq!(has(&cache, &opened), [false, true]);
+    });
+}
+
+#[test]
+fn an_entry_that_the_kernel_has_made_since_the_start_can_be_removed() {
+    alone("since", |pins| {
+        drop(cache(pins));
+        let started = cache(pins);
+        let grant = granted(1, Role::Responder);
+        started.install_grant(&grant).expect("room");
+        let opened = open(&started, &grant, 0, OPENED);
+        let listed = started.entries().next().expect("one");
+        assert_eq!((started.remove(listed.flow), has(&started, &opened)), (None, [true, true]), "nobody was told");
+        // Another flow has its place by now.
+        started.remove_listed(&WireState { flow: FlowId(7), ..listed });
+        assert_eq!(has(&started, &opened), [true, true]);
+        started.remove_listed(&listed);
+        assert_eq!((started.entries().count(), has(&started, &opened)), (0, [false, false]));
     });
 }
 

@@ -154,13 +154,17 @@ pub(super) fn flow_key_of(key: &app_key) -> FlowKey {
 }
 
 pub(super) fn wire_key_of(flow: &WireFlow) -> wire_key {
-    wire_key {
-        path: flow.path.0,
-        local_port: flow.local_port.to_be(),
-        remote_port: flow.remote_port.to_be(),
-        protocol: flow.app.protocol,
-        zero: [0; 3],
-    }
+    wire_key_at(flow.path, [flow.local_port, flow.remote_port], flow.app.protocol)
+}
+
+pub(super) fn wire_key_of_state(state: &WireState) -> wire_key {
+    wire_key_at(state.path, [state.local_port, state.remote_port], state.app.protocol)
+}
+
+/// `ports`: this end's and the peer's.
+fn wire_key_at(path: PathId, ports: [u16; 2], protocol: u8) -> wire_key {
+    let [local_port, remote_port] = ports.map(u16::to_be);
+    wire_key { path: path.0, local_port, remote_port, protocol, zero: [0; 3] }
 }
 
 pub(super) fn offer_key_of(destination: SocketAddr) -> offer_key {

@@ -99,7 +99,6 @@ impl Mirror {
             seal: None,
             stripe: None,
             is_held: false,
-            awaits_answer: false,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -191,7 +190,6 @@ impl Core for Mirror {
             seal: None,
             stripe: None,
             is_held: false,
-            awaits_answer: false,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

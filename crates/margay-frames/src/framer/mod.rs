@@ -74,7 +74,7 @@ impl<R: Reach> Framer<R> {
         Ok(Self { listener: TcpListener::bind(listen).await?, reach: Arc::new(reach) })
     }
 
-    /// Where.
+    /// The address that clients connect to, with the port that the kernel has chosen where none was given.
     ///
     /// # Errors
     ///

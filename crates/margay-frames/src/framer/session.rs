@@ -16,6 +16,7 @@ use super::slots::Slots;
 use crate::batch::{self, Datagram};
 use crate::clock::Clock;
 use crate::head::Head;
+use crate::pipe::{self, Read};
 use crate::random_seed;
 use crate::router::MEMBER_DIED;
 
@@ -27,8 +28,6 @@ const UNWRITTEN_MAX: usize = 4 << 20;
 const SEND_BUFFER: usize = 9 << 20;
 /// Bytes of frames that are put together: an answer with the largest item.
 const RECEIVE_BUFFER: usize = 9 << 20;
-/// Bytes that are read at once.
-const READ_LEN: usize = 64 << 10;
 /// A client waits so long at most while no switch answers.
 const REACH_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before a switch is asked again that did not take the connection.
@@ -282,29 +281,15 @@ impl<R: Reach> Session<R> {
 
     fn read(&mut self) -> io::Result<()> {
         let len = self.unread.len();
-        self.unread.resize(len + READ_LEN, 0);
-        let read = self.client.try_read(&mut self.unread[len..]);
-        self.unread.truncate(len + *read.as_ref().unwrap_or(&0));
+        self.is_eof |= pipe::read(&self.client, &mut self.unread)? == Read::End;
         let skipped = self.skip.min(self.unread.len() - len);
         self.unread.drain(len..len + skipped);
         self.skip -= skipped;
-        match read {
-            Ok(0) => self.is_eof = true,
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            _ => {}
-        }
         Ok(())
     }
 
     fn write(&mut self) -> io::Result<()> {
-        match self.client.try_write(&self.unwritten) {
-            Ok(written) => {
-                self.unwritten.drain(..written);
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
-        }
+        pipe::write(&self.client, &mut self.unwritten)
     }
 }
 

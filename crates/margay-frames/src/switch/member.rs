@@ -26,7 +26,7 @@ const NEW_MAX: Duration = Duration::from_millis(300);
 pub(super) enum Reach {
     /// It is new, and has not answered yet.
     New,
-    /// It answers.
+    /// Something has come from it since its flow began.
     Up,
     /// It is dead, for a reason.
     Down(String),
@@ -152,13 +152,13 @@ impl Member {
     }
 
     /// When it is asked, or has been asked often enough.
-    fn ask_at(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let silent = self.silent_since().map(|since| self.ping_at.max(since + PING_AFTER));
         silent.into_iter().chain(self.is_probed().then_some(self.ping_at)).min()
     }
 
     pub(super) fn on_time(&mut self, now: Instant) -> Due {
-        if self.ask_at().is_none_or(|at| at > now) {
+        if self.next_deadline().is_none_or(|at| at > now) {
             return Due::Nothing;
         }
         let is_silent = self.silent_since().is_some();
@@ -169,10 +169,6 @@ impl Member {
         let is_urgent = is_silent || self.reach == Reach::New;
         self.ping_at = now + if is_urgent { PING_AFTER } else { PROBE_AGAIN };
         Due::Ping
-    }
-
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.ask_at()
     }
 }
 

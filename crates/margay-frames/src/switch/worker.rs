@@ -16,7 +16,7 @@ use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 use super::member::{Due, Host, Member, Reach};
 use super::served::{HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
-use crate::batch::Datagram;
+use crate::batch::{Datagram, bytes_of};
 use crate::head::number_of_host;
 use crate::router::Router;
 
@@ -155,17 +155,12 @@ impl Worker {
     }
 
     fn say_to_peer(&mut self, (address, number): Key, says: &Framed<'_>) {
-        let mut bytes = vec![0; says.len()];
-        // It is as long as it says.
-        let _ = says.emit(number, &mut bytes);
-        self.out.to_peers.push(Datagram { to: Some(address), bytes });
+        self.out.to_peers.push(Datagram { to: Some(address), bytes: bytes_of(number, says) });
     }
 
     /// Says something to a member that is answered, or is not.
     fn say_to_member(&mut self, now: Instant, host: Host, number: u64, says: &Framed<'_>) {
-        let mut bytes = vec![0; says.len()];
-        let _ = says.emit(number, &mut bytes);
-        self.out.to_members.entry(host).or_default().push(Datagram { to: None, bytes });
+        self.out.to_members.entry(host).or_default().push(Datagram { to: None, bytes: bytes_of(number, says) });
         if matches!(says, Framed::Hello { .. } | Framed::Ping)
             && let Some(member) = self.members.get_mut(&host)
         {
@@ -239,8 +234,7 @@ impl Worker {
         };
         self.connections.insert(key, served);
         self.totals.accepted += 1;
-        let hosts: Vec<Host> = self.members.keys().copied().collect();
-        hosts.into_iter().for_each(|host| self.open_leg(now, key, host));
+        self.open_legs(now, key);
         self.touched.insert(key);
     }
 
@@ -264,7 +258,13 @@ impl Worker {
         }
     }
 
-    /// Opens the connection with a member, if it takes any and has none.
+    /// Opens the connection with each member that takes any and has none.
+    fn open_legs(&mut self, now: Instant, key: Key) {
+        let hosts: Vec<Host> = self.members.keys().copied().collect();
+        hosts.into_iter().for_each(|host| self.open_leg(now, key, host));
+    }
+
+    /// The same with one member.
     fn open_leg(&mut self, now: Instant, key: Key, host: Host) {
         if !self.members.get(&host).is_some_and(Member::takes) {
             return;
@@ -594,8 +594,7 @@ impl Worker {
         }
         again.into_iter().for_each(|host| self.say_hello(now, key, host));
         pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
-        let hosts: Vec<Host> = self.members.keys().copied().collect();
-        hosts.into_iter().for_each(|host| self.open_leg(now, key, host));
+        self.open_legs(now, key);
         self.touched.insert(key);
     }
 

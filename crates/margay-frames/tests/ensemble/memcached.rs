@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 struct Content {
     values: HashMap<String, String>,
     /// Requests about keys that have come.
-    asked: usize,
+    asked: watch::Sender<usize>,
 }
 
 pub struct Memcached {
@@ -47,7 +47,7 @@ impl Memcached {
 
     pub fn hold(&self, is_held: bool) {
         self.is_held.send_replace(is_held);
-        locked(&self.content).asked = 0;
+        locked(&self.content).asked.send_replace(0);
     }
 
     pub fn has(&self, key: &str) -> bool {
@@ -58,8 +58,10 @@ impl Memcached {
         locked(&self.content).values.len()
     }
 
-    pub fn asked(&self) -> usize {
-        locked(&self.content).asked
+    /// Waits until so many requests about keys have come.
+    pub async fn await_asked(&self, count: usize) {
+        let mut asked = locked(&self.content).asked.subscribe();
+        asked.wait_for(|asked| *asked >= count).await.expect("the content has the sender");
     }
 }
 
@@ -110,7 +112,7 @@ async fn serve(stream: TcpStream, content: Arc<Mutex<Content>>, mut is_held: wat
 }
 
 fn carry_out(content: &mut Content, words: &[&str], value: String) -> String {
-    content.asked += 1;
+    content.asked.send_modify(|asked| *asked += 1);
     let key = words[1].to_owned();
     match words[0] {
         "set" => {

@@ -16,20 +16,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::memcached::Memcached;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until something is so.
+/// Waits until something is so: each look awaits an answer of the switch, or of a memcached.
 pub async fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !is_so().await {
-            sleep(PAUSE).await;
-        }
-    };
+    let waiting = async { while !is_so().await {} };
     timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"));
 }
 
@@ -58,7 +53,7 @@ struct Member {
 pub struct Site {
     members: BTreeMap<String, Member>,
     listed: watch::Sender<Vec<MemberAt>>,
-    switch: AbortHandle,
+    switch: JoinHandle<()>,
     address: SocketAddr,
     dir: tempfile::TempDir,
     framer: AbortHandle,
@@ -72,7 +67,7 @@ impl Drop for Site {
     }
 }
 
-fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: &Path) -> AbortHandle {
+fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: &Path) -> JoinHandle<()> {
     let path = dir.join("switch.sock");
     // There is one after a restart.
     let _ = std::fs::remove_file(&path);
@@ -90,7 +85,6 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
             () = control::serve(listener, sender) => panic!("nobody answers operators"),
         }
     })
-    .abort_handle()
 }
 
 impl Site {
@@ -163,7 +157,7 @@ impl Site {
     }
 
     pub async fn await_asked(&self, name: &str, count: usize) {
-        wait_until("a memcached is asked", async || self.members[name].memcached.asked() >= count).await;
+        timeout(LIMIT, self.members[name].memcached.await_asked(count)).await.expect("it is asked");
     }
 
     pub fn holders(&self, key: &str) -> Vec<&str> {
@@ -177,13 +171,11 @@ impl Site {
 
     pub async fn restart_switch(&mut self) {
         self.switch.abort();
-        let mut socket = None;
-        wait_until("the address is free", async || {
-            socket = UdpSocket::bind(self.address).await.ok();
-            socket.is_some()
-        })
-        .await;
-        self.switch = start_switch(socket.expect("bound"), self.listed.subscribe(), self.dir.path());
+        // Its socket is closed with it.
+        let ended = (&mut self.switch).await.expect_err("it does not end by itself");
+        assert!(ended.is_cancelled(), "{ended}");
+        let socket = UdpSocket::bind(self.address).await.expect("the address is free");
+        self.switch = start_switch(socket, self.listed.subscribe(), self.dir.path());
     }
 
     pub async fn show(&self) -> Value {

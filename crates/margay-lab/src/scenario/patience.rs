@@ -58,8 +58,11 @@ const IDLE_PORT: u16 = 9;
 const IDLE: usize = 16;
 const HELD: usize = 8;
 const DOWNLOADS: usize = 2;
-/// Bytes per second of each: much more in a few seconds than the buffers of both ends hold.
+/// Bytes per second of each: much more in a few seconds than the client's buffers hold.
 const PACE: u64 = 1_000_000;
+/// Bytes that a connection of the client holds before its program reads them: least, usual, most. A whole file fits the
+/// usual most.
+const CLIENT_BUFFER: &str = "4096 131072 500000";
 /// Of all downloads together, before a cut.
 const CALM_BYTES: f64 = PACE as f64;
 /// Those that are counted, in either length.
@@ -120,6 +123,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let [router, server, client] = hosts;
     let ends = [client, server];
     pair::demand_kernel(&ends, findings)?;
+    client.shell(&format!("echo {CLIENT_BUFFER} > /proc/sys/net/ipv4/tcp_rmem"))?;
     ["idle_lost", "wrong_bytes"].into_iter().for_each(|figure| findings.set(figure, 0.0));
     let length = if is_long() { LONG } else { SHORT };
     let serving = serve(server, &length)?;

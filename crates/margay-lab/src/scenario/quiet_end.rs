@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{Findings, Scenario, pair, site};
@@ -124,17 +124,23 @@ fn serve(host: &Host) -> Result<Serving> {
 }
 
 impl Clients {
-    /// Opens all of them; both servers have some of each kind.
+    /// Opens all of them, until both servers have some of each kind: what the client's kernel opens by a grant goes to
+    /// one server for a second.
     fn open(client: &Host, servers: &[&Host; 2]) -> Result<Self> {
+        wait_for("connections of each kind at both servers", LIMIT, || Self::try_open(client, servers))
+    }
+
+    fn try_open(client: &Host, servers: &[&Host; 2]) -> Result<Self> {
         let redis = pooled(client, REDIS_PORT, "redis", REDIS_EVERY_MS)?;
         let web = pooled(client, WEB_PORT, "http", WEB_EVERY_MS)?;
         let idle = idle::open(client, NAME, IDLE_PORT, COUNT)?;
         let clients = Self { redis, web, idle };
-        for server in servers {
-            let counts = clients.standing(server);
-            ensure!(counts.iter().all(|count| *count > 0), "connections to {}: {counts:?}", server.name());
+        let counts = servers.map(|server| clients.standing(server));
+        if counts.iter().flatten().all(|count| *count > 0) {
+            return Ok(clients);
         }
-        Ok(clients)
+        clients.end()?;
+        bail!("of Redis, of the web, and idle ones there are {counts:?}")
     }
 
     /// Connections that stand at a server: of Redis, of the web, and idle ones.

@@ -47,7 +47,7 @@ pub struct Plan {
 /// An answer that took long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slow {
-    /// Which connection.
+    /// The number of the connection, from 0.
     pub connection: u32,
     /// When it was asked, as [`now_ms`] has it.
     pub begun_ms: f64,

@@ -105,7 +105,7 @@ impl DirectPath {
                 sal.handle_opened(now, state.flow, &state.app.tuple());
             }
             if !sal.adopt_direct(now, state.flow, state.generation, &wire) {
-                cache.remove(state.flow);
+                cache.remove_listed(&state);
                 continue;
             }
             carried += 1;

@@ -24,7 +24,7 @@ pub struct Ended {
     pub reason: RemoveReason,
     /// Upon what its peer was given up, where it was.
     pub cause: Option<GiveUpCause>,
-    /// When.
+    /// The moment at which the agent heard of its end.
     pub at: Instant,
 }
 
@@ -143,8 +143,9 @@ mod test {
 
     #[test]
     fn who_was_given_up_is_known_with_the_cause() {
-        let (ended, now, names) =
-            (EndedFlows::default(), Instant::now(), HashMap::from([(HostId([9; 16]), "db2".into())]));
+        let ended = EndedFlows::default();
+        let now = Instant::now();
+        let names = HashMap::from([(HostId([9; 16]), "db2".into())]);
         ended.note(&closed(1, 1, RemoveReason::Closed), now);
         ended.note(&closed(2, 1, RemoveReason::GivenUp), now);
         ended.note(&closed(3, 2, RemoveReason::GivenUp), now);

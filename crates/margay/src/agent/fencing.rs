@@ -23,7 +23,8 @@ const REFUSED_MAX: usize = 256;
 pub async fn follow(agent: Arc<Agent>) {
     let heard = Arc::new(Notify::new());
     let mut homes: Vec<Weak<Home>> = Vec::new();
-    let (mut services, mut home_changes) = (agent.services.changes(), agent.services.home_changes());
+    let mut services = agent.services.changes();
+    let mut home_changes = agent.services.home_changes();
     loop {
         homes.retain(|known| known.strong_count() > 0);
         for home in agent.services.homes() {
@@ -55,7 +56,8 @@ pub async fn follow(agent: Arc<Agent>) {
 
 /// Waits until this host serves a name, as a router knows; or until it does not.
 pub async fn wait(agent: &Agent, name: &Name, is_wanted: bool) {
-    let (mut services, mut home_changes) = (agent.services.changes(), agent.services.home_changes());
+    let mut services = agent.services.changes();
+    let mut home_changes = agent.services.home_changes();
     loop {
         let mut noted: Vec<_> = agent.services.homes_of(name).iter().map(|home| home.noted()).collect();
         if agent.services.serves(name) == is_wanted {
@@ -84,10 +86,11 @@ pub struct Notices {
 impl Notices {
     /// Takes up what holders of these names say.
     pub fn take(&mut self, agent: &Agent, listed: &HashMap<ServiceId, Vec<Instance>>) {
-        let fences = listed.values().flatten().filter_map(|instance| instance.fence.as_ref().map(|_| instance));
-        for instance in fences {
-            let notice = instance.fence.as_ref().and_then(|fence| FenceNotice::decode(fence).ok());
-            let Some(notice) = notice.filter(|notice| notice.holder() == instance.host) else { continue };
+        let noticed = listed.values().flatten().filter_map(|instance| {
+            let notice = FenceNotice::decode(instance.fence.as_ref()?).ok()?;
+            (notice.holder() == instance.host).then_some((instance, notice))
+        });
+        for (instance, notice) in noticed {
             match agent.core.0.with_sal(|sal, now| sal.handle_fence(now, &notice)) {
                 Ok(fenced) => self.taken(&notice, instance, fenced),
                 Err(error) => self.refuse(&notice, instance, error),
@@ -116,7 +119,9 @@ impl Notices {
         if !self.refused.insert(key(notice)) {
             return;
         }
-        let (name, holder, number) = (&instance.name, &instance.host_name, notice.number);
+        let name = &instance.name;
+        let holder = &instance.host_name;
+        let number = notice.number;
         if error == FenceError::Outdated {
             tracing::debug!(name, holder, number, "an older notice of a fenced name is not believed");
         } else {

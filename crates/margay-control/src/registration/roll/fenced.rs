@@ -14,6 +14,16 @@ use crate::registration::Instance;
 use crate::registration::fence::Fences;
 use crate::registration::leave::Leave;
 
+/// A fenced name of the router's own host.
+pub struct OwnFence {
+    /// The host, in its authority.
+    pub place: Place,
+    /// The name.
+    pub prefix: Prefix,
+    /// With which number the host holds it, where one was given.
+    pub number: Option<u64>,
+}
+
 impl Roll {
     /// An empty one, of a router that takes hosts for gone that are silent for a lease.
     pub fn new(lease: Duration) -> Self {
@@ -89,15 +99,15 @@ impl Roll {
         is_registered || self.own.iter().any(|own| own.place() == place && own.instance.prefix == *prefix)
     }
 
-    /// Fenced names of the router's own host, each with the number by which it holds it, where there is one, and
-    /// whether it has said so.
-    pub fn own_fences(&self) -> Vec<(Place, Prefix, Option<u64>, bool)> {
+    /// Fenced names of the router's own host, by which it has not said yet that it holds them.
+    pub fn own_fences_unsaid(&self) -> Vec<OwnFence> {
         let fenced = self.own.iter().filter(|own| own.fenced);
-        fenced
-            .map(|own| {
-                let (place, prefix) = (own.place(), own.instance.prefix);
-                let has_notice = self.fences.notice(&prefix, place.host).is_some();
-                (place, prefix, self.fences.number(&prefix, place.host), has_notice)
+        let unsaid = fenced.filter(|own| self.fences.notice(&own.instance.prefix, own.instance.host).is_none());
+        unsaid
+            .map(|own| OwnFence {
+                place: own.place(),
+                prefix: own.instance.prefix,
+                number: self.fences.number(&own.instance.prefix, own.instance.host),
             })
             .collect()
     }

@@ -16,7 +16,7 @@ use crate::issue;
 use crate::registration::ledger::Act;
 use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::{No, invalid};
-use crate::registration::roll::{OwnService, Roll, RollError};
+use crate::registration::roll::{OwnFence, OwnService, Roll, RollError};
 use crate::registration::{Place, Terms};
 use crate::store::{Store, StoreError};
 
@@ -102,7 +102,8 @@ impl Guest {
     /// With which number the host holds a fenced name that it has registered: the one that it has, or a new one. In a
     /// cluster there is none as long as etcd cannot be told: then the host has the name from before.
     async fn fence_number(&self, prefix: Prefix) -> Result<Option<u64>, No> {
-        let (place, host) = (self.place, self.place.host);
+        let place = self.place;
+        let host = place.host;
         let known = self.shared.roll.lock().fence_number(&prefix, host);
         if known.is_some() {
             return Ok(known);
@@ -110,7 +111,8 @@ impl Guest {
         let number = match &self.shared.config.cluster {
             Some(cluster) => cluster.fence_number(&prefix, host),
             None => {
-                let (store, unix_s) = (Arc::clone(&self.shared.store), self.shared.clock.unix_s());
+                let store = Arc::clone(&self.shared.store);
+                let unix_s = self.shared.clock.unix_s();
                 let drawn = blocking(move || store.next_fence(&prefix, host, unix_s)).await?;
                 Some(drawn.map_err(|error| No(Code::Store, error.to_string()))?)
             }
@@ -161,11 +163,8 @@ impl Guest {
 impl Shared {
     /// The router's own host says of the fenced names that it serves that it holds them, if it has not.
     pub(in crate::registration) fn fence_own(&self) {
-        let fences = self.roll.lock().own_fences();
-        for (place, prefix, number, has_notice) in fences {
-            if has_notice {
-                continue;
-            }
+        let unsaid = self.roll.lock().own_fences_unsaid();
+        for OwnFence { place, prefix, number } in unsaid {
             match self.own_notice(place, prefix, number) {
                 Ok(Some(notice)) => {
                     let mut roll = self.roll.lock();

@@ -22,7 +22,9 @@ const WATCHES_MAX: usize = 256;
 
 /// What fits into one message each. Nobody is news, too: then there is one part, and it is empty.
 fn parts_of(all: &[Instance]) -> Vec<Vec<proto::Instance>> {
-    let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
+    let mut parts = Vec::new();
+    let mut part = Vec::new();
+    let mut bytes = 0;
     for instance in all.iter().cloned().map(proto::Instance::from) {
         let len = instance.encoded_len() + FIELD_HEAD_LEN;
         if bytes + len > PART_BYTES_MAX {

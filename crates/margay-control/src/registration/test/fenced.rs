@@ -119,23 +119,9 @@ async fn a_router_that_starts_again_waits_for_the_holder() {
 async fn the_routers_own_host_says_so_as_well() {
     let (router, at, _host, home) = shop().await;
     home.watch(name(), Watcher::Absences);
-    let own = OwnService {
-        instance: Instance {
-            host: router.local.host_key.public().id(),
-            host_name: "router".to_owned(),
-            address: Instance::address_of_teller(54_324),
-            name: "db.shop".to_owned(),
-            prefix: name(),
-            weight: 1,
-            priority: 1,
-            sticky: false,
-            fence: None,
-        },
-        actions: Vec::new(),
-        partition_bits: 0,
-        exclusive: true,
-        fenced: true,
-    };
+    let host = router.local.host_key.public().id();
+    let own = own_service(host, "router", Instance::address_of_teller(54_324), &"db.shop".parse().expect("literal"));
+    let own = OwnService { exclusive: true, fenced: true, ..own };
     at.admit_own(own.clone()).expect("nobody has it");
     at.set_own(vec![own.clone()]);
     let notice = holder_heard(&home, &router).await;

@@ -212,23 +212,7 @@ async fn a_router_without_the_authoritys_key_is_proved_by_the_one_that_granted()
     let berlin = site_of(party(2, "berlin"), policy("berlin")).await;
     let _home = berlin.join(&hub, hub.secret(20, &[service("web.shop")])).await;
     let name: Name = "web.shop".parse().expect("literal");
-    let own = |name: &Name| OwnService {
-        instance: Instance {
-            host: berlin.id(),
-            host_name: "berlin".to_owned(),
-            address: "127.0.0.1:54324".parse().expect("literal"),
-            name: name.written().to_owned(),
-            prefix: name.prefix(),
-            weight: 1,
-            priority: 1,
-            sticky: false,
-            fence: None,
-        },
-        actions: Vec::new(),
-        partition_bits: 0,
-        exclusive: false,
-        fenced: false,
-    };
+    let own = |name: &Name| own_service(berlin.id(), "berlin", "127.0.0.1:54324".parse().expect("literal"), name);
     berlin.at.set_own(vec![own(&name)]);
     until("the announcement", || world.hops("web.shop").len() == 1).await;
     let heard = &world.area.neighbours()[0].heard[0].0;

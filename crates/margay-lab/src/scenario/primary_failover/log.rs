@@ -33,7 +33,8 @@ impl Log {
     /// Starts sessions of a host with a server.
     pub fn start(host: &Host, script: &Path, group: &Group, to: &str, port: &str) -> Result<Self> {
         let script = script.to_str().context("a path that is no text")?;
-        let (busy, idle) = (group.busy.to_string(), group.idle.to_string());
+        let busy = group.busy.to_string();
+        let idle = group.idle.to_string();
         let words = ["/usr/bin/python3", script, group.name, to, port, &busy, &idle];
         let program = host.spawn(&format!("sessions-{}", group.name), words)?;
         Ok(Self { name: group.name, sessions: group.busy + group.idle, program })

@@ -68,7 +68,8 @@ fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInf
 fn collect_ended(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
     let mut found = agent.watchers.ended();
     found.retain(|ended| wanted.is_none_or(|prefix| ended.flow.is_of(prefix)));
-    let (total, names) = (found.len(), naming::hosts(agent));
+    let total = found.len();
+    let names = naming::hosts(agent);
     (found.iter().take(limit).map(|ended| info_of_ended(agent, &names, ended)).collect(), total)
 }
 

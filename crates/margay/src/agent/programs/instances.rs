@@ -197,7 +197,10 @@ impl Follower {
                 let ranges = agent.leases.ranges();
                 let start = first_number(&(ranges.host_v4().into(), found.host));
                 let Some(address) = addresses.take(ranges, true, start) else {
-                    tracing::warn!(host = %found.host, "no virtual address is left for an instance that a program follows");
+                    tracing::warn!(
+                        host = %found.host,
+                        "no virtual address is left for an instance that a program follows"
+                    );
                     return None;
                 };
                 address

@@ -90,7 +90,9 @@ impl Services {
 
     /// Serves the fenced names that this host holds, and no others.
     pub fn follow_tenures(&self) -> Tenancies {
-        let (mut found, now, mut is_changed) = (Tenancies::default(), Instant::now(), false);
+        let now = Instant::now();
+        let mut found = Tenancies::default();
+        let mut is_changed = false;
         let mut published = self.published.lock();
         for service in published.iter_mut() {
             let before = service.clone();
@@ -107,7 +109,11 @@ impl Services {
                 continue;
             }
             if let Err(error) = self.put_in_table(Some(&before), service) {
-                tracing::warn!(name = %before.name, %error, "the service table does not follow who holds a fenced name");
+                tracing::warn!(
+                    name = %before.name,
+                    %error,
+                    "the service table does not follow who holds a fenced name"
+                );
                 *service = before;
             }
         }

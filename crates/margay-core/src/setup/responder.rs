@@ -420,7 +420,7 @@ impl Sal {
     /// Sends the SYN-ACK, with the program's own answer or a refusal inside, straight and through the router.
     pub(crate) fn answer(&mut self, id: FlowId, app_answer: &[u8], error: Option<ErrorCode>) {
         let Some(flow) = self.flows.get(id) else { return };
-        let (session, service, known) = (flow.session, flow.service, flow.association);
+        let (session, known) = (flow.session, flow.association);
         let asked = flow.asked();
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);

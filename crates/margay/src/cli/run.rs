@@ -62,7 +62,7 @@ pub struct OfferArgs {
     #[arg(long, value_name = "NAME", requires = "kind", conflicts_with_all = ["service", "protocol", "partitions", "sticky"])]
     pub middlebox: Vec<ServiceName>,
     /// What the box does
-    #[arg(long, requires = "middlebox")]
+    #[arg(long, requires = "middlebox", conflicts_with = "service")]
     pub kind: Option<MiddleboxKind>,
     /// Only this protocol
     #[arg(long)]

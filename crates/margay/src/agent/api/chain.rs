@@ -253,7 +253,7 @@ mod test {
         assert!(texts(&[], &[]).is_empty());
         assert_eq!(texts(&[], std::slice::from_ref(&one)), ["add chain one: web.shop through fw.shop"]);
         assert_eq!(
-            texts(&[other.clone(), one.clone()], &[one.clone()]),
+            texts(&[other.clone(), one.clone()], std::slice::from_ref(&one)),
             ["delete chain other: web.shop through no boxes"]
         );
         assert_eq!(

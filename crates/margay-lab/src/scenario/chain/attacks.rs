@@ -92,6 +92,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 /// The box's host connects from the client's address: its agent can sign for nobody but itself.
 fn made_up_client(client: &Host, one: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let address = pair::address(client)?;
+    // Nobody else on the segment is to take this host for the client.
+    one.shell("echo 1 > /proc/sys/net/ipv4/conf/eth0/arp_ignore")?;
     one.shell(&format!("ip addr add {address}/32 dev lo"))?;
     tally.attack("a box's host as the client", one, &["--from", &format!("{address}:0")], findings)?;
     tally.attack("a box's host as itself", one, &[], findings)?;

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{PORT, ZONE, apply, await_reason, await_registered, build, chain, serve, watch};
+use super::{PORT, Watch, ZONE, apply, await_reason, await_registered, build, chain, serve, watch};
 use crate::agent::{self, Agents};
 use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::program::{Program, wait_for};
+use crate::program::wait_for;
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::scenario::{Findings, Scenario, pair};
@@ -92,7 +92,7 @@ impl Stage<'_> {
     }
 
     /// Whether sessions to a name are refused, by an error that names a box.
-    fn are_refused(&mut self, name: &str, watch: &Program, reason: &str) -> Result<bool> {
+    fn are_refused(&mut self, name: &str, watch: &Watch, reason: &str) -> Result<bool> {
         let outcome = server::attempt(self.client, &format!("{name}.{ZONE}"), PORT, &["--count", "2"])?;
         self.refused_ms = outcome.error_ms.iter().copied().fold(self.refused_ms, f64::max);
         await_reason(watch, reason)?;
@@ -157,13 +157,16 @@ fn filters(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
 
 /// What a filter drops is refused within two seconds, what it refuses at once; the error has the box's name.
 fn refusals(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    for (what, verdict) in [("a filter that drops", "drop"), ("a filter that refuses", "reject with tcp reset")] {
+    for (what, verdict, reason) in [
+        ("a filter that drops", "drop", "box fw.shop of the chain has not let"),
+        ("a filter that refuses", "reject with tcp reset", "box fw.shop of the chain refuses"),
+    ] {
         stage.one.shell(&format!(
             "nft 'add table inet fw; add chain inet fw forward {{ type filter hook forward priority filter; }};
                   add rule inet fw forward tcp dport 7 {verdict}'"
         ))?;
         let watching = watch(stage.client)?;
-        let is_right = stage.are_refused("one.shop", &watching, "fw.shop")?;
+        let is_right = stage.are_refused("one.shop", &watching, reason)?;
         stage.judge(what, is_right, findings);
         stage.one.run(["nft", "delete table inet fw"])?;
     }

@@ -97,14 +97,28 @@ fn sessions(host: &Host) -> Result<f64> {
     Ok(observe::counts(host)?.get("sessions").map_or(0.0, |count| count.packets))
 }
 
-/// Tells of the flows of a host, in a log.
-fn watch(host: &Host) -> Result<Program> {
+/// `margay flow watch` on a host.
+struct Watch {
+    program: Program,
+    /// Bytes that earlier ones have written into the same log.
+    before: usize,
+}
+
+impl Watch {
+    fn said(&self) -> String {
+        self.program.log().get(self.before..).unwrap_or_default().to_owned()
+    }
+}
+
+fn watch(host: &Host) -> Result<Watch> {
     let words = [agent_program()?.as_str(), "flow", "watch"].map(str::to_owned);
-    let program = host.spawn("flow-watch", words)?;
+    let log = "flow-watch";
+    let before = std::fs::read_to_string(host.dir.join(format!("{log}.log"))).map_or(0, |said| said.len());
+    let watch = Watch { program: host.spawn(log, words)?, before };
     wait_for("the watch", READY_LIMIT, || {
-        if program.log().contains("watching") { Ok(()) } else { bail!("it has not begun") }
+        if watch.said().contains("watching") { Ok(()) } else { bail!("it has not begun") }
     })?;
-    Ok(program)
+    Ok(watch)
 }
 
 fn agent_program() -> Result<String> {
@@ -113,9 +127,9 @@ fn agent_program() -> Result<String> {
 }
 
 /// Waits until a watch has told of a failed connection with these words in its reason.
-fn await_reason(watch: &Program, words: &str) -> Result<()> {
+fn await_reason(watch: &Watch, words: &str) -> Result<()> {
     wait_for(&format!("a failure that says `{words}`"), READY_LIMIT, || {
-        let log = watch.log();
+        let log = watch.said();
         let is_it = |line: &str| line.contains("connect-failed") && line.contains(words);
         if log.lines().any(is_it) { Ok(()) } else { bail!("it says: {log}") }
     })

@@ -119,6 +119,10 @@ pub struct Association {
     pub direct_proved: Option<Instant>,
     /// When the peer was last told this agent's epoch for the sake of sealed flows.
     pub epoch_told: Option<Instant>,
+    /// What the peer can do: a bit for each stack, and [`CHANGES`](margay_wire::CHANGES). Zero where it has not said.
+    pub stacks: u32,
+    /// When the peer was last told the stack of a flow.
+    pub stack_told: Option<Instant>,
     with_itself: bool,
     /// Its number among those at its address, in the order in which they came there.
     arrival: u64,
@@ -165,6 +169,8 @@ impl Association {
             wire_path: 0,
             direct_proved: None,
             epoch_told: None,
+            stacks: 0,
+            stack_told: None,
             with_itself: false,
             arrival: 0,
             listed: None,
@@ -390,6 +396,15 @@ impl AssociationTable {
         if let Some(association) = self.by_id.get_mut(&local_id) {
             association.membership = membership;
             self.list_again(local_id, None);
+        }
+    }
+
+    /// What a peer has said that it can do.
+    pub fn set_stacks(&mut self, local_id: u32, stacks: u32) {
+        let Some(association) = self.by_id.get_mut(&local_id).filter(|known| known.stacks != stacks) else { return };
+        association.stacks = stacks;
+        if association.flows > 0 {
+            self.standings.note_news();
         }
     }
 

@@ -140,6 +140,7 @@ impl Sal {
         let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
         self.asked(id);
+        self.forget_stack_changes(id);
         self.quiet_ends.forget(id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
@@ -190,6 +191,7 @@ impl Sal {
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
+        self.forget_stack_changes(id);
         // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         let Some(flow) = self.flows.get_mut(id) else { return };

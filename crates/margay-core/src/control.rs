@@ -231,6 +231,7 @@ impl Sal {
         if let Some(known) = self.associations.by_host(host) {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
+            association.stacks = known.stacks;
             // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one.
             // It knows nothing of this host's own address either: where the peer is where it was, that is not found out
             // anew.
@@ -300,6 +301,7 @@ impl Sal {
             association.router = known.router;
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
+            association.stacks = known.stacks;
         }
         if let Some(membership) = self.shown_membership(&theirs.certificate, peer) {
             // Before it takes a place: a stranger may not have a member's.
@@ -390,6 +392,7 @@ impl Sal {
 
     pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {
         let mut info = flow.info();
+        info.stack = self.stack_info(flow);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
             info.places = striping.list();

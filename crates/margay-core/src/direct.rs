@@ -133,6 +133,22 @@ fn may_hold(held: &[Vec<u8>], len: usize, packets_max: usize) -> bool {
     held.len() < packets_max && held.iter().map(Vec::len).sum::<usize>() + len <= HELD_DIRECT_BYTES
 }
 
+/// A direct packet that overtook the ACK: what is held goes on when the peer is proved.
+fn hold_direct(setup: &mut crate::setup::ResponderSetup, packet: &AppPacket<'_>, packets_max: usize) -> AppVerdict {
+    if setup.cipher.is_some() {
+        return AppVerdict::Drop(DropReason::OtherStack);
+    }
+    if packet.is_bare() && !packet.is_tcp() {
+        // It comes again.
+        return AppVerdict::Consumed;
+    }
+    if !may_hold(&setup.held_direct, packet.whole.len(), packets_max) {
+        return AppVerdict::Drop(DropReason::Full);
+    }
+    setup.held_direct.push(packet.whole.to_vec());
+    AppVerdict::Consumed
+}
+
 impl Sal {
     /// Whether flows of this host may go direct now.
     pub(crate) fn is_direct_on(&self) -> bool {
@@ -397,6 +413,35 @@ impl Sal {
         true
     }
 
+    /// The flow is sealed from here on: nothing of it goes direct. Its ports stay its own.
+    pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId) {
+        self.set_direct_due(id, None);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let waiting = core::mem::take(&mut flow.direct.queued);
+        let Direct { local_port, peer_port, peer, .. } = flow.direct;
+        flow.direct = Direct { local_port, peer_port, peer, ..Direct::never(Why::Secure, now) };
+        waiting.iter().for_each(|packet| self.deliver_direct(id, packet));
+    }
+
+    /// The flow is plain again: where it has ports, it may be lifted as at its set-up.
+    pub(crate) fn unpark_direct(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (app, association, has_ports) = (flow.app, flow.association, flow.direct.peer.is_some());
+        let Some(peer) = self.associations.get(association).map(|association| association.remote.ip()) else { return };
+        let path = if has_ports { self.wire_path(association) } else { None };
+        let refused = self.refusal(&app, peer, has_ports);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.direct.since = now;
+        (flow.direct.tries, flow.direct.heard) = (0, 0);
+        (flow.direct.carriage, flow.direct.why) = match path {
+            Some(path) => {
+                flow.direct.path = path;
+                (Carriage::Encapsulated, refused.unwrap_or(Why::Unproved))
+            }
+            None => (Carriage::Never, refused.unwrap_or(Why::SharedAddress)),
+        };
+    }
+
     pub(crate) fn is_hinted(&self, now: Instant, association: u32) -> bool {
         let proved = self.associations.get(association).and_then(|association| association.direct_proved);
         proved.is_some_and(|at| now.since(at) < HINT)
@@ -539,18 +584,14 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id).filter(is_its) else {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));
         };
+        if !flow.stacks.takes_direct() {
+            // Nobody but the peer may say something of a sealed flow.
+            return Some(AppVerdict::Drop(DropReason::OtherStack));
+        }
         if let crate::flow::Setup::Responder(setup) = &mut flow.setup {
-            // It overtook the ACK; what is held goes on when the peer is proved.
-            if packet.is_bare() && !packet.is_tcp() {
-                // It comes again.
-                return Some(AppVerdict::Consumed);
-            }
-            if !may_hold(&setup.held_direct, packet.whole.len(), self.config.limits.held_per_flow) {
-                self.counters.held_full += 1;
-                return Some(AppVerdict::Drop(DropReason::Full));
-            }
-            setup.held_direct.push(packet.whole.to_vec());
-            return Some(AppVerdict::Consumed);
+            let verdict = hold_direct(setup, packet, self.config.limits.held_per_flow);
+            self.counters.held_full += u64::from(verdict == AppVerdict::Drop(DropReason::Full));
+            return Some(verdict);
         }
         if !flow.carries_data() {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));

@@ -13,6 +13,7 @@ use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
 use crate::event::Role;
 use crate::secure::SealKeys;
+use crate::stack_change::Stacks;
 use crate::time::Instant;
 
 /// A five-tuple as the application's own packets carry it when they leave `sal0`.
@@ -124,8 +125,10 @@ pub struct Entry {
     pub path: PathId,
     /// The direct path, where both ends have agreed on flow ports.
     pub wire: Option<Wire>,
-    /// What its DATA is sealed with; then nothing else of it is sent or taken.
+    /// What its DATA is sealed with, where any of it is sent or taken sealed.
     pub seal: Option<SealKeys>,
+    /// By which stack it is sent, and what is taken. Nothing else of it is.
+    pub stacks: Stacks,
     /// The pairs of addresses that it goes by at once, where it is striped.
     pub stripe: Option<[Option<Place>; PLACES_MAX]>,
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another

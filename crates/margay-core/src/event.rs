@@ -19,6 +19,7 @@ use crate::name::{Prefix, ServiceId};
 use crate::output::Direction;
 use crate::patience::GiveUpCause;
 use crate::secure::Cipher;
+use crate::stack_change::{StackChange, StackInfo};
 use crate::striping::StripePlace;
 use crate::table::RuleId;
 use crate::time::Instant;
@@ -29,8 +30,15 @@ use crate::twin::Twin;
 pub enum Event {
     /// A flow is established and proved.
     FlowOpened(FlowId),
-    /// A flow's record has changed: one side has closed.
+    /// A flow's record has changed: one side has closed, or its stack is another, or about to be.
     FlowChanged(FlowId),
+    /// A change of a flow's stack is over.
+    StackChanged {
+        /// By this host's number.
+        flow: FlowId,
+        /// What was wanted, and what has become of it.
+        change: StackChange,
+    },
     /// A flow is over, and lingers for late packets.
     FlowEnded {
         /// By this host's number.
@@ -183,6 +191,8 @@ pub struct FlowInfo {
     pub why: Why,
     /// How its DATA is sealed, if it is.
     pub secure: Option<Cipher>,
+    /// Its stack, and why that is so.
+    pub stack: StackInfo,
     /// This host's address that its packets leave with, where that is known.
     pub local: Option<IpAddr>,
     /// It goes by other addresses than the rest of its association.

@@ -23,6 +23,7 @@ use crate::name::ServiceId;
 use crate::output::Direction;
 use crate::secure::SealKeys;
 use crate::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
+use crate::stack_change::{Stack, StackInfo, Stacks};
 use crate::striping::Striping;
 use crate::time::Instant;
 
@@ -90,19 +91,23 @@ impl Lifecycle {
 
 /// Bits of [`Flow::seen`].
 pub(crate) mod seen {
-    pub const FIN_EGRESS: u8 = 1;
-    pub const FIN_INGRESS: u8 = 2;
+    pub const FIN_EGRESS: u16 = 1;
+    pub const FIN_INGRESS: u16 = 2;
     /// It is to go by several pairs of addresses where there are several.
-    pub const STRIPES: u8 = 4;
-    pub const AUTHENTICATED: u8 = 8;
+    pub const STRIPES: u16 = 4;
+    pub const AUTHENTICATED: u16 = 8;
     /// The flow is dead and its application is being told: any packet of it is answered with a RST.
-    pub const FAILED: u8 = 16;
+    pub const FAILED: u16 = 16;
     /// The initiator has the peer's confirmation of its ACK.
-    pub const CONFIRMED: u8 = 32;
-    /// An end demands that it is sealed.
-    pub const SECURE: u8 = 64;
+    pub const CONFIRMED: u16 = 32;
+    /// It is sealed from its set-up on.
+    pub const SECURE: u16 = 64;
     /// It stays where it is when the others move.
-    pub const PINNED: u8 = 128;
+    pub const PINNED: u16 = 128;
+    /// This host's configuration demands that it is sealed.
+    pub const DEMANDS: u16 = 256;
+    /// The peer demands it.
+    pub const PEER_DEMANDS: u16 = 512;
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.
@@ -128,7 +133,7 @@ pub(crate) struct Flow {
     pub active: Instant,
     /// When both ends had closed.
     pub closed_at: Instant,
-    pub seen: u8,
+    pub seen: u16,
     /// What its application sends waits here: see [`Entry::is_held`].
     pub is_held: bool,
     pub setup: Setup,
@@ -139,10 +144,12 @@ pub(crate) struct Flow {
     pub stripe: Option<Box<Striping>>,
     /// What the initiator's socket is called, where it says so: at its own end, or proved.
     pub source: Option<Box<ServiceId>>,
-    /// What its DATA is sealed with, once that is known.
+    /// What its DATA is sealed with, once that is known: also of a flow that was sealed once, and may be again.
     pub seal: Option<Box<SealKeys>>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
+    /// By which stack it is sent, and what is taken.
+    pub stacks: Stacks,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
 }
@@ -171,6 +178,7 @@ impl Flow {
             source: None,
             seal: None,
             chain: None,
+            stacks: Stacks::only(Stack::Plain),
             deadline: None,
         }
     }
@@ -180,8 +188,15 @@ impl Flow {
         self.chain.as_ref().map_or(self.service, |chain| chain.asked)
     }
 
-    pub fn has(&self, bits: u8) -> bool {
+    pub fn has(&self, bits: u16) -> bool {
         self.seen & bits == bits
+    }
+
+    /// Whether a SYN in this direction begins another connection. Whoever has sent a FIN does not say its SYN again;
+    /// that the other FIN has passed as well, an agent that died may not have written down.
+    pub fn is_over_for_syn(&self, direction: Direction) -> bool {
+        let fin = if direction == Direction::Egress { seen::FIN_EGRESS } else { seen::FIN_INGRESS };
+        self.lifecycle >= Lifecycle::Closed || self.has(fin)
     }
 
     /// Whether data may pass: proved, and not failed.
@@ -209,10 +224,35 @@ impl Flow {
             app: self.app,
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
-            wire: self.direct.wire().map(|wire| Wire { sending: wire.sending && !self.is_held, by_sal0, ..wire }),
-            seal: self.seal.as_deref().copied(),
+            wire: self.direct.wire().map(|wire| Wire { by_sal0, ..self.masked(wire) }),
+            seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
+            stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
+        }
+    }
+
+    /// The direct path, as far as the flow's stacks let it be used.
+    fn masked(&self, wire: Wire) -> Wire {
+        let sending = wire.sending && !self.is_held && self.stacks.sends == Stack::Plain;
+        Wire { sending, accepting: wire.accepting && self.stacks.takes_direct(), ..wire }
+    }
+
+    /// Whether this end sends it sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.seal.is_some() && self.stacks.sends == Stack::Secure
+    }
+
+    /// How it is carried, as far as the flow itself knows.
+    pub fn stack_info(&self) -> StackInfo {
+        StackInfo {
+            stack: self.stacks.sends,
+            since: self.since,
+            changing_to: None,
+            order: None,
+            is_demanded: self.has(seen::DEMANDS),
+            is_demanded_by_peer: self.has(seen::PEER_DEMANDS),
+            changes: Vec::new(),
         }
     }
 
@@ -238,7 +278,8 @@ impl Flow {
             carriage: self.direct.carriage,
             carriage_since: self.direct.since,
             why: self.direct.why,
-            secure: self.seal.as_ref().map(|keys| keys.cipher),
+            secure: self.seal.as_ref().filter(|_| self.is_sealed()).map(|keys| keys.cipher),
+            stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),
             is_pinned: self.has(seen::PINNED),

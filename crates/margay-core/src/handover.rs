@@ -10,8 +10,10 @@
 //! 64 role (1 initiator, 2 responder) | 65 lifecycle | 66 flags | 67 number of legs
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
 //! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
+//! flags: 1 authenticated, 2 and 4 FINs seen, 8, 16 and 128 as below, 32 this host demands a sealed flow, 64 the peer
+//! does
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
-//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 5, the chain of boxes that
+//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
 //! the session goes through (`chain/record.rs`)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
@@ -38,6 +40,7 @@ use crate::name::ServiceId;
 use crate::patience::GiveUpAfter;
 use crate::sal::Sal;
 use crate::secure::Cipher;
+use crate::stack_change::Stack;
 use crate::time::Instant;
 
 /// The version that this program writes, and the only one that it reads.
@@ -52,7 +55,9 @@ const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
 const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
-const HAS_CHAIN: u8 = 32;
+const DEMANDS: u8 = 32;
+const PEER_DEMANDS: u8 = 64;
+const HAS_CHAIN: u8 = 128;
 const NO_SCALE: u8 = 255;
 
 /// Why bytes are no record.
@@ -174,6 +179,10 @@ pub struct HandoverRecord {
     pub authenticated: bool,
     /// FINs seen, egress and ingress.
     pub fins: (bool, bool),
+    /// Whether this host demands that the flow is sealed.
+    pub is_demanded: bool,
+    /// Whether the peer does.
+    pub is_demanded_by_peer: bool,
     /// Of the last entry that the cache was given.
     pub generation: u32,
     /// Milliseconds since it began.
@@ -219,6 +228,8 @@ impl HandoverRecord {
         let role = if self.role == Role::Initiator { 1 } else { 2 };
         let lifecycle = LIFECYCLES.iter().find(|(state, _)| *state == self.lifecycle).map_or(0, |(_, number)| *number);
         let flags = u8::from(self.authenticated) | u8::from(self.fins.0) << 1 | u8::from(self.fins.1) << 2;
+        let flags = flags | if self.is_demanded { DEMANDS } else { 0 };
+        let flags = flags | if self.is_demanded_by_peer { PEER_DEMANDS } else { 0 };
         let flags = flags | self.source.map_or(0, |_| HAS_SOURCE) | self.give_up_after.map_or(0, |_| HAS_GIVE_UP);
         let flags = flags | self.chain.as_ref().map_or(0, |_| HAS_CHAIN);
         out.extend_from_slice(&[role, lifecycle, flags, legs.len() as u8]);
@@ -267,9 +278,6 @@ impl HandoverRecord {
         };
         let lifecycle = reader.byte(65)?;
         let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
-        if flags > 63 {
-            return Err(HandoverError::Malformed { at: 66 });
-        }
         let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
         Ok(Self {
             flow: FlowId(reader.u32(8)?),
@@ -283,6 +291,8 @@ impl HandoverRecord {
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
             fins: (flags & 2 != 0, flags & 4 != 0),
+            is_demanded: flags & DEMANDS != 0,
+            is_demanded_by_peer: flags & PEER_DEMANDS != 0,
             generation: reader.u32(68)?,
             age_ms: u64::from_be_bytes(reader.array(72)?),
             idle_ms: u64::from_be_bytes(reader.array(80)?),
@@ -472,7 +482,9 @@ impl Sal {
         let association = self.associations.get(flow.association)?;
         let keys = KeyReference { host: association.host, association: association.local_id };
         let app = Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(flow.app), flow: None, keys: None };
-        let stack = flow.seal.as_ref().map_or(STACK_ENCAP, |keys| keys.cipher.stack());
+        // In the middle of a change the higher one of the two.
+        let seal = flow.seal.as_ref().filter(|_| flow.stacks.has(Stack::Secure));
+        let stack = seal.map_or(STACK_ENCAP, |keys| keys.cipher.stack());
         let wire = Leg { kind: LegKind::Stack, stack, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
         let ports = flow.direct.peer.map(|_| association.remote.ip()).map(|peer| Tuple {
             protocol: flow.app.protocol,
@@ -493,6 +505,8 @@ impl Sal {
             lifecycle: flow.lifecycle,
             authenticated: flow.has(seen::AUTHENTICATED),
             fins: (flow.has(seen::FIN_EGRESS), flow.has(seen::FIN_INGRESS)),
+            is_demanded: flow.has(seen::DEMANDS),
+            is_demanded_by_peer: flow.has(seen::PEER_DEMANDS),
             generation: flow.generation,
             age_ms: millis(flow.since),
             idle_ms: millis(flow.active),
@@ -544,11 +558,14 @@ impl Sal {
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
         flow.setup = Setup::Done;
-        let bit = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
+        let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
+        let is_demanded = record.is_demanded || self.demands_secure(&record.service);
         flow.seen = seen::CONFIRMED
             | bit(seen::AUTHENTICATED, record.authenticated)
             | bit(seen::FIN_EGRESS, record.fins.0)
-            | bit(seen::FIN_INGRESS, record.fins.1);
+            | bit(seen::FIN_INGRESS, record.fins.1)
+            | bit(seen::DEMANDS, is_demanded)
+            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer);
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));

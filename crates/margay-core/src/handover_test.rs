@@ -44,6 +44,8 @@ pub(crate) fn record() -> HandoverRecord {
         lifecycle: Lifecycle::HalfClosed,
         authenticated: true,
         fins: (true, false),
+        is_demanded: false,
+        is_demanded_by_peer: false,
         generation: 12,
         age_ms: 0x1000,
         idle_ms: 0x20,

@@ -10,13 +10,16 @@
 //!  0 version = 2 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
 //!  4..8 local index | 8..12 remote index | 12..16 peer epoch | 16..48 peer's key | 48..80 root key
 //!  80..96 boot | 96..112 hop key | 112..128 address | 128..130 port | 130..132 zero
-//!  132..148 address of the peer's router | 148..150 port, zero where none is known | 150..152 zero
+//!  132..148 address of the peer's router | 148..150 port, zero where none is known
+//!  150 the first eight stacks that the peer has, a bit for each | 151 flags (1 it can change a live flow's)
 //! ```
-//! Version 1 ends at byte 132. It is read as well, so that flows outlive the change of the program.
+//! Bytes 150 and 151 may be zero: then nothing is known of that. Version 1 ends at byte 132. It is read as well, so
+//! that flows outlive the change of the program.
 
 use alloc::vec::Vec;
 use core::net::{Ipv6Addr, SocketAddr};
 
+use margay_wire::CHANGES;
 use zeroize::Zeroizing;
 
 use crate::association::Association;
@@ -35,6 +38,7 @@ const INITIATOR: u8 = 1;
 const ROUTER: u8 = 2;
 const BOOT: u8 = 4;
 const HOP_KEY: u8 = 8;
+const CAN_CHANGE: u8 = 1;
 
 /// The bytes are not of this version or cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +95,10 @@ fn encode(association: &Association, rendezvous: Option<SocketAddr>, out: &mut V
     out.extend_from_slice(&association.hop_key.unwrap_or_default());
     put_address(association.remote, out);
     put_address(rendezvous.unwrap_or(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0)), out);
+    // The last two are what the peer can do.
+    out.truncate(out.len() - 2);
+    let can_change = association.stacks & CHANGES != 0;
+    out.extend_from_slice(&[association.stacks as u8, flag(CAN_CHANGE, can_change)]);
 }
 
 /// One association, of either version, and where its peer's router is.
@@ -113,6 +121,8 @@ fn decode(record: &[u8]) -> Result<(Association, Option<SocketAddr>), BadKeepsak
     association.router = flags & ROUTER != 0;
     association.boot_id = (flags & BOOT != 0).then(|| array(80));
     association.hop_key = (flags & HOP_KEY != 0).then(|| array(96));
+    let (stacks, able) = more.get(18..20).map_or((0, 0), |able| (u32::from(able[0]), able[1]));
+    association.stacks = stacks | if able & CAN_CHANGE != 0 { CHANGES } else { 0 };
     let router_ip = more.first_chunk::<16>().map(|ip| Ipv6Addr::from(*ip).to_canonical());
     let router_port = more.get(16..18).map_or(0, |port| u16::from_be_bytes([port[0], port[1]]));
     let rendezvous = router_ip.filter(|_| router_port != 0).map(|ip| SocketAddr::new(ip, router_port));
@@ -195,6 +205,7 @@ mod tests {
         association.peer_epoch = 5;
         association.boot_id = Some([1; 16]);
         association.hop_key = Some([2; 16]);
+        association.stacks = CHANGES | 12;
         association
     }
 
@@ -205,11 +216,11 @@ mod tests {
         encode(&association(), router, &mut bytes);
         assert_eq!(bytes.len(), KEEPSAKE_LEN);
         assert_eq!(bytes[..16], [2, 13, 4, 176, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 5]);
-        assert_eq!(bytes[142..], [0xff, 0xff, 10, 0, 0, 1, 0xd4, 0x34, 0, 0]);
+        assert_eq!(bytes[142..], [0xff, 0xff, 10, 0, 0, 1, 0xd4, 0x34, 12, 1]);
         let mut again = Vec::new();
         let (known, rendezvous) = decode(&bytes).expect("whole");
         encode(&known, rendezvous, &mut again);
-        assert_eq!((bytes, rendezvous), (again, router));
+        assert_eq!((bytes, rendezvous, known.stacks), (again, router, CHANGES | 12));
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Sal {
             return None;
         }
         let related = Some(Related { flow: asked.peer_flow, host: association.host });
-        let (service, next_hop, is_sealed) = (asked.service, association.remote, asked.has(seen::SECURE));
+        let (service, next_hop, is_sealed) = (asked.service, association.remote, asked.is_sealed());
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let session = margay_wire::SessionId(self.rng.bytes());
         let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);

@@ -18,7 +18,7 @@ use crate::delay::Delays;
 use crate::event::{Event, Lifecycle};
 use crate::fence::Fences;
 use crate::fetch::Fetches;
-use crate::flow::{FlowTable, KeyedHash, seen};
+use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::grant::Grants;
@@ -41,9 +41,11 @@ use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::secure::Demands;
 use crate::segment::{Relay, is_for_all};
+use crate::session::SessionLocks;
 use crate::setup::Draft;
 use crate::side_path::SidePath;
 use crate::source::SourceTable;
+use crate::stack_change::StackChanges;
 use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
 use crate::twin::Twins;
@@ -51,6 +53,8 @@ use crate::way::{Relation, Sender};
 
 /// Events that wait to be polled; when nobody listens the oldest go.
 const EVENTS_MAX: usize = 4096;
+/// Sessions that are locked at a time: hand-overs and changes of stacks have smaller bounds of their own.
+const LOCKS_MAX: usize = 8192;
 
 /// The Service Access Layer of one host, as a pure state machine.
 ///
@@ -143,6 +147,10 @@ pub struct Sal {
     pub(crate) patience: Patience,
     pub(crate) fences: Fences,
     pub(crate) fetches: Fetches,
+    /// Of live flows' stacks.
+    pub(crate) stack_changes: StackChanges,
+    /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
+    pub(crate) locks: SessionLocks,
     /// Connections that a drained instance wants to end in order.
     pub(crate) quiet_ends: QuietEnds,
     /// Until then hosts may still have to tell this router what they serve.
@@ -228,6 +236,8 @@ impl Sal {
             patience: Patience::default(),
             fences: Fences::default(),
             fetches: Fetches::default(),
+            stack_changes: StackChanges::default(),
+            locks: SessionLocks::new(LOCKS_MAX),
             quiet_ends: QuietEnds::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
@@ -270,13 +280,8 @@ impl Sal {
 
     pub(crate) fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
         if let Some(id) = self.flows.by_tuple(&packet.tuple) {
-            // Whoever has sent a FIN does not say its SYN again. That the peer's FIN has passed as well, an agent that
-            // died may not have written down.
-            let is_over = self
-                .flows
-                .get(id)
-                .is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed || flow.has(seen::FIN_EGRESS));
-            if !(packet.is_tcp_syn() && is_over) {
+            let is_over = || self.flows.get(id).is_some_and(|flow| flow.is_over_for_syn(Direction::Egress));
+            if !(packet.is_tcp_syn() && is_over()) {
                 return self.app_packet_of_flow(id, packet);
             }
             // The program uses its port again; the old flow had only late packets left.
@@ -370,6 +375,7 @@ impl Sal {
             Kind::Probe => self.handle_probe(now, from, &message),
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
             Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
+            Kind::Change => self.handle_change(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
             Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, &message),
             Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
@@ -425,6 +431,7 @@ impl Sal {
         self.pending_fails_due(now);
         self.patience_due(now);
         self.fetches_due(now);
+        self.stack_changes_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -470,6 +477,7 @@ impl Sal {
             .chain(self.pending_fails.next_deadline())
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
+            .chain(self.stack_changes.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

@@ -1,8 +1,9 @@
 //! `secure`: which flows are carried sealed, under which cipher, and with what keys (docs/decisions/0019).
 //!
 //! A flow is sealed because an end demands it: the initiator in its SYN, the responder in its SYN-ACK. The SYN may be
-//! changed on its way, the SYN-ACK may not; so an initiator that demands it and is not told so ends the flow. There is
-//! no way back from `secure`.
+//! changed on its way, the SYN-ACK may not; so an initiator that demands it and is not told so ends the flow. A live
+//! flow comes to be sealed, or ceases to be, by [`stack_change`](crate::stack_change): the latter where nobody demands
+//! it.
 //!
 //! Keys derive from the association's, the epochs of both agents, the direction and the flow. An agent that starts
 //! again has another epoch: what it sends is under new keys, and what was sent to it before can never be given to it
@@ -14,18 +15,16 @@ use core::fmt;
 use core::time::Duration;
 
 use margay_wire::{
-    Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId, epochs,
+    Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId, StackRepr, epochs,
 };
 
-use crate::carriage::Why;
-use crate::direct::Direct;
-use crate::entry::EntryUpdate;
 use crate::event::Role;
 use crate::flow::{Flow, seen};
 use crate::greeting::GREETING;
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
 use crate::setup::Draft;
+use crate::stack_change::{Stack, Stacks};
 use crate::time::Instant;
 
 /// A peer is not asked for its epoch more often.
@@ -64,7 +63,7 @@ impl Cipher {
     }
 
     /// The better one of those that `stacks` has.
-    const fn best(stacks: u32) -> Option<Self> {
+    pub(crate) const fn best(stacks: u32) -> Option<Self> {
         match stacks {
             _ if stacks & Self::Aes256Gcm.bit() != 0 => Some(Self::Aes256Gcm),
             _ if stacks & Self::ChaCha20Poly1305.bit() != 0 => Some(Self::ChaCha20Poly1305),
@@ -148,15 +147,24 @@ impl Verdict {
 
 /// The stack that a message names.
 fn stack_of(message: &Message<'_>) -> Option<u8> {
-    message.extensions().find_map(|extension| if let Extension::Stack(stack) = extension { Some(stack) } else { None })
+    message.stack().map(|said| said.stack)
 }
 
 impl Sal {
     /// What the flow cache can seal with, and what is to be sealed: every flow of this host, or those to some names.
+    /// Flows that there are stay as they are; but they may be unsealed, or not, as this says.
     pub fn set_secure(&mut self, ciphers: &[Cipher], all: bool, services: Vec<Prefix>) {
         let stacks = ciphers.iter().fold(0, |stacks, cipher| stacks | cipher.bit());
         self.secure = Demands { stacks, all, services };
         self.end_all_grants();
+        let demands: Vec<(FlowId, bool)> =
+            self.flows.iter().map(|flow| (flow.id, self.demands_secure(&flow.service))).collect();
+        for (id, is_demanded) in demands {
+            self.note_demand(id, seen::DEMANDS, is_demanded);
+            if is_demanded {
+                self.keep_as_demanded(id);
+            }
+        }
     }
 
     /// Bits for CAPABILITIES.
@@ -170,8 +178,9 @@ impl Sal {
     }
 
     /// What a SYN says of a flow that is to be sealed.
-    pub(crate) fn secure_request(&self) -> Option<Extension<'static>> {
-        Cipher::best(self.secure.stacks).map(|cipher| Extension::Stack(cipher.stack()))
+    pub(crate) fn secure_request(&self, flow: &Flow) -> Option<Extension<'static>> {
+        let demands = flow.has(seen::DEMANDS);
+        Cipher::best(self.secure.stacks).map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands }))
     }
 
     /// What a responder makes of a SYN.
@@ -180,7 +189,7 @@ impl Sal {
             return Verdict::Plain;
         }
         // A related flow is as the one that it is related to.
-        let is_related = |id| self.flows.get(id).is_some_and(|flow| flow.has(seen::SECURE));
+        let is_related = |id| self.flows.get(id).is_some_and(Flow::is_sealed);
         let is_demanded = self.demands_secure(service) || is_related(message.dst_flow);
         match stack_of(message) {
             None | Some(STACK_ENCAP) if !is_demanded => return Verdict::Plain,
@@ -203,16 +212,25 @@ impl Sal {
         }
     }
 
-    /// A flow that will be sealed never goes direct.
+    /// A flow that will be sealed goes direct only if it is unsealed one day: it keeps its ports.
     pub(crate) fn keep_sealed(&mut self, now: Instant, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen |= seen::SECURE;
-            flow.direct = Direct::never(Why::Secure, now);
+        }
+        self.park_direct(now, id);
+    }
+
+    /// A flow whose association and peer are known is sealed from its first packet on.
+    pub(crate) fn seal_flow(&mut self, id: FlowId, cipher: Cipher) {
+        self.derive_seal(id, cipher);
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.seen |= seen::SECURE;
+            flow.stacks = Stacks::only(Stack::Secure);
         }
     }
 
-    /// Gives a flow whose association and peer are known the keys of the present epochs.
-    pub(crate) fn seal_flow(&mut self, id: FlowId, cipher: Cipher) {
+    /// Gives a flow the keys of the present epochs.
+    pub(crate) fn derive_seal(&mut self, id: FlowId, cipher: Cipher) {
         let Some(flow) = self.flows.get(id) else { return };
         let Some(association) = self.associations.get(flow.association) else { return };
         let (own, peer) = (self.config.epoch, association.peer_epoch);
@@ -242,7 +260,6 @@ impl Sal {
             open_epochs: epochs(peer, own),
         };
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.seen |= seen::SECURE;
             flow.seal = Some(Box::new(keys));
         }
     }
@@ -257,11 +274,10 @@ impl Sal {
                 else {
                     continue;
                 };
-                self.seal_flow(id, cipher);
-                let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.carries_data()) else { continue };
-                flow.generation += 1;
-                let entry = flow.entry();
-                self.queue.update(EntryUpdate::Install(entry));
+                self.derive_seal(id, cipher);
+                if self.flows.get(id).is_some_and(|flow| flow.stacks.has(Stack::Secure)) {
+                    self.install_again(id);
+                }
             }
         }
     }

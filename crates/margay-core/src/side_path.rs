@@ -61,6 +61,9 @@ pub enum MoveRefused {
     /// Too many.
     #[error("{STRIPED_MAX} flows are striped already; end some, or give them another policy")]
     ManyStriped,
+    /// Its stack is being changed.
+    #[error("the flow's stack is being changed; try again in a moment")]
+    Changing,
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,

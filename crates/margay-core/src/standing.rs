@@ -164,6 +164,11 @@ impl Standings {
         self.in_use().chain(self.members.iter().chain(strangers).map(|(_, id)| *id))
     }
 
+    /// Something else is to be kept of one in use.
+    pub fn note_news(&mut self) {
+        self.is_news = true;
+    }
+
     /// Whether those have changed since this was asked last, strangers aside that have come and gone without a flow.
     pub fn take_news(&mut self) -> bool {
         core::mem::take(&mut self.is_news)

@@ -55,6 +55,10 @@ pub enum Notice {
     Beside(FlowId),
     /// Chunks of it come that this end cannot open.
     StrangeSeal(FlowId),
+    /// The peer has turned a flow to another stack, by this change.
+    Turned(FlowId, u32),
+    /// Something of another stack than the flow's has come.
+    StrangeStack(FlowId),
     /// Trains of this striped flow have come, and its peer is to be told.
     Arrivals(FlowId),
     /// Data of it, or by its path, goes unanswered for too long: its own for so long.

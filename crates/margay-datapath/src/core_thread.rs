@@ -10,6 +10,7 @@ use std::time::Duration;
 use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::segment::SEGMENT;
+use margay_core::stack_change::Stack;
 use margay_core::time::Instant;
 use margay_core::{DirectEvent, Event};
 use margay_wire::{DataRepr, FlowId};
@@ -91,7 +92,13 @@ impl<C: Core> CoreSide<C> {
                     self.buffer = buffer;
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
-                Output::Update(update) => apply(shared, update, &mut self.gone),
+                Output::Update(update) => {
+                    if matches!(update, EntryUpdate::Install(entry) if entry.stacks.change != 0) {
+                        // What is sent already goes out before the last packet of the flow's stack.
+                        self.outbox.flush(&mut sender(shared, false));
+                    }
+                    apply(shared, update, &mut self.gone);
+                }
                 Output::Pinhole(flow) => shared.send_pinhole(flow),
                 Output::Knock(flow) => shared.send_knock(flow),
                 Output::Fence(flow) => shared.direct.fence(flow),
@@ -256,6 +263,8 @@ impl<C: Core> CoreSide<C> {
                 }
             }
             Notice::StrangeSeal(flow) => self.core.handle_strange_seal(now, flow),
+            Notice::Turned(flow, change) => self.core.handle_turned(now, flow, change),
+            Notice::StrangeStack(flow) => self.core.handle_strange_stack(now, flow),
             Notice::Beside(flow) => {
                 let wanted = shared.table.read().wire(flow);
                 if shared.direct.is_stalled(flow, wanted) {
@@ -456,16 +465,21 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         }
         EntryUpdate::Install(entry) => {
             let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
-            if is_direct {
+            // Of a flow that is sealed from here on, the last direct packet is before the last encapsulated one.
+            let enters = is_direct && entry.stacks.sends == Stack::Plain;
+            if enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }
             let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
             let removed = shared.direct.follow(entry.flow, wanted);
-            if !is_direct {
+            if !enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }
             if let Some(removed) = removed {
                 shared.table.read().take_over(entry.flow, &removed);
+            }
+            if shared.table.read().is_to_turn(entry.flow) {
+                shared.turns.add(entry.flow);
             }
         }
         EntryUpdate::Opened(entry) => {

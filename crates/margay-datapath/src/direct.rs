@@ -394,8 +394,9 @@ impl Direct {
             return Vec::new();
         }
         *reads = 0;
-        self.wake.clear();
+        // In this order: what is added meanwhile has the next call come here, which clears what it sets.
         self.fences_wait.store(false, Ordering::Release);
+        self.wake.clear();
         std::mem::take(&mut *self.fences.lock())
     }
 

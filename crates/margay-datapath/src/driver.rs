@@ -46,6 +46,7 @@ use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Connection, Destination, Table, TcpNumbers};
 use crate::tun::Tun;
+use crate::turning::{Overtaking, Turns};
 use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;
 use crate::vnet::{self, Vnet};
@@ -64,6 +65,10 @@ pub trait Core: Send + 'static {
     fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent);
     /// See [`Sal::handle_strange_seal`].
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_turned`].
+    fn handle_turned(&mut self, now: Instant, flow: FlowId, change: u32);
+    /// See [`Sal::handle_strange_stack`].
+    fn handle_strange_stack(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_opened`].
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
     /// See [`Sal::untold`].
@@ -117,6 +122,14 @@ impl Core for Sal {
 
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
         self.handle_strange_seal(now, flow);
+    }
+
+    fn handle_turned(&mut self, now: Instant, flow: FlowId, change: u32) {
+        self.handle_turned(now, flow, change);
+    }
+
+    fn handle_strange_stack(&mut self, now: Instant, flow: FlowId) {
+        self.handle_strange_stack(now, flow);
     }
 
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
@@ -229,6 +242,10 @@ pub(crate) struct Shared<C> {
     pub pacing: Agenda,
     /// What of striped flows waits for what was sent before it.
     pub ordering: Agenda,
+    /// What of flows that turn to another stack waits for a FENCE.
+    pub overtaking: Overtaking,
+    /// Flows that this end is to turn.
+    pub turns: Turns,
     pub unconnected: Option<Arc<Unconnected>>,
     pub timer: Timer,
     /// Packets are taken from now on.
@@ -280,6 +297,8 @@ impl<C: Core> Datapath<C> {
             segments: Segments::default(),
             pacing: Agenda::new().map_err(descriptors)?,
             ordering: Agenda::new().map_err(descriptors)?,
+            overtaking: Overtaking::new().map_err(descriptors)?,
+            turns: Turns::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
             begun: Wake::new().map_err(descriptors)?,

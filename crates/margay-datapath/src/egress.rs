@@ -39,7 +39,9 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         let is_drained = shared.egress.lock().work(shared, BURST)?;
         striped::send_due(shared);
         if is_drained {
-            readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.pacing.as_fd(), shared.stop.as_fd()])?;
+            let turns = shared.turns.as_fd();
+            let [tun, fences] = [shared.tun.as_fd(), shared.direct.wake.as_fd()];
+            readable([tun, fences, turns, shared.pacing.as_fd(), shared.stop.as_fd()])?;
         }
     }
     Ok(())
@@ -53,6 +55,11 @@ impl EgressSide {
     /// Carries what lies in `sal0`, at most `burst` packets. True if nothing is left.
     pub fn work<C: Core>(&mut self, shared: &Shared<C>, burst: usize) -> io::Result<bool> {
         for _ in 0..burst {
+            for flow in shared.turns.take() {
+                // After all that was sent of it, and before all that will be.
+                self.outbox.flush(&mut sender(shared, true));
+                shared.turn(flow);
+            }
             let read = self.outbox.read(&shared.tun);
             let is_drained = matches!(read, Ok(None));
             let fences = shared.direct.due_fences(&mut self.reads, is_drained);

@@ -17,6 +17,7 @@ use crate::ending::Arrived;
 use crate::packet::FlowKey;
 use crate::table::IngressRoute;
 use crate::train::{Assembler, Run, measure, open_run};
+use crate::turning::{self, Admission};
 use crate::udp::{RECEIVE_MAX, Received};
 use crate::wait::readable;
 
@@ -26,8 +27,10 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut assembler = Assembler::default();
     while !shared.is_stopping() {
         work_agenda(shared, &mut assembler);
+        turning::release_due(shared, &mut assembler);
         let Some(received) = shared.sockets.data.receive(&mut buffer)? else {
-            readable([shared.sockets.data.as_fd(), shared.ordering.as_fd(), shared.stop.as_fd()])?;
+            let waits = [shared.ordering.as_fd(), shared.overtaking.as_fd()];
+            readable([shared.sockets.data.as_fd(), waits[0], waits[1], shared.stop.as_fd()])?;
             continue;
         };
         // What is for all hosts comes to every socket of the port, and the one for signalling takes it.
@@ -67,7 +70,23 @@ pub(crate) fn take<C: Core>(
     (datagrams, stride): (&mut [u8], usize),
     came: (Option<IpAddr>, SocketAddr),
 ) -> Result<(), DropReason> {
-    let route = shared.table.read().ingress(header.dst_flow, came, &header)?;
+    let route = shared.table.read().ingress(header.dst_flow, came, &header);
+    if route == Err(DropReason::OtherStack) && shared.table.read().may_complain_of_stack(header.dst_flow) {
+        shared.notice(Notice::StrangeStack(header.dst_flow));
+    }
+    let route = route?;
+    if let Some((turn, stack)) = &route.turn {
+        match turn.admit(clock::now(), *stack, header, (&*datagrams, stride), came) {
+            Admission::Take => {}
+            Admission::Held(until) => {
+                shared.counting.ingress_held.add(1);
+                shared.overtaking.add(turn, until);
+                return Ok(());
+            }
+            Admission::Overtaken => turning::release(shared, assembler, turn),
+            Admission::Late => return Err(DropReason::OtherStack),
+        }
+    }
     if let Some((stripe, place)) = &route.stripe
         && stripe.note_arrival(shared, *place, ended(&header, datagrams.len().div_ceil(stride)), datagrams.len())
     {
@@ -103,6 +122,12 @@ fn accept<C: Core>(
     route: &IngressRoute,
 ) -> Result<(), DropReason> {
     let flow = run.header.dst_flow;
+    if let Some(change) = run.turns() {
+        if let Some((turn, _)) = route.turn.as_ref().filter(|(turn, _)| turn.fence(change)) {
+            turning::release(shared, assembler, turn);
+        }
+        return Ok(());
+    }
     if route.seal.is_some() {
         // Nothing sealed is about a direct path.
         return deliver(shared, assembler, run, route);

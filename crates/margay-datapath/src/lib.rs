@@ -40,6 +40,7 @@ pub mod table;
 pub mod template;
 pub mod train;
 pub mod tun;
+pub mod turning;
 pub mod udp;
 pub mod unconnected;
 mod unreachable;

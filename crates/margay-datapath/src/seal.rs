@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use margay_core::output::DropReason;
 use margay_core::secure::{Cipher, SealKeys};
 use margay_core::time::Instant;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, SEAL_TAG_LEN};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, FlowId, SEAL_TAG_LEN, TRAIN_HEADER_LEN, fence_of_change};
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
@@ -114,17 +114,32 @@ impl Seal {
     /// # Errors
     ///
     /// The cipher refuses; nothing of the train may be sent then.
-    pub fn seal_train(
+    pub fn seal_train(&self, peer_flow: FlowId, train: &mut [u8], stride: usize) -> Result<(), DropReason> {
+        self.seal_with(peer_flow, train, stride, 0)
+    }
+
+    /// The last sealed packet of a flow that turns to another stack by this change.
+    ///
+    /// # Errors
+    ///
+    /// The cipher refuses.
+    pub fn seal_fence(
         &self,
-        peer_flow: margay_wire::FlowId,
-        train: &mut [u8],
-        stride: usize,
-    ) -> Result<(), DropReason> {
+        peer_flow: FlowId,
+        change: u32,
+    ) -> Result<[u8; DATA_HEADER_LEN + TRAIN_HEADER_LEN + SEAL_TAG_LEN], DropReason> {
+        let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN + SEAL_TAG_LEN];
+        datagram[DATA_HEADER_LEN..][..TRAIN_HEADER_LEN].copy_from_slice(&fence_of_change(change));
+        let len = datagram.len();
+        self.seal_with(peer_flow, &mut datagram, len, FENCE).map(|()| datagram)
+    }
+
+    fn seal_with(&self, peer_flow: FlowId, train: &mut [u8], stride: usize, flags: u8) -> Result<(), DropReason> {
         let count = train.len().div_ceil(stride);
         let first = self.next.fetch_add(count as u64, Ordering::Relaxed);
         let mut header = DataRepr {
             stack: self.stack(),
-            flags: self.keys.send_epochs,
+            flags: self.keys.send_epochs | flags,
             dst_flow: peer_flow,
             packet_number: first as u32,
             index: 0,
@@ -170,7 +185,7 @@ impl Seal {
     /// Sealed in other epochs, too short, seen before, or not sealed by the peer for this flow. The payload is of no
     /// use then.
     pub fn open(&self, header: &DataRepr, chunk: &mut [u8]) -> Result<(), DropReason> {
-        if header.flags != self.keys.open_epochs {
+        if header.flags & !FENCE != self.keys.open_epochs {
             return Err(DropReason::OtherEpoch);
         }
         self.opening.lock().open(header, chunk)

@@ -289,23 +289,23 @@ impl Stripe {
 }
 
 /// Flows for which something is due at some time.
-pub struct Agenda {
+pub struct Agenda<T = Stripe> {
     timer: Timer,
     next_us: AtomicU64,
-    flows: Mutex<Vec<Arc<Stripe>>>,
+    flows: Mutex<Vec<Arc<T>>>,
 }
 
-impl Agenda {
+impl<T> Agenda<T> {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
         Ok(Self { timer: Timer::new()?, next_us: AtomicU64::new(u64::MAX), flows: Mutex::default() })
     }
 
     /// Something is due for a flow at `at`, or earlier.
-    pub fn add(&self, stripe: &Arc<Stripe>, at: Instant) {
+    pub fn add(&self, flow: &Arc<T>, at: Instant) {
         let mut flows = self.flows.lock();
-        if !flows.iter().any(|known| Arc::ptr_eq(known, stripe)) {
-            flows.push(Arc::clone(stripe));
+        if !flows.iter().any(|known| Arc::ptr_eq(known, flow)) {
+            flows.push(Arc::clone(flow));
         }
         self.wake_at(at);
     }
@@ -314,13 +314,13 @@ impl Agenda {
         if at.micros() < self.next_us.load(Ordering::Relaxed) {
             self.next_us.store(at.micros(), Ordering::Relaxed);
             if let Err(error) = self.timer.arm(at) {
-                tracing::error!(%error, "cannot set the timer of striped flows");
+                tracing::error!(%error, "cannot set the timer of flows whose packets wait");
             }
         }
     }
 
     /// The flows for which something may be due now. Those for which something is due later are to be added again.
-    pub fn take(&self, now: Instant) -> Vec<Arc<Stripe>> {
+    pub fn take(&self, now: Instant) -> Vec<Arc<T>> {
         if now.micros() < self.next_us.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -331,7 +331,7 @@ impl Agenda {
     }
 }
 
-impl AsFd for Agenda {
+impl<T> AsFd for Agenda<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }

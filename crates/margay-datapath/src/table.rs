@@ -11,8 +11,9 @@ use margay_core::Direction;
 use margay_core::entry::{Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::output::DropReason;
 use margay_core::secure::SealKeys;
+use margay_core::stack_change::{Stack, Stacks};
 use margay_core::time::Instant;
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_ENCAP};
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
+pub use crate::table::stacks::LastPacket;
+use crate::turning::Turn;
 
 /// Entries per block.
 const BLOCK: usize = 256;
@@ -63,8 +66,10 @@ pub struct IngressRoute {
     pub is_back: bool,
     /// This end sends the flow direct.
     pub is_sending: bool,
-    /// What its chunks are to be opened with.
+    /// What its chunks are to be opened with, if they are sealed.
     pub seal: Option<Arc<Seal>>,
+    /// The peer turns to another stack: this one, or the one that it is of.
+    pub turn: Option<(Arc<Turn>, Stack)>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
     /// It answers data that the core was told of, since it went unanswered for long.
@@ -116,7 +121,11 @@ struct Slot {
     /// Payload of the application's largest segment.
     segment: AtomicU32,
     wants_pinhole: AtomicBool,
+    /// Where any of it is sent or taken sealed.
     seal: Option<Arc<Seal>>,
+    /// As the entry says. By which stack it is sent now says the next one.
+    stacks: Stacks,
+    is_sealing: AtomicBool,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it
     /// has.
     unanswered_since: AtomicU64,
@@ -152,6 +161,8 @@ impl Slot {
             segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
             seal: None,
+            stacks: Stacks::only(Stack::Plain),
+            is_sealing: AtomicBool::new(false),
             unanswered_since: AtomicU64::new(0),
             is_silence_told: AtomicBool::new(false),
         }
@@ -216,6 +227,8 @@ struct PathRecord {
     unanswered_since: AtomicU64,
     /// Since when it is between these addresses, in microseconds.
     placed: u64,
+    /// When it was last said that something of another stack has come by it, in microseconds.
+    complained_us: AtomicU64,
 }
 
 /// A connection whose data goes unanswered for so long is told of, whatever else is answered.
@@ -260,6 +273,8 @@ pub struct Table {
     numbers: HashMap<FlowId, u64>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
+    /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
+    turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
     stripes: HashMap<FlowId, Arc<Stripe>>,
     hasher: DefaultHashBuilder,
@@ -327,7 +342,8 @@ impl Table {
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };
-        let (flow, peer_flow, seal, stripe) = (slot.flow, slot.peer_flow, slot.seal.clone(), self.stripe_of(slot));
+        let (flow, peer_flow, stripe) = (slot.flow, slot.peer_flow, self.stripe_of(slot));
+        let seal = slot.seal.clone().filter(|_| slot.is_sealing());
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -358,10 +374,13 @@ impl Table {
 
     /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Sealed flows have none.
     pub fn mark_route(&self, flow: FlowId) -> Option<EgressRoute> {
-        let slot = self.find(flow).filter(|slot| slot.seal.is_none())?;
+        self.bare_route(self.find(flow).filter(|slot| !slot.is_sealing())?)
+    }
+
+    fn bare_route(&self, slot: &Slot) -> Option<EgressRoute> {
         let (to, packet_number) =
             (self.destination(slot.path)?, slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32);
-        let peer_flow = slot.peer_flow;
+        let (flow, peer_flow) = (slot.flow, slot.peer_flow);
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -440,24 +459,15 @@ impl Table {
         } else if !record.path.expected.is_some_and(is_same) && !record.former.is_some_and(is_late) {
             return Err(DropReason::WrongPath);
         }
-        let stack = slot.seal.as_ref().map_or(STACK_ENCAP, |seal| seal.stack());
-        if data.stack != stack {
-            return Err(DropReason::OtherStack);
-        }
+        let (stack, seal) = slot.admit(data)?;
+        let turn = self.turn_of(slot).map(|turn| (turn, stack));
         slot.mark_active();
         let ends_silence = slot.note_answer();
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        Ok(IngressRoute {
-            key: slot.key.reversed(),
-            is_back,
-            is_sending,
-            seal: slot.seal.clone(),
-            ends_silence,
-            stripe,
-        })
+        Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending, seal, turn, ends_silence, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -601,6 +611,7 @@ impl Table {
             former: None,
             unanswered_since: AtomicU64::new(0),
             placed: 0,
+            complained_us: AtomicU64::new(0),
         });
         let learned = *record.datagram_max.get_mut();
         let same_links = record.path.remote == path.remote && record.path.local == path.local;
@@ -634,7 +645,9 @@ impl Table {
         self.displace(&key);
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
-        *self.slot_mut(index) = Slot { key, occupied: true, flow: entry.flow, next_packet, ..Slot::vacant() };
+        let is_sealing = (entry.stacks.sends == Stack::Secure).into();
+        *self.slot_mut(index) =
+            Slot { key, occupied: true, flow: entry.flow, next_packet, is_sealing, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);
@@ -645,8 +658,12 @@ impl Table {
     fn fill(&mut self, index: u32, entry: &Entry) {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
         self.follow_stripe(entry);
+        self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
+        // Until it is told that the flow is turned, it is sent as it was.
+        let last = if self.slot(index).is_sealing() { self.seals.get(&entry.flow).cloned() } else { None };
         let slot = self.slot_mut(index);
-        slot.seal = seal;
+        slot.seal = seal.or(last);
+        slot.stacks = entry.stacks;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         // What was sent one way may have been answered the other way.
@@ -678,6 +695,7 @@ impl Table {
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
         self.seals.remove(&flow);
         self.stripes.remove(&flow);
+        self.turns.remove(&flow);
         self.numbers.remove(&flow);
         let Some(index) = self.find_index(flow) else { return Applied::Stale };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");
@@ -739,6 +757,7 @@ impl Table {
 }
 
 mod shown;
+mod stacks;
 
 #[cfg(test)]
 #[path = "table_test.rs"]

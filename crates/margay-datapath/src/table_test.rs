@@ -8,6 +8,8 @@ use crate::sample;
 use crate::train::Delivered;
 use margay_core::entry::{Place, Tuple};
 use margay_core::secure::Cipher;
+use margay_core::stack_change::Taking;
+use margay_wire::STACK_ENCAP;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -22,6 +24,7 @@ fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         path: PathId(1),
         wire: None,
         seal: None,
+        stacks: Stacks::only(Stack::Plain),
         stripe: None,
         is_held: false,
     }
@@ -107,6 +110,7 @@ fn found_both_ways_and_counted() {
         is_back: false,
         is_sending: false,
         seal: None,
+        turn: None,
         ends_silence: false,
         stripe: None,
     };
@@ -293,7 +297,9 @@ fn a_pinhole_waits_for_the_applications_numbers() {
 fn sealed_flows_take_nothing_else_and_keep_their_numbers() {
     let mut table = table();
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
-    let sealed = |generation, keys| EntryUpdate::Install(Entry { seal: Some(keys), ..entry(7, generation, 100) });
+    let stacks = Stacks::only(Stack::Secure);
+    let sealed =
+        |generation, keys| EntryUpdate::Install(Entry { seal: Some(keys), stacks, ..entry(7, generation, 100) });
     let from = "10.0.0.2:54324".parse().expect("literal");
     let key = FlowKey::from(entry(7, 1, 100).app);
     let seal = |table: &Table| table.egress(&key, 1, 1, None).and_then(|route| route.seal).expect("sealed");
@@ -318,9 +324,54 @@ fn sealed_flows_take_nothing_else_and_keep_their_numbers() {
 }
 
 #[test]
+fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers() {
+    let mut table = table();
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let seal = |table: &Table| table.egress(&key, 1, 1, None).expect("cached").seal;
+    let route = |table: &Table, stack| {
+        let data = DataRepr { stack, ..data(0, 0) };
+        let route = table.ingress(FlowId(7), (None, from), &data);
+        route.map(|route| (route.seal.is_some(), route.turn.map(|(turn, of)| (turn.change, of))))
+    };
+    let update = |generation, sends, takes, change, seal| {
+        let stacks = Stacks { sends, takes, change };
+        EntryUpdate::Install(Entry { seal, stacks, ..entry(7, generation, 100) })
+    };
+    let (plain, secure) = (STACK_ENCAP, keys.cipher.stack());
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    table.apply(update(2, Stack::Secure, Taking::Turning(Stack::Secure), 9, Some(keys)));
+    assert!(table.is_to_turn(FlowId(7)) && seal(&table).is_none(), "not before its last plain packet");
+    let last = table.begin_turn(FlowId(7)).expect("it turns");
+    assert_eq!((last.change, last.route.seal, table.begin_turn(FlowId(7))), (9, None, None));
+    let sealed = seal(&table).expect("sealed");
+    assert!(table.mark_route(FlowId(7)).is_none(), "nothing plain is said of it any more");
+    assert_eq!(route(&table, plain), Ok((false, Some((9, Stack::Plain)))));
+    assert_eq!(route(&table, secure), Ok((true, Some((9, Stack::Secure)))));
+    let turn = table.turns.get(&FlowId(7)).cloned();
+    table.clear();
+    table.apply(update(2, Stack::Secure, Taking::Turning(Stack::Secure), 9, Some(keys)));
+    assert_eq!(table.turns.get(&FlowId(7)).cloned(), turn, "the FENCE comes once");
+    table.apply(update(3, Stack::Secure, Taking::Only(Stack::Secure), 9, Some(keys)));
+    assert_eq!((route(&table, plain), route(&table, secure)), (Err(DropReason::OtherStack), Ok((true, None))));
+    assert!(table.turns.is_empty() && !table.is_to_turn(FlowId(7)));
+    // Back at once: what is sealed goes on until the last packet of it.
+    table.apply(update(4, Stack::Plain, Taking::Only(Stack::Plain), 10, None));
+    assert!(seal(&table) == Some(Arc::clone(&sealed)) && table.is_to_turn(FlowId(7)));
+    assert_eq!(route(&table, secure), Err(DropReason::OtherStack));
+    let last = table.begin_turn(FlowId(7)).expect("it turns");
+    assert_eq!((last.change, last.route.seal.as_ref()), (10, Some(&sealed)));
+    assert!(seal(&table).is_none());
+    table.apply(update(5, Stack::Secure, Taking::Turning(Stack::Secure), 11, Some(keys)));
+    table.begin_turn(FlowId(7)).expect("it turns");
+    assert!(seal(&table) == Some(sealed), "no number comes twice");
+}
+
+#[test]
 fn an_entry_is_small() {
     // 800 bytes per flow are for the whole agent; the two indexes add about 20 bytes each at their emptiest.
-    assert!(size_of::<Slot>() <= 160, "{}", size_of::<Slot>());
+    assert!(size_of::<Slot>() <= 168, "{}", size_of::<Slot>());
 }
 
 #[test]

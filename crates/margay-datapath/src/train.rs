@@ -12,7 +12,10 @@ use std::time::Duration;
 use margay_core::output::DropReason;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, is_sealed};
+use margay_wire::{
+    DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, change_of_fence,
+    is_sealed,
+};
 
 use crate::checksum::sum;
 use crate::packet::{self, FlowKey, Packet, SYN};
@@ -160,6 +163,12 @@ impl<'a> Run<'a> {
         self.datagrams.len() == DATA_HEADER_LEN
     }
 
+    /// The change by which its sender turns to another stack, if it is the last packet of this one.
+    pub fn turns(&self) -> Option<u32> {
+        let is_last = self.header.flags & FENCE != 0 && self.chunks() == 1;
+        if is_last { change_of_fence(self.chunk(0)) } else { None }
+    }
+
     /// Whether it is a TCP packet with SYN.
     pub fn opens(&self) -> bool {
         let inner = self.datagrams.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default();
@@ -230,6 +239,8 @@ pub struct Assembler {
 #[derive(Debug)]
 struct Pending {
     flow: FlowId,
+    /// Each stack has numbers of its own.
+    stack: u8,
     packet_number: u32,
     count: u16,
     since: Instant,
@@ -398,6 +409,7 @@ impl Assembler {
     fn find_or_insert(&mut self, header: &DataRepr, now: Instant) -> usize {
         let same = |pending: &Pending| {
             pending.packet_number == header.packet_number
+                && pending.stack == header.stack
                 && pending.flow == header.dst_flow
                 && pending.count == header.count
         };
@@ -430,6 +442,7 @@ impl Pending {
     const fn new(header: &DataRepr, since: Instant) -> Self {
         Self {
             flow: header.dst_flow,
+            stack: header.stack,
             packet_number: header.packet_number,
             count: header.count,
             since,

@@ -15,7 +15,10 @@ use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Ranges, Sal};
+use margay_core::{
+    ChangeCause, ChangeOutcome, ChangeRefused, Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Ranges,
+    Sal, Stack,
+};
 use margay_datapath::segments::Segment;
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use margay_wire::Kind;
@@ -158,6 +161,62 @@ fn exchange(mut stream: TcpStream, len: usize) {
     stream.read_to_end(&mut received).unwrap();
     writing.join().unwrap();
     assert!(received == pattern(len), "the bytes are the same");
+}
+
+/// Orders a stack for the one flow at a host, and waits until the flow has it. False if the flow is being set up, or
+/// ending.
+fn change(network: &Network, host: usize, to: Stack) -> bool {
+    let begun_at = loop {
+        let (begun, now) = network.datapaths[host].with_sal(|sal, now| {
+            let flow = sal.flows().next().map(|flow| flow.flow);
+            (flow.map_or(Err(ChangeRefused::NotOpen), |flow| sal.set_flow_stack(now, flow, to)), now)
+        });
+        match begun {
+            // The change before is over at the other end alone.
+            Err(ChangeRefused::UnderWay) => thread::yield_now(),
+            Err(ChangeRefused::NotOpen) => return false,
+            begun => {
+                assert_eq!(begun, Ok(true));
+                break now;
+            }
+        }
+    };
+    loop {
+        // Changes by the other host's orders are told of here as well, and orders that were refused.
+        if let Event::StackChanged { change, .. } = network.events[host].recv_timeout(PATIENCE).unwrap()
+            && change.cause == ChangeCause::Order
+            && change.at >= begun_at
+        {
+            return change.outcome == ChangeOutcome::Done;
+        }
+    }
+}
+
+#[test]
+fn a_busy_connection_is_sealed_and_carried_plainly_in_turns() {
+    isolated("a_busy_connection_is_sealed_and_carried_plainly_in_turns", || {
+        let listener: SocketAddr = "0.0.0.0:80".parse().unwrap();
+        let network = network(listener);
+        for datapath in &network.datapaths {
+            datapath.with_sal(|sal, _| sal.set_secure(seal::ciphers(), false, Vec::new()));
+        }
+        let server = serve(&network, listener, 1);
+        let stream =
+            network.hosts[0].run(|| TcpStream::connect_timeout(&SocketAddr::new(WEB_V4.into(), 80), PATIENCE).unwrap());
+        let mut changes = 0;
+        thread::scope(|scope| {
+            let talking = scope.spawn(move || exchange(stream, 64 << 20));
+            while !talking.is_finished() {
+                changes += usize::from(change(&network, changes / 2 % 2, Stack::ALL[(changes + 1) % 2]));
+            }
+            talking.join().unwrap();
+        });
+        server.join().unwrap();
+        assert!(changes > 4, "{changes}");
+        for datapath in &network.datapaths {
+            assert_eq!(datapath.counters().drops(DropReason::OtherStack), 0);
+        }
+    });
 }
 
 #[test]

@@ -283,13 +283,31 @@ pub fn await_paths(hosts: &[&Host], direct: bool, count: usize, limit: Duration)
     })
 }
 
-/// `margay stack ACT`: `clear-cache`, `unload` or `load`.
+/// `margay stack show`: how a flow is carried.
+///
+/// # Errors
+///
+/// There is no such flow.
+pub fn stack(host: &Host, flow: &str) -> Result<Value> {
+    serde_json::from_str(&margay(host, ["stack", "show", flow, "--json"])?).context("stack show is not JSON")
+}
+
+/// `margay stack set`. Returns when the flow is carried so.
+///
+/// # Errors
+///
+/// It is not; the message says why.
+pub fn set_stack(host: &Host, flow: &str, stack: &str) -> Result<()> {
+    margay(host, ["stack", "set", flow, stack]).map(drop)
+}
+
+/// `margay cache ACT`: `clear`, `unload` or `load`.
 ///
 /// # Errors
 ///
 /// The agent refuses.
-pub fn stack(host: &Host, act: &str) -> Result<()> {
-    margay(host, ["stack", act]).map(drop)
+pub fn cache(host: &Host, act: &str) -> Result<()> {
+    margay(host, ["cache", act]).map(drop)
 }
 
 /// Ends a host's agent as nothing else could: it has no time to say goodbye. Returns when it is gone.

@@ -287,14 +287,19 @@ pub fn shape_of(request: &[u8]) -> Shape {
 }
 
 /// The length of the answer that these bytes begin with; none as long as it has not come whole. `from` is where an
-/// earlier call got to, and must be kept for the next: zero at first.
+/// earlier call got to, and must be kept for the next: zero at first. It lies behind the last byte where the rest of a
+/// value has not come.
 ///
 /// # Errors
 ///
 /// [`NoAnswer`].
 pub fn answer_len(bytes: &[u8], shape: Shape, from: &mut usize) -> Result<Option<usize>, NoAnswer> {
     loop {
-        let rest = bytes.get(*from..).unwrap_or_default();
+        let Some(rest) = bytes.get(*from..) else { return Ok(None) };
+        // Only a value is behind here.
+        if shape == Shape::Meta && *from > 0 {
+            return Ok(Some(*from));
+        }
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
             return if rest.len() > LINE_MAX { Err(NoAnswer) } else { Ok(None) };
         };
@@ -309,14 +314,7 @@ pub fn answer_len(bytes: &[u8], shape: Shape, from: &mut usize) -> Result<Option
             return Ok(Some(*from + end + 1));
         }
         let length = length.and_then(number).ok_or(NoAnswer)?;
-        let behind = from.checked_add(end + 1 + 2).and_then(|at| at.checked_add(length)).ok_or(NoAnswer)?;
-        if behind > bytes.len() {
-            return Ok(None);
-        }
-        *from = behind;
-        if shape == Shape::Meta {
-            return Ok(Some(behind));
-        }
+        *from = from.checked_add(end + 1 + 2).and_then(|at| at.checked_add(length)).ok_or(NoAnswer)?;
     }
 }
 
@@ -453,6 +451,9 @@ mod test {
         let len = |bytes: &[u8], shape| answer_len(bytes, shape, &mut 0);
         assert_eq!(len(b"SERVER_ERROR no\r\nx", Shape::Values), Ok(Some(17)));
         assert_eq!(len(b"VA 2 t5\r\nhi\r\nHD\r\n", Shape::Meta), Ok(Some(13)));
+        let mut from = 0;
+        assert_eq!(answer_len(b"VA 9000 t5\r\nhi", Shape::Meta, &mut from), Ok(None));
+        assert_eq!(from, 9014, "where the value ends");
         assert_eq!(len(b"HD\r\nHD\r\n", Shape::Meta), Ok(Some(4)));
         assert_eq!(len(b"VALUE a\r\n", Shape::Line), Ok(Some(9)));
         assert_eq!(len(b"VALUE a 0 18446744073709551615\r\n", Shape::Values), Err(NoAnswer));

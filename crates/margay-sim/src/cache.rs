@@ -7,16 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Survey, Tuple,
-    Wire,
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Stack, Survey,
+    Taking, Tuple, Wire,
 };
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
+    change_of_fence, fence_of_change,
 };
 
 use crate::kernel::{Ending, Kernel, Wanted};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
+use crate::turn::{Admission, Turns};
 
 /// What the agent's table keeps of a flow.
 struct Slot {
@@ -68,6 +70,8 @@ pub(crate) struct Decapsulated<'a> {
     pub inner: Cow<'a, [u8]>,
     /// The peer sends direct from now on.
     pub is_fence: bool,
+    /// It is the last packet of its stack, by this change.
+    pub turns: Option<u32>,
     /// The peer, which sent direct, encapsulates again.
     pub is_back: bool,
     /// This end sends the flow direct.
@@ -91,8 +95,16 @@ pub struct Cache {
     paths: HashMap<PathId, Path>,
     /// Sealed flows; nothing forgets them but their end.
     seals: HashMap<FlowId, Seal>,
+    /// Flows whose peers turn to another stack.
+    pub(crate) turns: Turns,
+    /// Flows that this end sends by another stack from here on: their last packets of the one before.
+    last_packets: Vec<(Option<IpAddr>, SocketAddr, Vec<u8>)>,
+    /// Flows that have one stack again, and what has waited of them.
+    settled: Vec<(SocketAddr, Vec<u8>)>,
     /// DATA that could not be opened, or was not sealed as it should be.
     pub refused: u64,
+    /// Of that, what was of another stack than the flow's.
+    pub other_stack: u64,
     /// The kernel's cache, where the host has one.
     pub kernel: Option<Kernel>,
     /// Grants that are not over.
@@ -110,7 +122,11 @@ impl Cache {
             by_flow: HashMap::new(),
             paths: HashMap::new(),
             seals: HashMap::new(),
+            turns: Turns::default(),
+            last_packets: Vec::new(),
+            settled: Vec::new(),
             refused: 0,
+            other_stack: 0,
             kernel: None,
             grants: HashMap::new(),
             last_begun: None,
@@ -158,6 +174,7 @@ impl Cache {
             }
             EntryUpdate::Remove { flow, .. } => {
                 self.seals.remove(&flow);
+                self.turns.end(flow);
                 // What the kernel has opened and nobody has told the caches of stays there.
                 let Some(slot) = self.by_flow.remove(&flow) else { return };
                 self.by_tuple.remove(&slot.entry.app);
@@ -172,6 +189,13 @@ impl Cache {
         let known = self.by_flow.get(&entry.flow);
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
+        }
+        if known.is_some_and(|known| known.entry.stacks.sends != entry.stacks.sends) {
+            let last = self.last_packet(entry.flow, entry.stacks.change);
+            self.last_packets.extend(last);
+        }
+        if let Taking::Only(_) = entry.stacks.takes {
+            self.settled.extend(self.turns.end(entry.flow));
         }
         if let Some(keys) = entry.seal
             && self.seals.get(&entry.flow).is_none_or(|known| !known.has(&keys))
@@ -193,6 +217,42 @@ impl Cache {
         (slot.entry, slot.unanswered_since) = (entry, None);
         self.by_tuple.insert(entry.app, entry.flow);
         self.follow(entry.flow);
+    }
+
+    /// The last packet of the stack that a flow has until now.
+    fn last_packet(&mut self, flow: FlowId, change: u32) -> Option<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
+        let slot = self.by_flow.get_mut(&flow)?;
+        let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
+        slot.packet_number += 1;
+        let mut datagram = slot.header(FENCE);
+        if slot.entry.stacks.sends == Stack::Secure {
+            let header = DataRepr::parse(&datagram).ok()?;
+            datagram = self.seals.get_mut(&flow)?.seal(header, &fence_of_change(change));
+        } else {
+            datagram.extend_from_slice(&fence_of_change(change));
+        }
+        Some((path.local, path.remote, datagram))
+    }
+
+    /// The last packets of stacks that flows of this host have had until now.
+    pub(crate) fn take_last_packets(&mut self) -> Vec<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
+        std::mem::take(&mut self.last_packets)
+    }
+
+    /// What has waited of flows that have one stack again.
+    pub(crate) fn take_settled(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+        std::mem::take(&mut self.settled)
+    }
+
+    /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
+    pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
+        let data = DataRepr::parse(datagram).ok()?;
+        let stacks = self.by_flow.get(&data.dst_flow)?.entry.stacks;
+        let stack = Stack::of_number(data.stack);
+        let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
+        self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange));
+        self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
+        Some((data.dst_flow, admission))
     }
 
     /// Brings the kernel's entry of a flow in step with the table's.
@@ -335,8 +395,9 @@ impl Cache {
         datagram.resize(DATA_HEADER_LEN + TRAIN_HEADER_LEN, 0);
         train.emit(&mut datagram[DATA_HEADER_LEN..]);
         datagram.extend_from_slice(packet);
-        if slot.entry.seal.is_some() {
+        if slot.entry.stacks.sends == Stack::Secure {
             let header = DataRepr::parse(&datagram).ok()?;
+            let header = DataRepr { flags: 0, ..header };
             datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
         }
         self.void += u64::from(to.is_none());
@@ -345,7 +406,7 @@ impl Cache {
 
     /// An empty DATA with these flags, and where it goes.
     pub(crate) fn mark(&mut self, flow: FlowId, flags: u8) -> Option<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
-        let slot = self.by_flow.get_mut(&flow).filter(|slot| slot.entry.seal.is_none())?;
+        let slot = self.by_flow.get_mut(&flow).filter(|slot| slot.entry.stacks.sends == Stack::Plain)?;
         let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
         slot.packet_number += 1;
         Some((path.local, path.remote, slot.header(flags)))
@@ -391,7 +452,7 @@ impl Cache {
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
-        let opened = match self.seals.get_mut(&flow).filter(|_| slot.entry.seal.is_some()) {
+        let opened = match self.seals.get_mut(&flow).filter(|_| data.stack != STACK_ENCAP) {
             Some(seal) => seal.open(&data, datagram).map(Some),
             None if data.stack != STACK_ENCAP => Err(Refused::Dropped),
             None => Ok(None),
@@ -402,6 +463,7 @@ impl Cache {
             tuple,
             inner: Cow::Borrowed(&[]),
             is_fence: false,
+            turns: None,
             is_back: false,
             is_sending: false,
             wants_pinhole: false,
@@ -412,9 +474,14 @@ impl Cache {
             self.refused += u64::from(opened.is_err());
             slot.carried.1 += 1;
             let is_refused = opened.as_ref().err().copied();
-            let inner = opened.ok().flatten().and_then(|stream| Some(stream.get(TRAIN_HEADER_LEN..)?.to_vec()));
-            let inner = Cow::Owned(inner.unwrap_or_default());
-            return Some(Decapsulated { inner, is_refused, ..plain });
+            let stream = opened.ok().flatten().unwrap_or_default();
+            let turns = change_of_fence(&stream).filter(|_| data.flags & FENCE != 0);
+            let inner = Cow::Owned(stream.get(TRAIN_HEADER_LEN..).unwrap_or_default().to_vec());
+            return Some(Decapsulated { inner, turns, is_refused, ..plain });
+        }
+        let turns = change_of_fence(&datagram[DATA_HEADER_LEN..]).filter(|_| data.flags & FENCE != 0);
+        if turns.is_some() {
+            return Some(Decapsulated { turns, ..plain });
         }
         let is_fence = data.flags & FENCE != 0;
         let is_later = data.packet_number.wrapping_sub(slot.fence).cast_signed() > 0;

@@ -9,7 +9,8 @@ use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{
-    AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Ranges, Role, Sal, Tuple,
+    AppVerdict, Cipher, Config, DirectEvent, Direction, EntryUpdate, Event, FlowInfo, Instant, Limits, Output, Ranges,
+    Role, Sal, Tuple,
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
@@ -19,6 +20,7 @@ use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
+use crate::turn::Admission;
 
 /// Which host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,6 +87,8 @@ pub struct Host {
     start: Start,
     limits: Limits,
     next_port: u16,
+    /// The ciphers that its agent has, and whether it demands that every flow is sealed.
+    secure: (Vec<Cipher>, bool),
 }
 
 /// What an agent has written down for its next start.
@@ -132,7 +136,14 @@ impl Host {
             start,
             limits,
             next_port: 30_000,
+            secure: (Vec::new(), false),
         }
+    }
+
+    /// The ciphers that its agent has, and whether it demands that every flow is sealed: also after its next starts.
+    pub fn set_secure(&mut self, ciphers: &[Cipher], demands: bool) {
+        self.secure = (ciphers.to_vec(), demands);
+        self.sal.set_secure(ciphers, demands, Vec::new());
     }
 
     /// Its virtual addresses.
@@ -383,6 +394,9 @@ impl Host {
         let mut cache = Cache::new(self.cache.own);
         cache.kernel = self.cache.kernel.take();
         (self.cache, self.start, self.is_dead) = (cache, start, false);
+        if !self.secure.0.is_empty() {
+            self.sal.set_secure(&self.secure.0, self.secure.1, Vec::new());
+        }
         self.sal.take_up_associations(now, &kept.associations).expect("kept whole");
         for record in &kept.flows {
             // One that is over may be refused.
@@ -413,13 +427,19 @@ impl Host {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
-        let agents = self.sal.poll_timeout().filter(|_| !self.is_dead);
+        let turns = self.cache.turns.next_deadline().filter(|_| !self.is_dead);
+        let agents = self.sal.poll_timeout().filter(|_| !self.is_dead).into_iter().chain(turns).min();
         agents.into_iter().chain(clients).chain(streams).min()
     }
 
     pub(crate) fn handle_time(&mut self, now: Instant) {
         if !self.is_dead && self.sal.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.sal.handle_timeout(now);
+        }
+        if !self.is_dead {
+            for (flow, change) in self.cache.turns.take_due(now) {
+                self.turned(now, flow, change);
+            }
         }
         for at in 0..self.clients.len() {
             for segment in self.clients[at].poll(now) {
@@ -503,7 +523,24 @@ impl Host {
         self.drain(now);
     }
 
+    /// What has waited for a FENCE is given on, and the core is told.
+    fn turned(&mut self, now: Instant, flow: FlowId, change: u32) {
+        for (from, datagram) in self.cache.turns.take_held(flow) {
+            self.ingress(now, from, &datagram);
+        }
+        self.sal.handle_turned(now, flow, change);
+    }
+
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
+        match self.cache.admit(now, from, datagram) {
+            Some((_, Admission::Held | Admission::Late)) => return true,
+            Some((flow, Admission::Strange)) => {
+                self.sal.handle_strange_stack(now, flow);
+                return true;
+            }
+            Some((flow, Admission::Overtaken(change))) => self.turned(now, flow, change),
+            Some((_, Admission::Take)) | None => {}
+        }
         let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
         if found.ends_silence {
             self.sal.handle_answer(now, found.flow);
@@ -511,6 +548,13 @@ impl Host {
         if let Some(refused) = found.is_refused {
             if refused == Refused::Strange {
                 self.sal.handle_strange_seal(now, found.flow);
+            }
+            return true;
+        }
+        if let Some(change) = found.turns {
+            let flow = found.flow;
+            if self.cache.turns.fence(now, flow, change) {
+                self.turned(now, flow, change);
             }
             return true;
         }
@@ -632,7 +676,7 @@ impl Host {
                     let datagram = buf[..len].to_vec();
                     self.ingress(now, from, &datagram);
                 }
-                Output::Update(update) => self.cache.apply(update),
+                Output::Update(update) => self.update(now, update),
                 Output::Pinhole(flow) => self.send_pinhole(flow),
                 Output::Knock(flow) => self.outbox.extend(self.cache.knock(flow).map(Outgoing::Direct)),
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
@@ -659,6 +703,15 @@ impl Host {
         }
         while let Some(event) = self.sal.poll_event() {
             self.events.push(event);
+        }
+    }
+
+    fn update(&mut self, now: Instant, update: EntryUpdate) {
+        self.cache.apply(update);
+        let last = self.cache.take_last_packets();
+        self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
+        for (from, datagram) in self.cache.take_settled() {
+            self.ingress(now, from, &datagram);
         }
     }
 

@@ -19,6 +19,7 @@ pub mod program;
 mod seal;
 pub mod small;
 pub mod stream;
+mod turn;
 pub mod unrest;
 pub mod world;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use margay_core::SealKeys;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, SEAL_TAG_LEN};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN};
 
 /// What a host keeps of a sealed flow, whatever its cache forgets.
 pub(crate) struct Seal {
@@ -33,7 +33,7 @@ impl Seal {
     /// The datagram, sealed: its header gets stack, epochs and number.
     pub fn seal(&mut self, header: DataRepr, payload: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; DATA_HEADER_LEN];
-        let (stack, flags) = (self.keys.cipher.stack(), self.keys.send_epochs);
+        let (stack, flags) = (self.keys.cipher.stack(), self.keys.send_epochs | header.flags & FENCE);
         DataRepr { stack, flags, packet_number: self.next, ..header }.emit(&mut datagram);
         self.next += 1;
         let sealed = crypt(&self.keys.send, &datagram, payload);
@@ -51,7 +51,7 @@ impl Seal {
         let (head, rest) = datagram.split_at(DATA_HEADER_LEN);
         let (sealed, their_tag) =
             rest.len().checked_sub(SEAL_TAG_LEN).map(|len| rest.split_at(len)).ok_or(Refused::Dropped)?;
-        if header.flags != self.keys.open_epochs || tag(&self.keys.open, head, sealed) != *their_tag {
+        if header.flags & !FENCE != self.keys.open_epochs || tag(&self.keys.open, head, sealed) != *their_tag {
             return Err(Refused::Strange);
         }
         self.opened.insert(header.packet_number);

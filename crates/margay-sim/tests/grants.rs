@@ -7,7 +7,7 @@ use std::time::Duration;
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, DropReason, Event, FlowInfo, Ranges, Tuple, Why};
+use margay_core::{Carriage, Direction, DropReason, Event, FlowInfo, Ranges, Tuple, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
@@ -18,6 +18,8 @@ use margay_wire::{Flags, FlowId, Kind, Message, PORT, kind_of};
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(1);
 const NAME: &str = "talk.shop";
+/// In the flags of a TCP header.
+const FIN: u8 = 1;
 /// Asks once and closes when it is answered, which takes a moment.
 const ASK: Plan = Plan { write: 100, every: Duration::from_millis(1), writes: 1, closes: true };
 const ANSWER: Plan = Plan { write: 100, every: Duration::from_millis(1), writes: 1, closes: false };
@@ -578,6 +580,24 @@ fn what_is_answered_late_is_told_of_before_its_grant_is_forgotten() {
     let host = shop.world.host(client);
     assert!(!host.cache.grants.contains_key(&grant.id) && host.events.contains(&Event::FlowOpened(last)));
     assert!(host.sal.flow(last).is_some());
+}
+
+#[test]
+fn a_flow_opened_from_the_port_of_a_program_that_has_sent_its_fin_takes_the_place_of_the_old_one() {
+    for has_fin in [false, true] {
+        let mut shop = shop(29, slow(2), CHAT);
+        let streams = shop.connect_often(220, CHAT);
+        let (client, now) = (shop.client, shop.world.now);
+        let host = shop.world.host(client);
+        let old = streams.iter().find_map(|stream| host.flow_of(*stream)).expect("agents set some up");
+        let grant = host.cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
+        let opened = FlowId(grant.first_flow.0 + u32::from(grant.count) - 1);
+        if has_fin {
+            host.sal.handle_transport(now, old.flow, Direction::Egress, FIN);
+        }
+        host.sal.handle_opened(now, opened, &old.app);
+        assert_eq!((host.sal.flow(opened).is_some(), host.sal.flow(old.flow).is_none()), (has_fin, has_fin));
+    }
 }
 
 #[test]

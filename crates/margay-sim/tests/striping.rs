@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::name::Prefix;
-use margay_core::{FlowInfo, Lifecycle, Policy, Why};
+use margay_core::{ChangeRefused, Cipher, FlowInfo, Lifecycle, MoveRefused, Policy, Stack, Why};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather, World};
 use margay_wire::FlowId;
@@ -103,6 +103,38 @@ fn a_striped_flow_goes_by_two_pairs_at_both_ends_and_by_one_again_when_told() {
         assert!(site.is_alive());
         assert_eq!(site.flow().carriage.sends(), direct, "it is lifted again");
     }
+}
+
+#[test]
+fn a_striped_flow_keeps_its_stack_and_one_that_is_changed_is_not_striped_meanwhile() {
+    let mut site = site(8, false);
+    for host in [site.client, site.server] {
+        site.world.host(host).set_secure(&[Cipher::ChaCha20Poly1305], false);
+    }
+    // By another flow each learns what the other can do now.
+    site.world.connect_stream(site.client, "talk.shop", CHAT);
+    site.world.run_for(SECOND);
+    let (own, peer) = (site.flow().flow, site.servers_flow().flow);
+    site.order(site.client, own, Policy::Stripe);
+    site.world.run_for(SECOND);
+    let now = site.world.now;
+    for (host, flow) in [(site.client, own), (site.server, peer)] {
+        let refused = site.world.host(host).sal.set_flow_stack(now, flow, Stack::Secure);
+        assert_eq!(refused, Err(ChangeRefused::Striped));
+    }
+    site.order(site.client, own, Policy::FailOver);
+    site.world.run_for(2 * SECOND);
+    let now = site.world.now;
+    let client = &mut site.world.host(site.client).sal;
+    assert_eq!(client.set_flow_stack(now, own, Stack::Secure), Ok(true));
+    assert_eq!(client.set_flow_policy(now, own, Policy::Stripe), Err(MoveRefused::Changing));
+    site.world.touch(site.client);
+    site.world.run_for(SECOND);
+    assert_eq!([site.flow(), site.servers_flow()].map(|flow| flow.stack.stack), [Stack::Secure; 2]);
+    site.order(site.client, own, Policy::Stripe);
+    site.world.run_for(SECOND);
+    assert_eq!(site.places(), [2, 2], "a sealed flow is striped as any");
+    assert!(site.is_alive());
 }
 
 #[test]

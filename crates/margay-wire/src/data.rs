@@ -15,7 +15,9 @@ pub const STACK_ENCAP: u8 = 2;
 pub const STACK_SECURE_AES: u8 = 3;
 /// Stack: `secure`, sealed with ChaCha20-Poly1305.
 pub const STACK_SECURE_CHACHA: u8 = 4;
-/// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18).
+/// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18); or, of any stack, its last packet
+/// before it sends by another one: then there is no inner packet, and the train header has the change's number in the
+/// place of a length ([`change_of_fence`]).
 pub const FENCE: u8 = 1;
 /// Flag: the sender sends this flow direct, and only this packet could not go so.
 pub const BESIDE: u8 = 2;
@@ -58,12 +60,27 @@ pub const fn is_sealed(stack: u8) -> bool {
     matches!(stack, STACK_SECURE_AES | STACK_SECURE_CHACHA)
 }
 
+/// What stands behind the header of a change's FENCE: a train header without a packet. It is sealed where the stack
+/// is.
+pub fn fence_of_change(number: u32) -> [u8; TRAIN_HEADER_LEN] {
+    let mut chunk = [0; TRAIN_HEADER_LEN];
+    chunk[field::INNER_LEN].copy_from_slice(&number.to_be_bytes());
+    chunk
+}
+
+/// The number of the change whose FENCE this chunk, opened, is.
+pub fn change_of_fence(chunk: &[u8]) -> Option<u32> {
+    let chunk: &[u8; TRAIN_HEADER_LEN] = chunk.try_into().ok()?;
+    let rest = &chunk[..field::INNER_LEN.start];
+    rest.iter().all(|byte| *byte == 0).then(|| word(&chunk[field::INNER_LEN]))
+}
+
 /// The header of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataRepr {
     /// How the flow is carried: [`STACK_ENCAP`], say.
     pub stack: u8,
-    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`epochs`].
+    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`FENCE`] and [`epochs`].
     pub flags: u8,
     /// The receiver's flow.
     pub dst_flow: FlowId,

@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
 use crate::chain::Chain;
+use crate::change::{CHANGE_LEN, ChangeRepr, DEMANDS};
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
@@ -51,6 +52,7 @@ pub mod extension_type {
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
     pub const FENCE_NUMBER: u8 = 23;
+    pub const CHANGE: u8 = 24 | CRITICAL;
     pub const CHAIN_SEEN: u8 = 25;
 }
 use extension_type as kind;
@@ -116,6 +118,10 @@ error_codes! {
     NotQuiet = 18;
     /// The name is held by another host now.
     Elsewhere = 19;
+    /// An end demands that the flow is sealed, and the change would give it less.
+    Demanded = 20;
+    /// The flow goes by several pairs of addresses at once.
+    Striped = 21;
     /// A box of the chain has not passed on the session's first packet.
     BoxSilent = 22;
     /// A box of the chain refuses the session.
@@ -144,7 +150,7 @@ pub struct SessionRepr {
 /// CAPABILITIES: what the sender can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapabilitiesRepr {
-    /// One bit per stack number.
+    /// One bit per stack number, and [`CHANGES`](crate::CHANGES).
     pub stacks: u32,
     /// Largest UDP payload in bytes that the sender's path takes.
     pub mtu: u16,
@@ -173,6 +179,15 @@ pub struct KeyExchangeRepr<'a> {
     pub assoc_id: u32,
     /// The handshake message.
     pub message: &'a [u8],
+}
+
+/// STACK: how the flow is carried from its first packet on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackRepr {
+    /// Number of the stack.
+    pub stack: u8,
+    /// The sender demands a sealed flow. Versions before this one never say so.
+    pub demands: bool,
 }
 
 /// FLOW_PORT: the sender's port of the flow's direct packets (DESIGN §7). Who does not know it stays encapsulated.
@@ -301,7 +316,7 @@ pub enum Extension<'a> {
     /// A cookie, to be brought back.
     Cookie([u8; 24]),
     /// The stack that shall carry the flow.
-    Stack(u8),
+    Stack(StackRepr),
     /// The sender's flow port.
     FlowPort(FlowPortRepr),
     /// Where the mover is.
@@ -322,6 +337,8 @@ pub enum Extension<'a> {
     Quiet(QuietRepr),
     /// With which number the sender holds the name for itself.
     FenceNumber(u64),
+    /// A step of a change of the flow's stack.
+    Change(ChangeRepr),
     /// A digest of what the sender's SYN has said of its chain.
     ChainSeen([u8; 32]),
     /// A critical one that this program does not know, by type byte.
@@ -340,6 +357,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::MOVE
                 | kind::GRANT
                 | kind::HANDOVER
+                | kind::CHANGE
         )
 }
 
@@ -413,7 +431,7 @@ impl<'a> Extension<'a> {
             kind::COOKIE => Self::Cookie(whole(value)?),
             kind::STACK => {
                 exactly(value, 4)?;
-                Self::Stack(value[0])
+                Self::Stack(StackRepr { stack: value[0], demands: value[1] & DEMANDS != 0 })
             }
             kind::FLOW_PORT => {
                 exactly(value, 4)?;
@@ -430,6 +448,7 @@ impl<'a> Extension<'a> {
                 Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
+            kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -487,6 +506,7 @@ impl<'a> Extension<'a> {
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
+            Self::Change(_) => kind::CHANGE,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::UnknownCritical(byte) => *byte,
         }
@@ -511,6 +531,7 @@ impl<'a> Extension<'a> {
             Self::Notice(_) => NOTICE_LEN,
             Self::Grant(_) => GRANT_LEN,
             Self::Handover(_) => HANDOVER_LEN,
+            Self::Change(_) => CHANGE_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -579,7 +600,10 @@ impl<'a> Extension<'a> {
                 value[8..24].copy_from_slice(&auth.tag);
             }
             Self::Cookie(cookie) => value.copy_from_slice(cookie),
-            Self::Stack(stack) => value[0] = *stack,
+            Self::Stack(stack) => {
+                value[0] = stack.stack;
+                value[1] = if stack.demands { DEMANDS } else { 0 };
+            }
             Self::FlowPort(port) => {
                 value[..2].copy_from_slice(&port.port.to_be_bytes());
                 value[2] = if port.starts { STARTS } else { 0 };
@@ -596,6 +620,7 @@ impl<'a> Extension<'a> {
             Self::Notice(notice) => notice.emit(value),
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
+            Self::Change(change) => change.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

@@ -111,6 +111,8 @@ kinds! {
     AckCancel = 16;
     /// Says to a whole segment which name a host serves, or serves no longer.
     Notice = 17;
+    /// Changes how a live flow is carried.
+    Change = 18;
     /// Encapsulated data; has a header of its own.
     Data = 32;
 }

@@ -5,6 +5,7 @@
 
 mod address;
 mod chain;
+mod change;
 mod data;
 mod extension;
 mod framed;
@@ -19,9 +20,10 @@ pub mod sctp;
 mod stripe;
 
 pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
+pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,
-    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,
+    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence, epochs, fence_of_change, is_sealed,
 };
 pub use extension::*;
 pub use framed::{

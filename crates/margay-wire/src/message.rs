@@ -3,9 +3,10 @@
 use core::net::SocketAddr;
 
 use crate::chain::Chain;
+use crate::change::ChangeRepr;
 use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
-    QuietRepr, SessionRepr, TermsRepr, extension_type,
+    QuietRepr, SessionRepr, StackRepr, TermsRepr, extension_type,
 };
 use crate::grant::GrantRepr;
 use crate::handover::HandoverRepr;
@@ -120,6 +121,16 @@ impl<'a> Message<'a> {
     /// FENCE_NUMBER.
     pub fn fence_number(&self) -> Option<u64> {
         self.find(|extension| if let Extension::FenceNumber(number) = extension { Some(number) } else { None })
+    }
+
+    /// CHANGE.
+    pub fn change(&self) -> Option<ChangeRepr> {
+        self.find(|extension| if let Extension::Change(change) = extension { Some(change) } else { None })
+    }
+
+    /// STACK.
+    pub fn stack(&self) -> Option<StackRepr> {
+        self.find(|extension| if let Extension::Stack(stack) = extension { Some(stack) } else { None })
     }
 
     /// KEY_EXCHANGE.
@@ -377,7 +388,7 @@ mod tests {
     use crate::extension::ErrorCode;
 
     const AUTH: Extension<'_> = Extension::Auth(AuthRepr { assoc_id: 1, epoch: 2, tag: [3; 16] });
-    const STACK: Extension<'_> = Extension::Stack(2);
+    const STACK: Extension<'_> = Extension::Stack(StackRepr { stack: 2, demands: false });
 
     fn writer(buf: &mut [u8]) -> MessageWriter<'_> {
         MessageWriter::new(buf, Kind::Syn, FlowId(0), FlowId(7), 0)

@@ -24,7 +24,7 @@ local GRANT_FLOWS_MAX = 128
 local types = {
     [1] = "SYN", [2] = "SYN-ACK", [3] = "ACK", [4] = "RSYN", [5] = "RSYN-ACK", [6] = "RSYN-DONE", [7] = "FIN", [8] = "RST",
     [9] = "FAIL", [10] = "PROBE", [11] = "ERROR", [12] = "requestLock", [13] = "ackLock", [14] = "nackLock",
-    [15] = "cancelLock", [16] = "ackCancel", [17] = "NOTICE", [DATA] = "DATA",
+    [15] = "cancelLock", [16] = "ackCancel", [17] = "NOTICE", [18] = "CHANGE", [DATA] = "DATA",
 }
 local protocols = { [4] = "IPv4 packet", [41] = "IPv6 packet", [59] = "none" }
 local extension_types = {
@@ -32,8 +32,7 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "FENCE_NUMBER",
-    [25] = "CHAIN_SEEN",
+    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -44,6 +43,8 @@ local error_codes = {
     [17] = "DRAINED",
     [18] = "NOT_QUIET",
     [19] = "ELSEWHERE",
+    [20] = "DEMANDED",
+    [21] = "STRIPED",
     [22] = "BOX_SILENT",
     [23] = "BOX_REFUSED",
     [24] = "BOX_ANSWERED",
@@ -52,6 +53,8 @@ local error_codes = {
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }
+local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse", [5] = "confirm", [6] = "done",
+    [7] = "abandon", [8] = "tell" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
 local ip_protocols = { [6] = "TCP", [17] = "UDP" }
 
@@ -129,6 +132,11 @@ local f = {
     tag = ProtoField.bytes("margay.auth.tag", "Tag"),
     cookie = ProtoField.bytes("margay.cookie", "Cookie"),
     stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
+    demands = ProtoField.bool("margay.stack.demands", "Demands a sealed flow", 8, nil, 0x01),
+    change_step = ProtoField.uint8("margay.change.step", "Step", base.DEC, steps),
+    change_stack = ProtoField.uint8("margay.change.stack", "Stack", base.DEC, stacks),
+    change_demands = ProtoField.bool("margay.change.demands", "Demands a sealed flow", 8, nil, 0x01),
+    change_number = ProtoField.uint32("margay.change.number", "Change"),
     give_up_after = ProtoField.uint32("margay.terms.give_up_after_ms", "Silent hosts are given up after, in ms"),
     handover_ticket = ProtoField.bytes("margay.handover.ticket", "Ticket"),
     handover_host = ProtoField.bytes("margay.handover.host", "Host-ID"),
@@ -329,7 +337,17 @@ local readers = {
         tree:add(f.tag, value(8, 16))
     end },
     [0x8b] = { len = 24, add = function(tree, value) tree:add(f.cookie, value(0, 24)) end },
-    [0x8c] = { len = 4, add = function(tree, value) tree:add(f.stack, value(0, 1)) end },
+    [0x8c] = { len = 4, add = function(tree, value)
+        tree:add(f.stack, value(0, 1))
+        tree:add(f.demands, value(1, 1))
+    end },
+    [0x98] = { len = 8, add = function(tree, value)
+        if not steps[value(0, 1):uint()] then return "unknown step" end
+        tree:add(f.change_step, value(0, 1))
+        tree:add(f.change_stack, value(1, 1))
+        tree:add(f.change_demands, value(2, 1))
+        tree:add(f.change_number, value(4, 4))
+    end },
     [20] = { len = 4, add = function(tree, value) tree:add(f.give_up_after, value(0, 4)) end },
     [0x96] = { len = 52, add = function(tree, value)
         tree:add(f.handover_ticket, value(0, 16))

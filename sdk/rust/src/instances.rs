@@ -32,6 +32,7 @@ pub struct Instances {
     agent: Agent,
     connection: UnixStream,
     known: BTreeMap<String, Instance>,
+    beyond: u16,
 }
 
 impl Instances {
@@ -48,10 +49,17 @@ impl Instances {
         // The first message on a new connection always finds room.
         send(&connection, &request, &[]).map_err(|source| agent.down(source))?;
         let connection = watched(connection).map_err(|source| agent.down(source))?;
-        let mut this = Self { agent: agent.clone(), connection, known: BTreeMap::new() };
+        let mut this = Self { agent: agent.clone(), connection, known: BTreeMap::new(), beyond: 0 };
         let message = this.receive().await?;
         agent.read_reply("who serves the name", Kind::Instances, Ok(message))??;
         Ok(this)
+    }
+
+    /// How many instances there are that the last list does not have: an agent tells of 64 at most, and of fewer where
+    /// it has no virtual address left.
+    #[must_use]
+    pub const fn beyond(&self) -> u16 {
+        self.beyond
     }
 
     async fn receive(&mut self) -> Result<Reply, Error> {
@@ -71,6 +79,7 @@ impl Instances {
                 return Err(self.agent.incompatible(format!("a message of kind {:?} among instances", reply.kind)));
             }
             if reply.text.is_empty() {
+                self.beyond = reply.port;
                 return Ok(self.known.values().cloned().collect());
             }
             let (instance, is_gone) = read(&reply).map_err(|why| self.agent.incompatible(why))?;

@@ -103,6 +103,7 @@ impl Sal {
             return Err(ErrorCode::Closed);
         }
         let Flow { id: old_id, session, service, app, .. } = *old;
+        let is_sealed = old.is_sealed();
         let giver = self.associations.get(association).map(|giver| giver.host).ok_or(ErrorCode::UnknownFlow)?;
         if taker == giver || !self.has_family_of(repr.address.ip()) {
             return Err(ErrorCode::Refused);
@@ -111,14 +112,16 @@ impl Sal {
             return Err(ErrorCode::Overloaded);
         }
         let holder = Holder { host: giver, act: Act::HandOver };
-        let guard = self.fetches.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
+        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
         let id = self.fresh_flow_id();
         let nonce = self.rng.u64();
         let between = tuple_between(id, app.source.port(), app.destination.port());
         let until = now + LEASE;
         let fetching = Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: Vec::new(), until };
         self.fetches.fetching.insert(ticket, fetching);
-        let flow = Flow::new(id, session, service, Role::Initiator, between, now);
+        let mut flow = Flow::new(id, session, service, Role::Initiator, between, now);
+        // What is sealed is never given less.
+        flow.seen |= if is_sealed { seen::SECURE } else { 0 };
         let fetch = Some(Fetch { ticket, giver, taker });
         let start = Start {
             nonce,
@@ -143,9 +146,8 @@ impl Sal {
         let ticket = *ticket;
         let old = fetching.old;
         fetching.is_ready = true;
-        let is_sealed = |id| self.flows.get(id).is_some_and(|flow| flow.seal.is_some());
+        let is_sealed = |id| self.flows.get(id).is_some_and(Flow::is_sealed);
         if is_sealed(old) && !is_sealed(id) {
-            // What is sealed is never given less.
             self.abandon_fetch(self.now, ticket, ErrorCode::NoCommonStack);
             return;
         }
@@ -196,7 +198,7 @@ impl Sal {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
         self.fetches.note_stay(ticket, now);
         // It may have ended by itself: then it is free already.
-        let _ = self.fetches.locks.release(fetching.guard, now);
+        let _ = self.locks.release(fetching.guard, now);
         self.set_held(fetching.old, false);
         fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
         if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
@@ -287,7 +289,7 @@ impl Sal {
             self.say_of_hand_over(id, Kind::RsynDone, Flags::CONFIRM, repr, None);
             return Ok(());
         };
-        let holds = self.fetches.locks.is_held_by(fetching.guard, now);
+        let holds = self.locks.is_held_by(fetching.guard, now);
         if !is_its || fetching.new != id || !fetching.is_ready {
             return Err(DropReason::Unexpected);
         }
@@ -308,7 +310,7 @@ impl Sal {
     /// From here on the program's packets go to the taker.
     fn commit(&mut self, now: Instant, ticket: Ticket) {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
-        let _ = self.fetches.locks.release(fetching.guard, now);
+        let _ = self.locks.release(fetching.guard, now);
         let Some(old) = self.flows.get(fetching.old) else { return };
         let Flow { app, lifecycle, since, closed_at, .. } = *old;
         let source = old.source.clone();

@@ -30,7 +30,6 @@ use crate::key::HostId;
 use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::sal::Sal;
-use crate::session::SessionLocks;
 use crate::setup::Draft;
 use crate::time::Instant;
 
@@ -124,26 +123,13 @@ pub enum HandOverError {
 }
 
 /// All hand-overs that this host has a part in.
+#[derive(Default)]
 pub(crate) struct Fetches {
     giving: BTreeMap<Ticket, giver::Giving>,
     fetching: BTreeMap<Ticket, initiator::Fetching>,
     awaited: BTreeMap<Ticket, taker::Awaited>,
     /// Initiator: hand-overs of which it has said that the connection stays, the oldest first, and until when.
     stayed: VecDeque<(Ticket, Instant)>,
-    /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
-    locks: SessionLocks,
-}
-
-impl Default for Fetches {
-    fn default() -> Self {
-        Self {
-            giving: BTreeMap::new(),
-            fetching: BTreeMap::new(),
-            awaited: BTreeMap::new(),
-            stayed: VecDeque::new(),
-            locks: SessionLocks::new(HAND_OVERS_MAX),
-        }
-    }
 }
 
 impl Fetches {
@@ -227,7 +213,7 @@ impl Sal {
         self.seal_and_send(association, draft);
     }
 
-    /// A message of the lock of a session: hand-overs alone take it as yet.
+    /// A message of the lock of a session: hand-overs alone ask for it.
     pub(crate) fn handle_lock(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
         let association = auth::authenticate(&mut self.associations, message, now)?;
         let repr = message.handover().ok_or(DropReason::Unexpected)?;
@@ -260,7 +246,7 @@ impl Sal {
         if self.fetches.is_empty() {
             return;
         }
-        self.fetches.locks.expire(now);
+        self.locks.expire(now);
         self.giving_due(now);
         self.fetching_due(now);
         self.awaited_due(now);

@@ -41,6 +41,7 @@ use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, seen};
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
+use crate::output::Direction;
 use crate::sal::Sal;
 use crate::setup::{Draft, SETUP_TIMEOUT};
 use crate::time::Instant;
@@ -395,10 +396,10 @@ impl Sal {
         }
     }
 
-    /// A five-tuple is used again: what it was before is over. False where it is not.
-    fn make_room(&mut self, app: &Tuple) -> bool {
+    /// A five-tuple is used again, by a SYN in this direction: what it was before is over. False where it is not.
+    fn make_room(&mut self, app: &Tuple, direction: Direction) -> bool {
         let Some(id) = self.flows.by_tuple(app) else { return true };
-        let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed);
+        let is_over = self.flows.get(id).is_some_and(|flow| flow.is_over_for_syn(direction));
         if is_over {
             self.forget_over(id);
         }
@@ -410,7 +411,8 @@ impl Sal {
         let (grant_id, association, host) = (given.grant.id, given.association, given.host);
         let is_news = given.unsettled() & 1 << number != 0 && self.flows.get(id).is_none();
         let flow = given.flow(id, number, app, now);
-        if !is_news || !self.make_room(&app) {
+        let direction = if given.is_initiators() { Direction::Egress } else { Direction::Ingress };
+        if !is_news || !self.make_room(&app, direction) {
             return None;
         }
         self.grants.change(grant_id, |given| given.told |= 1 << number);

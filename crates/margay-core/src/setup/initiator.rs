@@ -173,9 +173,9 @@ impl Sal {
     pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
         let id = flow.id;
         if flow.app.protocol != GREETING && self.demands_secure(&flow.service) {
-            flow.seen |= seen::SECURE;
+            flow.seen |= seen::SECURE | seen::DEMANDS;
         }
-        let flow_port = if flow.has(seen::SECURE) { None } else { self.offer_port(&flow.app) };
+        let flow_port = self.offer_port(&flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
         flow.source = source.map(Box::new);
@@ -287,7 +287,7 @@ impl Sal {
         ];
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
         let is_sealed = flow.has(seen::SECURE);
-        extensions.extend(if is_sealed { Some(self.secure_request()?) } else { None });
+        extensions.extend(if is_sealed { Some(self.secure_request(flow)?) } else { None });
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
@@ -441,12 +441,12 @@ impl Sal {
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
+        self.settle_ports(now, id, setup.flow_port, message.flow_port());
         if let Some(cipher) = cipher {
             self.keep_sealed(now, id);
             self.seal_flow(id, cipher);
-        } else {
-            self.settle_ports(now, id, setup.flow_port, message.flow_port());
         }
+        self.note_demand(id, seen::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
         self.begin_direct(now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
@@ -539,6 +539,7 @@ impl Sal {
     /// The path as this answer shows it.
     fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
         let own_max = self.config.datagram_max;
+        self.note_abilities(local_id, message);
         let Some(association) = self.associations.get_mut(local_id) else { return };
         if let Some(capabilities) = message.capabilities() {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);

@@ -22,8 +22,8 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, HandoverRepr, KeyExchangeRepr, Kind,
-    Message, MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
+    AuthRepr, CHANGES, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, HandoverRepr,
+    KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::association::Association;
@@ -391,8 +391,15 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
-        let stacks = STACK_ENCAP | self.secure_stacks();
+        let stacks = STACK_ENCAP | CHANGES | self.secure_stacks();
         Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
+    }
+
+    /// A proved message of set-up says what the peer can do.
+    pub(crate) fn note_abilities(&mut self, association: u32, message: &Message<'_>) {
+        if let Some(capabilities) = message.capabilities() {
+            self.associations.set_stacks(association, capabilities.stacks);
+        }
     }
 
     /// This end's flow port, and whether it sends direct from the start.

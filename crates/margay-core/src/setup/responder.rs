@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionId,
+    CHANGES, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
+    NextProtocol, ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -18,7 +18,7 @@ use crate::auth;
 use crate::chain::Read;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
-use crate::flow::{Flow, LifeEvent, Setup};
+use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
@@ -158,11 +158,8 @@ impl Sal {
         }));
         self.flows.insert(flow);
         self.half_open.add(direct);
-        if cipher.is_some() {
-            self.keep_sealed(now, id);
-        } else {
-            self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
-        }
+        self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
+        self.note_demands(now, id, message, cipher.is_some());
         if let Some(code) = refusal.filter(|_| is_at_box) {
             // No box sees it, and nobody after it.
             self.refuse_left(id, code, 0);
@@ -192,6 +189,18 @@ impl Sal {
             return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
         }
         self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
+    }
+
+    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
+    fn note_demands(&mut self, now: Instant, id: FlowId, message: &Message<'_>, is_sealed: bool) {
+        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
+        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
+        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
+        self.note_demand(id, seen::DEMANDS, is_demanded);
+        if is_sealed {
+            self.keep_sealed(now, id);
+        }
     }
 
     /// Whether a flow from there may be half-open, too.
@@ -422,6 +431,7 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return };
         let (session, known) = (flow.session, flow.association);
         let asked = flow.asked();
+        let demands = flow.has(seen::DEMANDS);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
@@ -453,7 +463,7 @@ impl Sal {
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
-        extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
+        extensions.extend(cipher.map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands })));
         extensions.extend(self.own_terms(&asked).into_iter().chain(self.own_fence(&asked)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         let passed = self.chain_answer(id, &chain, error);
@@ -575,6 +585,7 @@ impl Sal {
         let claimed = message.source_service().map(ServiceId);
         let is_neighbour = self.is_neighbour(id, association, message);
         self.note_whereabouts(association, message);
+        self.note_abilities(association, message);
         let (starts, asks) = (starts_direct(message), message.grant());
         self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })
     }
@@ -664,7 +675,7 @@ impl Sal {
         flow.association = association;
         flow.generation += 1;
         flow.active = now;
-        flow.seen |= crate::flow::seen::AUTHENTICATED;
+        flow.seen |= seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);

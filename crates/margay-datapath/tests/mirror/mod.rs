@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use margay_core::{
     AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
-    PathId, RemoveReason, Role, Survey, Tuple, Wire,
+    PathId, RemoveReason, Role, Stack, Stacks, Survey, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
@@ -97,6 +97,7 @@ impl Mirror {
             path: self.path.id,
             wire: None,
             seal: None,
+            stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
         };
@@ -188,6 +189,7 @@ impl Core for Mirror {
             path: self.path.id,
             wire: Some(wire),
             seal: None,
+            stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
         };
@@ -232,6 +234,10 @@ impl Core for Mirror {
     fn handle_direct(&mut self, _: Instant, _: FlowId, _: DirectEvent) {}
 
     fn handle_strange_seal(&mut self, _: Instant, _: FlowId) {}
+
+    fn handle_turned(&mut self, _: Instant, _: FlowId, _: u32) {}
+
+    fn handle_strange_stack(&mut self, _: Instant, _: FlowId) {}
 
     fn handle_arrivals(&mut self, _: Instant, _: FlowId, _: Option<usize>, _: &ArrivalsRepr) {}
 

@@ -14,6 +14,9 @@ const RECOVERIES_MAX: u8 = 16;
 /// The least time-out, and the first.
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 const TIMEOUT_FIRST: Duration = Duration::from_secs(1);
+/// Up to here time-outs double. An end that waits asks the other one far more often, and takes it for dead when it does
+/// not answer: a longer pause would spare nothing, and what a member died with would wait for it.
+const DOUBLED_MAX: Duration = Duration::from_millis(400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
 /// What is known of the path's time.
@@ -101,7 +104,7 @@ impl Rack {
     /// After so long without an answer all counts as lost.
     pub(super) fn timeout(&self) -> Duration {
         let once = self.smoothed.map_or(TIMEOUT_FIRST, |smoothed| (smoothed + self.deviation * 4).max(TIMEOUT_MIN));
-        (once * (1 << self.backed_off.min(8))).min(TIMEOUT_MAX)
+        (once * (1 << self.backed_off.min(8))).min(once.max(DOUBLED_MAX)).min(TIMEOUT_MAX)
     }
 
     /// It ran out.
@@ -154,14 +157,15 @@ mod test {
     }
 
     #[test]
-    fn time_outs_double() {
+    fn time_outs_double_up_to_a_bound() {
         let mut rack = Rack::default();
         assert_eq!(rack.timeout(), TIMEOUT_FIRST);
         rack.acknowledged(at(10), at(0), false);
         assert_eq!(rack.timeout(), TIMEOUT_MIN);
         rack.timed_out();
-        rack.timed_out();
-        assert_eq!(rack.timeout(), TIMEOUT_MIN * 4);
+        assert_eq!(rack.timeout(), TIMEOUT_MIN * 2);
+        (0..20).for_each(|_| rack.timed_out());
+        assert_eq!(rack.timeout(), DOUBLED_MAX);
         rack.acknowledged(at(1000), at(990), false);
         assert_eq!(rack.timeout(), TIMEOUT_MIN);
     }

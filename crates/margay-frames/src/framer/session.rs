@@ -33,7 +33,8 @@ const REACH_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before a switch is asked again that did not take the connection.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
 /// What a client is told of requests that nobody knows the fate of.
-const SWITCH_DIED: &[u8] = b"SERVER_ERROR the ensemble's switch died with this request; it may be done, or not\r\n";
+const CONNECTION_ENDED: &[u8] =
+    b"SERVER_ERROR the connection with the ensemble ended with this request; it may be done, or not\r\n";
 
 /// A framed connection, and the socket of its flow.
 struct Link {
@@ -104,7 +105,7 @@ impl<R: Reach> Session<R> {
             };
             tracing::debug!(name = self.reach.name(), why, "a framed connection is over");
             if std::mem::take(&mut self.is_open) {
-                self.unsent = self.slots.restart(SWITCH_DIED);
+                self.unsent = self.slots.restart(CONNECTION_ENDED);
             } else {
                 self.wait_for_reach(&why).await?;
             }

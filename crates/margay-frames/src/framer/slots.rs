@@ -235,6 +235,22 @@ mod test {
     }
 
     #[test]
+    fn of_a_split_request_the_lost_part_alone_is_asked_again() {
+        let mut slots = Slots::default();
+        slots.ask(vec![part("get a", true), part("get b", true), part("get c", true)], Quiet::No);
+        slots.answer(2, b"VALUE c 0 1\r\nz\r\nEND\r\n".to_vec());
+        let again = slots.lost(1, NO).expect("it is safe");
+        assert_eq!(read(&[again]), [(3, 0, "get b".to_owned())]);
+        slots.answer(1, b"late\r\n".to_vec());
+        slots.answer(0, b"END\r\n".to_vec());
+        assert_eq!(written(&mut slots), "");
+        let again = slots.lost(3, NO).expect("the next one may die, too");
+        assert_eq!(read(&[again]), [(4, 4, "get b".to_owned())]);
+        slots.answer(4, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
+        assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nVALUE c 0 1\r\nz\r\nEND\r\n");
+    }
+
+    #[test]
     fn another_connection_gets_what_is_safe() {
         let mut slots = Slots::default();
         slots.ask(vec![part("get a", true)], Quiet::No);

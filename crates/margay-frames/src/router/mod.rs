@@ -48,6 +48,9 @@ pub struct Router {
     ring: Ring,
     /// The members of the ring, in its order.
     ring_members: Vec<MemberId>,
+    /// The ring is of the members that there are.
+    is_arranged: bool,
+    /// Whose turn is next, of members that are asked one after the other.
     turn: usize,
     /// All requests before it are answered; none: no request has come.
     oldest: Option<Tsn>,
@@ -65,6 +68,7 @@ impl Router {
             labels: BTreeMap::new(),
             ring: Ring::default(),
             ring_members: Vec::new(),
+            is_arranged: true,
             turn: 0,
             oldest: None,
             requests: HashMap::new(),
@@ -76,7 +80,7 @@ impl Router {
     /// A member that has joined is called so.
     pub fn name(&mut self, member: MemberId, label: &str) {
         self.labels.insert(member, label.to_owned());
-        self.arrange();
+        self.is_arranged = false;
     }
 
     /// Requests that nobody will answer, since their member is dead.
@@ -89,7 +93,11 @@ impl Router {
         self.requests.values().filter(|request| !request.is_answered).count()
     }
 
+    /// Makes the ring: once for all members that have come and gone since the last request.
     fn arrange(&mut self) {
+        if std::mem::replace(&mut self.is_arranged, true) {
+            return;
+        }
         if self.policy == Policy::Ketama {
             self.ring = Ring::new(self.labels.values().map(String::as_str));
         }
@@ -97,6 +105,7 @@ impl Router {
     }
 
     fn choose(&mut self, request: &[u8], members: &Members) -> Option<MemberId> {
+        self.arrange();
         // One that drains keeps its place in the ring, and others stand in for it: as if it were gone.
         let key = text::key_of(request).filter(|_| self.policy == Policy::Ketama);
         if let Some(key) = key {
@@ -104,8 +113,9 @@ impl Router {
             return candidates.into_iter().find(|id| members.is_active(*id));
         }
         let active: Vec<MemberId> = self.ring_members.iter().copied().filter(|id| members.is_active(*id)).collect();
+        let chosen = active.get(self.turn.checked_rem(active.len())?).copied();
         self.turn = self.turn.wrapping_add(1);
-        active.get(self.turn.checked_rem(active.len())?).copied()
+        chosen
     }
 
     /// Whether a request has a place among those that are remembered; those before its oldest are forgotten.
@@ -164,10 +174,15 @@ fn refuse(frame: &mut Frame<'_>) -> bool {
 }
 
 impl Plugin for Router {
+    fn add_connection(&mut self, connection: u32) {
+        // Each connection begins elsewhere: many have one request alone.
+        self.turn = connection as usize;
+    }
+
     fn remove_member(&mut self, member: MemberId) {
         self.labels.remove(&member);
         self.owed.remove(&member);
-        self.arrange();
+        self.is_arranged = false;
         let theirs = self.requests.iter_mut().filter(|(_, request)| request.member == Some(member));
         for (number, request) in theirs {
             request.member = None;
@@ -235,3 +250,6 @@ impl Plugin for Router {
         request.is_acknowledged = true;
     }
 }
+
+#[cfg(test)]
+mod test;

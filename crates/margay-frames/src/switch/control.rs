@@ -1,7 +1,9 @@
 //! What operators ask a switch: one line of JSON each way on a Unix socket.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use margay_core::Instant;
 use margay_ensemble::Csn;
@@ -11,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 
 use super::member::{Member, Reach};
 use super::served::{Key, Served};
@@ -18,6 +21,12 @@ use super::worker::Worker;
 
 /// Longest question, in bytes.
 const QUESTION_MAX: u64 = 4096;
+/// A question has so long to come, and its answer to be taken.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// A switch has so long to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// Pause where no question can be taken: mostly there are no more descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that are listed; the number of all is told.
 const LISTED_MAX: usize = 1000;
 
@@ -58,12 +67,17 @@ impl Command {
     }
 }
 
-/// Answers at a socket, until it fails.
-pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
-    while let Ok((stream, _)) = listener.accept().await {
+/// Answers at a socket.
+pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) -> Infallible {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
         let commands = commands.clone();
         tokio::spawn(async move {
-            if let Err(error) = answer(stream, &commands).await {
+            let answered = timeout(ASK_LIMIT, answer(stream, &commands)).await;
+            if let Err(error) = answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 tracing::debug!(%error, "an operator's question was not answered");
             }
         });
@@ -90,8 +104,13 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
 ///
 /// # Errors
 ///
-/// Nobody answers there, or the answer says what is wrong.
+/// Nobody answers there, or not in time, or the answer says what is wrong.
 pub async fn ask(path: &Path, question: &Question) -> io::Result<Value> {
+    let answered = timeout(ANSWER_LIMIT, ask_patiently(path, question)).await;
+    answered.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "the switch is there, and says nothing")))
+}
+
+async fn ask_patiently(path: &Path, question: &Question) -> io::Result<Value> {
     let mut stream = UnixStream::connect(path).await?;
     let line = serde_json::to_string(question).map_err(io::Error::other)?;
     stream.write_all(format!("{line}\n").as_bytes()).await?;
@@ -207,5 +226,14 @@ mod test {
         };
         let (shown, ()) = tokio::join!(ask(&path, &Question::Show), answering);
         assert_eq!(shown.expect("an answer")["name"], "cache.shop");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_switch_that_says_nothing_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("switch.sock");
+        let _listener = UnixListener::bind(&path).expect("bound");
+        let error = ask(&path, &Question::Show).await.expect_err("nobody answers");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -37,14 +37,22 @@ pub(super) enum Reach {
 pub(super) struct Member {
     pub(super) at: MemberAt,
     pub(super) reach: Reach,
-    /// Which socket leads to it: another one after each end.
-    pub(super) turn: u32,
+    /// Which socket leads to it: another one after each end, and for another member of the same host.
+    pub(super) turn: u64,
     /// It is among the members that there are.
     pub(super) is_listed: bool,
     /// It has said that it leaves.
     pub(super) is_leaving: bool,
     /// An operator has drained it.
     pub(super) is_drained: bool,
+    /// When it has taken a connection last.
+    pub(super) joined_at: Option<Instant>,
+    /// When it has died last: connections that it took before have ended by that death.
+    died_at: Option<Instant>,
+    /// Since when it is listed no more, and has not said whether it lives.
+    parting_since: Option<Instant>,
+    /// When it was asked last of all its connections.
+    doubted_at: Option<Instant>,
     /// Since when it owes an answer to what any member answers at once.
     waiting_since: Option<Instant>,
     /// Connections that it owes something: of these it need not say anything before its program does.
@@ -69,14 +77,19 @@ pub(super) enum Due {
 }
 
 impl Member {
-    pub(super) fn new(now: Instant, at: MemberAt) -> Self {
+    /// `life` is another one for each member that there was.
+    pub(super) fn new(now: Instant, at: MemberAt, life: u32) -> Self {
         Self {
             at,
             reach: Reach::New,
-            turn: 0,
+            turn: u64::from(life) << 32,
             is_listed: true,
             is_leaving: false,
             is_drained: false,
+            joined_at: None,
+            died_at: None,
+            parting_since: None,
+            doubted_at: None,
             waiting_since: None,
             owed_by: BTreeSet::new(),
             owing_since: None,
@@ -116,6 +129,58 @@ impl Member {
         true
     }
 
+    /// It has answered as such: it takes connections. Gives whether it does so from now on.
+    pub(super) fn answers(&mut self, now: Instant) -> bool {
+        self.parting_since = None;
+        // Another process than the one that left.
+        let was_leaving = std::mem::take(&mut self.is_leaving);
+        self.heard(now) || was_leaving
+    }
+
+    /// It has said that it leaves. Gives whether that is new.
+    pub(super) fn leaves(&mut self, now: Instant) -> bool {
+        self.parting_since = None;
+        if self.reach == Reach::Up {
+            self.heard(now);
+        }
+        !std::mem::replace(&mut self.is_leaving, true)
+    }
+
+    /// It is listed no more, and has not said that it leaves: it has died, or its name was withdrawn. It is to be
+    /// asked, and is remembered until that is known.
+    pub(super) fn parts(&mut self, now: Instant) {
+        self.parting_since = Some(now);
+    }
+
+    /// Whether nobody knows if it has died.
+    pub(super) fn is_parting(&self) -> bool {
+        self.parting_since.is_some()
+    }
+
+    /// Whether it could have answered since it is listed no more, and has not.
+    pub(super) fn has_parted(&self, now: Instant) -> bool {
+        self.parting_since.is_some_and(|since| now.since(since) >= PING_AFTER)
+    }
+
+    /// It has died, as far as a connection knows that it took at some time. Gives whether that is another death than
+    /// the last one.
+    pub(super) fn dies(&mut self, now: Instant, joined_at: Instant) -> bool {
+        let is_another = self.died_at.is_none_or(|at| joined_at > at);
+        if is_another {
+            self.died_at = Some(now);
+        }
+        is_another
+    }
+
+    /// It does not know a connection that was its. Gives whether it is to be asked of all of them.
+    pub(super) fn is_doubted(&mut self, now: Instant) -> bool {
+        let is_due = self.doubted_at.is_none_or(|at| now.since(at) >= PING_AFTER);
+        if is_due {
+            self.doubted_at = Some(now);
+        }
+        is_due
+    }
+
     /// Something was sent that it answers.
     pub(super) fn asked(&mut self, now: Instant) {
         self.waiting_since = self.waiting_since.or(Some(now));
@@ -136,6 +201,7 @@ impl Member {
         self.reach = Reach::Down(why.to_owned());
         self.turn = self.turn.wrapping_add(1);
         self.waiting_since = None;
+        self.parting_since = None;
         self.ping_at = now + PROBE_AGAIN;
         self.pings = 0;
     }
@@ -148,7 +214,7 @@ impl Member {
     /// Since when a member that is up has owed something, and said nothing.
     fn silent_since(&self) -> Option<Instant> {
         let owing = self.owing_since.map(|since| since.max(self.heard_at));
-        self.waiting_since.into_iter().chain(owing).min().filter(|_| self.reach == Reach::Up)
+        self.waiting_since.into_iter().chain(owing).chain(self.parting_since).min().filter(|_| self.reach == Reach::Up)
     }
 
     /// When it is asked, or has been asked often enough.
@@ -182,7 +248,7 @@ mod test {
 
     fn member() -> Member {
         let address = "127.0.0.1:9".parse().expect("literal");
-        Member::new(at(0), MemberAt { host: [1; 16], name: "s1".to_owned(), address, weight: 100 })
+        Member::new(at(0), MemberAt { host: [1; 16], name: "s1".to_owned(), address, weight: 100 }, 0)
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub struct MemberAt {
 struct Arrived {
     host: Host,
     /// Which of the sockets that the member has had.
-    turn: u32,
+    turn: u64,
     /// Or why nothing comes any more.
     datagrams: io::Result<Vec<Vec<u8>>>,
 }
@@ -68,7 +68,7 @@ struct Arrived {
 struct Link {
     socket: Arc<UdpSocket>,
     address: SocketAddr,
-    turn: u32,
+    turn: u64,
     reader: AbortHandle,
 }
 
@@ -108,7 +108,7 @@ pub async fn run(
             }) => note_received(received)?,
             arrived = arrivals.recv() => {
                 if let Some(arrived) = arrived {
-                    links.take(&mut worker, clock.now(), arrived);
+                    take(&mut worker, clock.now(), arrived);
                 }
             }
             changed = members.changed() => {
@@ -130,6 +130,25 @@ fn note_received(received: io::Result<()>) -> io::Result<()> {
     match received {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         other => other,
+    }
+}
+
+/// Takes what has come from a member; not what came from a socket that leads to it no more.
+fn take(worker: &mut Worker, now: margay_core::Instant, arrived: Arrived) {
+    let Arrived { host, turn, datagrams } = arrived;
+    match datagrams {
+        Ok(datagrams) => {
+            for bytes in &datagrams {
+                // The one before may have said that the socket leads there no more.
+                if worker.leads(host, turn) {
+                    worker.take_from_member(now, host, bytes);
+                }
+            }
+        }
+        Err(error) if worker.leads(host, turn) => {
+            worker.link_failed(now, host, &format!("its flow has ended: {error}"));
+        }
+        Err(_) => {}
     }
 }
 
@@ -158,17 +177,6 @@ impl Links {
         }
     }
 
-    fn take(&self, worker: &mut Worker, now: margay_core::Instant, arrived: Arrived) {
-        let Arrived { host, turn, datagrams } = arrived;
-        if self.by_host.get(&host).is_none_or(|link| link.turn != turn) {
-            return;
-        }
-        match datagrams {
-            Ok(datagrams) => datagrams.iter().for_each(|bytes| worker.take_from_member(now, host, bytes)),
-            Err(error) => worker.link_failed(now, host, &format!("its flow has ended: {error}")),
-        }
-    }
-
     /// Sends what is to be sent.
     fn flush(&self, worker: &mut Worker, now: margay_core::Instant, service: &UdpSocket) -> io::Result<()> {
         let Outgoing { to_peers, to_members } = worker.take_outgoing();
@@ -184,7 +192,7 @@ impl Links {
     }
 }
 
-fn open(host: Host, address: SocketAddr, turn: u32, arrivals: mpsc::Sender<Arrived>) -> io::Result<Link> {
+fn open(host: Host, address: SocketAddr, turn: u64, arrivals: mpsc::Sender<Arrived>) -> io::Result<Link> {
     let any: SocketAddr =
         if address.is_ipv6() { (Ipv6Addr::UNSPECIFIED, 0).into() } else { (Ipv4Addr::UNSPECIFIED, 0).into() };
     let socket = std::net::UdpSocket::bind(any)?;

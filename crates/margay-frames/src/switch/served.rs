@@ -8,7 +8,7 @@ use margay_core::Instant;
 use margay_ensemble::{MemberId, Switch};
 use margay_wire::{FRAMED_LOST_MAX, FramedTerms};
 
-use super::member::Host;
+use super::member::{Due, Host};
 use crate::router::Router;
 
 /// A HELLO to a member is repeated after so long.
@@ -22,6 +22,13 @@ pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
 /// A member that did not take a connection is asked again after so long.
 pub(super) const LEG_PAUSE: Duration = Duration::from_millis(200);
 
+/// A member that owes a connection something is asked after so long without a word of it whether it knows the
+/// connection, and again. Where it says each time that it does, without doing more, the pauses double.
+const ASK_AFTER: Duration = Duration::from_millis(100);
+const ASK_DOUBLED_MAX: u32 = 4;
+/// A part of a connection is over when the member has said nothing of it to so many of these questions.
+const ASKS_MAX: u32 = 20;
+
 /// Which connection: by the client's address and the number that the client has chosen.
 pub(super) type Key = (SocketAddr, u64);
 
@@ -33,6 +40,53 @@ pub(super) struct Leg {
     /// The first number of what the member is sent.
     pub(super) first: u32,
     pub(super) standing: LegStanding,
+    /// When the member has taken the connection; until then, when it was asked to.
+    pub(super) since: Instant,
+    pub(super) asking: Asking,
+}
+
+/// Whether a member knows a connection that it owes something. That its host answers does not say so: another process
+/// may be there by the same name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asking {
+    /// When it is asked; none: it owes nothing.
+    at: Option<Instant>,
+    /// Questions since it has said something of the connection.
+    unanswered: u32,
+    /// Answers since it has done something for the connection.
+    answered: u32,
+}
+
+impl Asking {
+    /// It owes the connection something, or does so no longer.
+    pub(super) fn owes(&mut self, now: Instant, is_owing: bool) {
+        match (is_owing, self.at) {
+            (false, _) => *self = Self::default(),
+            (true, None) => self.at = Some(now + ASK_AFTER),
+            (true, Some(_)) => {}
+        }
+    }
+
+    /// It has said something of the connection: that it knows the connection, or more.
+    pub(super) fn heard(&mut self, now: Instant, has_done: bool) {
+        self.unanswered = 0;
+        self.answered = if has_done { 0 } else { (self.answered + 1).min(ASK_DOUBLED_MAX) };
+        if let Some(at) = &mut self.at {
+            *at = now + ASK_AFTER * (1 << self.answered);
+        }
+    }
+
+    pub(super) fn on_time(&mut self, now: Instant) -> Due {
+        if self.at.is_none_or(|at| at > now) {
+            return Due::Nothing;
+        }
+        if self.unanswered >= ASKS_MAX {
+            return Due::Dead;
+        }
+        self.unanswered += 1;
+        self.at = Some(now + ASK_AFTER);
+        Due::Ping
+    }
 }
 
 /// How far a leg has come.
@@ -135,8 +189,9 @@ impl Served {
             LegStanding::Opening { again_at } => Some(again_at),
             LegStanding::Joined(_) => None,
         });
+        let asks = self.legs.values().filter_map(|leg| leg.asking.at);
         let others = [self.switch.next_deadline(), self.lost.next_deadline()].into_iter().flatten();
-        let all = again.chain(others).chain(self.refused.values().copied());
+        let all = again.chain(asks).chain(others).chain(self.refused.values().copied());
         all.fold(self.ping_at.min(self.heard_at + IDLE_MAX), Instant::min)
     }
 
@@ -172,5 +227,31 @@ mod test {
         assert_eq!(poll(&mut lost, 150), Some((2, (256..300).collect())));
         lost.seen(2);
         assert_eq!((poll(&mut lost, 150), lost.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_member_is_asked_whether_it_knows_a_connection_that_it_owes_something() {
+        let at = Instant::from_millis;
+        let mut asking = Asking::default();
+        assert_eq!(asking.on_time(at(1000)), Due::Nothing, "it owes nothing");
+        asking.owes(at(1000), true);
+        asking.owes(at(1050), true);
+        assert_eq!((asking.on_time(at(1099)), asking.on_time(at(1100))), (Due::Nothing, Due::Ping));
+        asking.heard(at(1101), false);
+        assert_eq!(
+            (asking.on_time(at(1300)), asking.on_time(at(1301))),
+            (Due::Nothing, Due::Ping),
+            "it takes its time"
+        );
+        asking.heard(at(1302), true);
+        assert_eq!(
+            (asking.on_time(at(1401)), asking.on_time(at(1402))),
+            (Due::Nothing, Due::Ping),
+            "it does something"
+        );
+        let asked = (0..100).take_while(|n| asking.on_time(at(1502 + n * 100)) == Due::Ping).count();
+        assert_eq!(asked + 1, ASKS_MAX as usize, "then it is taken for gone");
+        asking.owes(at(9000), false);
+        assert_eq!(asking.at, None);
     }
 }

@@ -14,7 +14,7 @@ use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 
 use super::member::{Due, Host, Member, Reach};
-use super::served::{HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
+use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::batch::{Datagram, bytes_of};
 use crate::head::number_of_host;
@@ -29,6 +29,8 @@ const JOINING_MAX: Duration = Duration::from_secs(1);
 const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
 /// A client that waits is looked at so often.
 const WELCOME_CHECK: Duration = Duration::from_millis(20);
+/// Why a member is dead whose flow leads to another one.
+const OTHER_HOST: &str = "another host answers in its place";
 /// Longest datagram: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
 
@@ -64,6 +66,8 @@ pub(super) struct Worker {
     pub(super) config: Config,
     rng: Rng,
     pub(super) members: BTreeMap<Host, Member>,
+    /// How many members there were.
+    lives: u32,
     pub(super) connections: HashMap<Key, Served>,
     /// Whose a connection with a member is, by its number.
     legs: HashMap<u64, (Key, Host)>,
@@ -80,6 +84,7 @@ impl Worker {
             config,
             rng: Rng::new(seed),
             members: BTreeMap::new(),
+            lives: 0,
             connections: HashMap::new(),
             legs: HashMap::new(),
             due: BTreeSet::new(),
@@ -91,23 +96,48 @@ impl Worker {
 
     /// Who is a member from now on.
     pub(super) fn set_members(&mut self, now: Instant, listed: &[MemberAt]) {
+        let mut back = Vec::new();
         for at in listed {
-            let member = self.members.entry(at.host).or_insert_with(|| Member::new(now, at.clone()));
+            let lives = &mut self.lives;
+            let member = self.members.entry(at.host).or_insert_with(|| {
+                *lives = lives.wrapping_add(1);
+                Member::new(now, at.clone(), *lives)
+            });
             if member.at.address != at.address {
                 member.turn = member.turn.wrapping_add(1);
             }
             if !member.is_listed {
                 // It has come back: whatever it was before.
                 (member.is_listed, member.is_leaving) = (true, false);
+                back.extend(member.has_parted(now).then_some(at.host));
             }
             member.at = at.clone();
         }
-        for member in self.members.values_mut() {
-            member.is_listed &= listed.iter().any(|at| at.host == member.at.host);
+        for host in back {
+            self.link_failed(now, host, "it was gone, and is there again");
         }
+        self.note_unlisted(now, listed);
         let hosts: Vec<Host> = self.members.keys().copied().collect();
         hosts.into_iter().for_each(|host| self.follow_activity(now, host));
         self.forget_members();
+    }
+
+    /// Who is listed no more. One that has not said that it leaves may be dead: the list can say so before its flow
+    /// does.
+    fn note_unlisted(&mut self, now: Instant, listed: &[MemberAt]) {
+        let used: BTreeSet<Host> = self.legs.values().map(|(_, host)| *host).collect();
+        let mut parting = Vec::new();
+        for (host, member) in &mut self.members {
+            if !member.is_listed || listed.iter().any(|at| at.host == *host) {
+                continue;
+            }
+            member.is_listed = false;
+            if member.reach == Reach::Up && !member.is_leaving && used.contains(host) {
+                member.parts(now);
+                parting.push(*host);
+            }
+        }
+        parting.into_iter().for_each(|host| self.say_to_member(now, host, number_of_host(&host), &Framed::Ping));
     }
 
     /// An operator drains a member, or takes that back. Gives whether there is one of this name.
@@ -138,15 +168,20 @@ impl Worker {
         }
     }
 
-    /// Members that are listed no more, and that no connection has anything to do with.
+    /// Members that are listed no more, that no connection has anything to do with, and whose fate is known.
     fn forget_members(&mut self) {
         let used: BTreeSet<Host> = self.legs.values().map(|(_, host)| *host).collect();
-        self.members.retain(|host, member| member.is_listed || used.contains(host));
+        self.members.retain(|host, member| member.is_listed || member.is_parting() || used.contains(host));
     }
 
     /// Where sockets are to lead, and which of a member's sockets that is.
-    pub(super) fn links(&self) -> HashMap<Host, (SocketAddr, u32)> {
+    pub(super) fn links(&self) -> HashMap<Host, (SocketAddr, u64)> {
         self.members.iter().map(|(host, member)| (*host, (member.at.address, member.turn))).collect()
+    }
+
+    /// Whether one of the sockets that a member has had leads to it now.
+    pub(super) fn leads(&self, host: Host, turn: u64) -> bool {
+        self.members.get(&host).is_some_and(|member| member.turn == turn)
     }
 
     /// What is to be sent since it was taken last.
@@ -278,7 +313,7 @@ impl Worker {
         let number = self.rng.u64().max(1);
         let first = self.rng.u32();
         let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
-        served.legs.insert(host, Leg { number, first, standing });
+        served.legs.insert(host, Leg { number, first, standing, since: now, asking: Asking::default() });
         self.legs.insert(number, (key, host));
         self.say_hello(now, key, host);
     }
@@ -333,11 +368,12 @@ impl Worker {
         let leg = self.legs.get(&number).filter(|(_, of)| *of == host).map(|(key, _)| *key);
         let is_of_host = number == number_of_host(&host);
         match (&says, leg) {
+            (Framed::Abort { reason: AbortReason::Leaving, .. }, _) if is_of_host => self.leaves(now, host),
             // A flow whose instance is gone goes to another.
-            (Framed::Abort { .. }, _) if is_of_host => self.link_failed(now, host, "another host answers in its place"),
+            (Framed::Abort { .. }, _) if is_of_host => self.link_failed(now, host, OTHER_HOST),
             (Framed::Abort { .. }, None) => {}
             (Framed::Abort { .. }, Some(key)) => self.take_from_leg(now, key, host, &says),
-            (Framed::Pong, None) if is_of_host => self.note_heard(now, host),
+            (Framed::Pong, None) if is_of_host => self.note_answer(now, host),
             (_, Some(key)) => {
                 self.note_heard(now, host);
                 self.take_from_leg(now, key, host, &says);
@@ -359,16 +395,25 @@ impl Worker {
         }
     }
 
+    /// A member is there, and takes connections.
+    fn note_answer(&mut self, now: Instant, host: Host) {
+        let Some(member) = self.members.get_mut(&host) else { return };
+        if member.answers(now) {
+            tracing::info!(member = member.at.name, "a member answers");
+            self.follow_activity(now, host);
+        }
+        self.forget_members();
+    }
+
     fn take_from_leg(&mut self, now: Instant, key: Key, host: Host, says: &Framed<'_>) {
         let Some(served) = self.connections.get_mut(&key) else { return };
         let Some(leg) = served.legs.get_mut(&host) else { return };
+        leg.asking.heard(now, matches!(says, Framed::Data(_)));
         match says {
-            Framed::Welcome { terms, label } => {
-                let is_new = leg.member().is_none();
-                let name = self.members.get(&host).map(|member| member.at.name.as_str()).unwrap_or_default();
-                if is_new {
-                    join(served, host, terms, if label.is_empty() { name } else { label });
-                }
+            Framed::Welcome { terms, label } if leg.member().is_none() => {
+                let Some(member) = self.members.get_mut(&host) else { return };
+                (leg.since, member.joined_at) = (now, Some(now));
+                join(served, host, terms, if label.is_empty() { &member.at.name } else { label });
             }
             Framed::Data(packet) => {
                 if let Some(id) = leg.member() {
@@ -381,35 +426,76 @@ impl Worker {
                 self.say_to_member(now, host, number, &Framed::Pong);
             }
             Framed::Leaving => self.leaves(now, host),
-            Framed::Abort { reason, text } => {
-                tracing::debug!(?reason, text, "a member has ended its part of a connection");
-                if *reason == AbortReason::Leaving {
-                    self.leaves(now, host);
-                }
-                self.lose_leg(now, key, host);
-            }
+            Framed::Abort { reason: AbortReason::OtherHost, .. } => self.link_failed(now, host, OTHER_HOST),
+            Framed::Abort { reason, text } => self.take_abort(now, key, host, *reason, text),
             Framed::Close => self.lose_leg(now, key, host),
-            Framed::Hello { .. } | Framed::Pong | Framed::Lost { .. } | Framed::LostSeen { .. } => {}
+            Framed::Welcome { .. }
+            | Framed::Hello { .. }
+            | Framed::Pong
+            | Framed::Lost { .. }
+            | Framed::LostSeen { .. } => {}
         }
     }
 
+    /// A member has ended its part of a connection, or does not know the connection.
+    fn take_abort(&mut self, now: Instant, key: Key, host: Host, reason: AbortReason, text: &str) {
+        tracing::debug!(?reason, text, "a member has ended its part of a connection");
+        let leg = self.connections.get(&key).and_then(|served| served.legs.get(&host));
+        let joined_at = leg.filter(|leg| leg.member().is_some()).map(|leg| leg.since);
+        if reason == AbortReason::Leaving {
+            self.leaves(now, host);
+            return self.lose_leg(now, key, host);
+        }
+        self.lose_leg(now, key, host);
+        if let Some(joined_at) = joined_at {
+            let why = if text.is_empty() { "it does not know its connections" } else { text };
+            self.note_death(now, host, joined_at, why);
+            self.doubt(now, host);
+        }
+    }
+
+    /// A member has died, as far as a connection knows that it took at some time. One death is counted once.
+    fn note_death(&mut self, now: Instant, host: Host, joined_at: Instant, why: &str) {
+        if let Some(member) = self.members.get_mut(&host)
+            && member.dies(now, joined_at)
+        {
+            tracing::warn!(member = member.at.name, why, "a member is dead");
+            self.totals.deaths += 1;
+        }
+    }
+
+    /// A member does not know a connection that was its: another process may be in its place, or another host. It is
+    /// asked as such, and of all its connections: nobody else finds out that what they wait for will not come.
+    fn doubt(&mut self, now: Instant, host: Host) {
+        if !self.members.get_mut(&host).is_some_and(|member| member.is_doubted(now)) {
+            return;
+        }
+        self.say_to_member(now, host, number_of_host(&host), &Framed::Ping);
+        let legs = self.connections.values().filter_map(|served| served.legs.get(&host));
+        let numbers: Vec<u64> = legs.filter(|leg| leg.member().is_some()).map(|leg| leg.number).collect();
+        numbers.into_iter().for_each(|number| self.say_to_member(now, host, number, &Framed::Ping));
+    }
+
     fn leaves(&mut self, now: Instant, host: Host) {
-        let Some(member) = self.members.get_mut(&host).filter(|member| !member.is_leaving) else { return };
-        member.is_leaving = true;
-        tracing::info!(member = member.at.name, "a member leaves");
-        self.follow_activity(now, host);
+        let Some(member) = self.members.get_mut(&host) else { return };
+        if member.leaves(now) {
+            tracing::info!(member = member.at.name, "a member leaves");
+            self.follow_activity(now, host);
+        }
+        self.forget_members();
     }
 
     /// Nothing leads to a member any more, or it is silent: it is dead for all connections.
     pub(super) fn link_failed(&mut self, now: Instant, host: Host, why: &str) {
         let Some(member) = self.members.get_mut(&host) else { return };
         let of_member: Vec<Key> = self.legs.values().filter(|(_, of)| *of == host).map(|(key, _)| *key).collect();
-        // One that leaves may end when nobody has anything to do with it.
-        if member.reach == Reach::Up && !(member.is_leaving && of_member.is_empty()) {
-            tracing::warn!(member = member.at.name, why, "a member is dead");
-            self.totals.deaths += 1;
-        }
+        // That one ends with which nobody has anything to do is no death.
+        let is_missed = !of_member.is_empty() || member.is_parting();
+        let joined_at = member.joined_at.filter(|_| is_missed && member.reach == Reach::Up);
         member.fell(now, why);
+        if let Some(joined_at) = joined_at {
+            self.note_death(now, host, joined_at, why);
+        }
         for key in of_member {
             self.lose_leg(now, key, host);
             self.touched.insert(key);
@@ -425,6 +511,8 @@ impl Worker {
                     let host = self.connections.get(&key).and_then(|served| served.host_of(id));
                     if let Some(host) = host {
                         self.end_leg(now, key, host);
+                        // It may take frames again since.
+                        self.open_leg(now, key, host);
                         self.forget_members();
                     }
                 }
@@ -446,10 +534,13 @@ impl Worker {
 
     /// Which members owe a connection something: they are asked whether they are there.
     fn note_owed(&mut self, now: Instant, key: Key) {
-        let Some(served) = self.connections.get(&key) else { return };
-        for (host, id) in served.joined() {
+        let Some(Served { switch, legs, .. }) = self.connections.get_mut(&key) else { return };
+        for (host, leg) in legs {
+            let Some(id) = leg.member() else { continue };
+            let is_owing = switch.is_owing(id);
+            leg.asking.owes(now, is_owing);
             if let Some(member) = self.members.get_mut(host) {
-                member.owes(now, key, served.switch.is_owing(id));
+                member.owes(now, key, is_owing);
             }
         }
     }
@@ -584,7 +675,13 @@ impl Worker {
             pinged.extend(served.legs.iter().map(|(host, leg)| (*host, leg.number)));
         }
         let mut again = Vec::new();
+        let mut silent = Vec::new();
         for (host, leg) in &mut served.legs {
+            match leg.asking.on_time(now) {
+                Due::Nothing => {}
+                Due::Ping => pinged.push((*host, leg.number)),
+                Due::Dead => silent.push(*host),
+            }
             if let LegStanding::Opening { again_at } = &mut leg.standing
                 && *again_at <= now
             {
@@ -592,6 +689,7 @@ impl Worker {
                 again.push(*host);
             }
         }
+        silent.into_iter().for_each(|host| self.lose_leg(now, key, host));
         again.into_iter().for_each(|host| self.say_hello(now, key, host));
         pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
         self.open_legs(now, key);
@@ -623,5 +721,7 @@ fn join(served: &mut Served, host: Host, terms: &FramedTerms, label: &str) {
     }
 }
 
+#[cfg(test)]
+mod churn_test;
 #[cfg(test)]
 mod test;

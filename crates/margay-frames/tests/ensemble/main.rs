@@ -79,6 +79,21 @@ async fn a_value_of_a_megabyte_goes_both_ways() {
 }
 
 #[tokio::test]
+async fn a_value_that_is_too_large_is_refused_and_nothing_else() {
+    let site = Site::start(&["s1"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    site.put("s1", "huge", "x".repeat(10 << 20));
+    client.send("get key:1\r\nget huge\r\nget key:2 huge\r\nget key:3\r\n").await;
+    assert_eq!(client.hear_values().await, value("key:1") + "END\r\n");
+    for _ in 0..2 {
+        assert_eq!(client.hear_line().await, "SERVER_ERROR the value is larger than an ensemble carries\r\n");
+    }
+    assert_eq!(client.hear_values().await, value("key:3") + "END\r\n");
+    assert_eq!(client.say("delete huge\r\n").await, "DELETED\r\n");
+}
+
+#[tokio::test]
 async fn a_member_that_joins_gets_its_keys_on_connections_that_there_are() {
     let mut site = Site::start(&["s1", "s2"]).await;
     let mut client = site.connect().await;
@@ -121,6 +136,26 @@ async fn a_member_that_dies_costs_what_is_unsafe_and_no_connection() {
 }
 
 #[tokio::test]
+async fn another_framer_in_a_members_place_does_not_hide_what_the_one_before_owed() {
+    let mut site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    site.hold("s2");
+    let its = (0..KEYS).map(key).find(|key| owner(&["s1", "s2"], key) == "s2").expect("it has some");
+    client.send(&format!("incr {its} 1\r\nget {its}\r\n")).await;
+    site.await_asked("s2", 2).await;
+    site.release("s2");
+    site.replace("s2").await;
+    let first = client.hear_line().await;
+    let refused = "SERVER_ERROR the server died with this request; it may be done, or not\r\n";
+    assert_eq!(first, refused);
+    let answer = client.hear_values().await;
+    assert!(answer == value(&its) + "END\r\n" || answer == "END\r\n", "of the one that is there again, or another");
+    assert_eq!(site.show().await["member_deaths"], 1);
+    site::wait_until("it is a member again", async || client.get(&its).await == value(&its) + "END\r\n").await;
+}
+
+#[tokio::test]
 async fn a_member_that_leaves_answers_what_it_has_been_asked() {
     let mut site = Site::start(&["s1", "s2"]).await;
     let mut client = site.connect().await;
@@ -158,7 +193,7 @@ async fn another_switch_takes_over_what_is_safe() {
     // The first delete may be done before the get comes a second time.
     assert!(answer == expected || answer == "END\r\n", "{answer}");
     let refused = client.hear_line().await;
-    assert!(refused.starts_with("SERVER_ERROR the ensemble's switch died"), "{refused}");
+    assert!(refused.starts_with("SERVER_ERROR the connection with the ensemble ended"), "{refused}");
     assert_eq!(client.say("set again 0 0 1\r\nx\r\n").await, "STORED\r\n");
 }
 

@@ -54,6 +54,10 @@ impl Memcached {
         locked(&self.content).values.contains_key(key)
     }
 
+    pub fn put(&self, key: &str, value: String) {
+        locked(&self.content).values.insert(key.to_owned(), value);
+    }
+
     pub fn count(&self) -> usize {
         locked(&self.content).values.len()
     }

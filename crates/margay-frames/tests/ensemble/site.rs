@@ -82,7 +82,7 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
     tokio::spawn(async move {
         tokio::select! {
             ended = switch::run(socket, listed, commands, config) => panic!("the switch has ended: {ended:?}"),
-            () = control::serve(listener, sender) => panic!("nobody answers operators"),
+            never = control::serve(listener, sender) => match never {},
         }
     })
 }
@@ -137,6 +137,27 @@ impl Site {
         // The list still has it: its flow says first that it is gone.
     }
 
+    /// Another framer is in a member's place at once, before the list or the flow has said anything.
+    pub async fn replace(&mut self, name: &str) {
+        let member = self.members.get_mut(name).expect("there is one");
+        member.framer.abort();
+        let ended = (&mut member.framer).await.expect_err("it does not end by itself");
+        assert!(ended.is_cancelled(), "{ended}");
+        let address = member.at.address;
+        // Its connections have the socket until they end.
+        let binding = async {
+            loop {
+                match UdpSocket::bind(address).await {
+                    Ok(socket) => return socket,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let socket = timeout(LIMIT, binding).await.expect("the address is free");
+        let config = member::Config { to: member.memcached.address, label: name.to_owned(), host: member.at.host };
+        member.framer = tokio::spawn(member::serve(socket, config, member.leave.subscribe()));
+    }
+
     pub fn leave(&self, name: &str) {
         self.members[name].leave.send_replace(true);
     }
@@ -163,6 +184,10 @@ impl Site {
     pub fn holders(&self, key: &str) -> Vec<&str> {
         let holders = self.members.iter().filter(|(_, member)| member.memcached.has(key));
         holders.map(|(name, _)| name.as_str()).collect()
+    }
+
+    pub fn put(&self, name: &str, key: &str, value: String) {
+        self.members[name].memcached.put(key, value);
     }
 
     pub fn count(&self, name: &str) -> usize {

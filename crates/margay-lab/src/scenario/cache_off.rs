@@ -56,9 +56,9 @@ impl Cached<'_> {
         let act = match (self.is_on, dice.below(3)) {
             (false, _) => "load",
             (true, 0) => "unload",
-            (true, _) => "clear-cache",
+            (true, _) => "clear",
         };
-        match agent::stack(self.host, act) {
+        match agent::cache(self.host, act) {
             Ok(()) => {
                 self.is_on = act != "unload";
                 findings.figures.add(act, 1.0);
@@ -117,7 +117,7 @@ fn disturb(hosts: [&Host; 2], running: &mut Downloads, findings: &mut Findings) 
         cached[dice.below(2)].act(&mut dice, findings);
     }
     for cached in cached.iter_mut().filter(|cached| !cached.is_on) {
-        agent::stack(cached.host, "load")?;
+        agent::cache(cached.host, "load")?;
     }
     let ended = running.progress()?.ended;
     anyhow::ensure!(ended < TRANSFERS / 2, "{ended} of {TRANSFERS} transfers had ended before the last act");

@@ -44,7 +44,7 @@ const BOUNDS: [Bound; 9] = [
 ];
 
 const ENSEMBLE: &str = "cache.shop";
-const MEMBERS: &str = "caches.shop";
+const MEMBERS: &str = "cache-members.shop";
 const HOSTS: [&str; 4] = ["m1", "m2", "m3", "m4"];
 const PORT: u16 = 11_211;
 const CONNECTIONS: u32 = 16;

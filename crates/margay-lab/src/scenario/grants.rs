@@ -342,9 +342,9 @@ fn kill_under_load(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
 fn unload(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
     for host in [stage.client, stage.webs[0]] {
         let from_ms = now_ms();
-        agent::stack(host, "unload")?;
+        agent::cache(host, "unload")?;
         let without = stage.seen(from_ms, now_ms() + LOOK_MS).map(drop);
-        agent::stack(host, "load")?;
+        agent::cache(host, "load")?;
         without?;
         let seen = stage.seen(from_ms, now_ms() + LOOK_MS)?;
         judge(&format!("without the fast path on {}", host.name()), &seen, findings);

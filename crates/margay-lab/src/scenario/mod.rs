@@ -79,6 +79,7 @@ mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
+mod stack_switch;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -220,6 +221,7 @@ pub const ALL: &[Scenario] = &[
     names::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
+    stack_switch::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,
     renumber::SCENARIO,

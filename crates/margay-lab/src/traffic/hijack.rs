@@ -13,9 +13,9 @@ use anyhow::{Result, bail};
 use margay_core::key::HostId;
 use margay_core::name::ServiceId;
 use margay_wire::{
-    Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorCode, ErrorRepr, Extension, Flags,
-    FlowId, FlowPortRepr, HandoverRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT, QuietRepr,
-    ResolvableRepr, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, is_sealed,
+    Addresses, AuthRepr, CapabilitiesRepr, ChangeRepr, ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorCode,
+    ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, HandoverRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr,
+    PORT, QuietRepr, ResolvableRepr, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, StackRepr, is_sealed,
 };
 use serde_json::json;
 
@@ -275,10 +275,16 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
     let (dst, src) = known.flow(dice);
     let mut addresses = [0; ENTRY_LEN];
     Addresses::emit_one(there, 0, &mut addresses);
-    let code = ErrorCode::from(1 + dice.below(14) as u16);
+    let code = ErrorCode::from(1 + dice.below(21) as u16);
     let capabilities = CapabilitiesRepr { stacks: dice.roll() as u32, mtu: dice.roll() as u16 };
     let flow_port = FlowPortRepr { port: dice.roll() as u16, starts: dice.hits(0.5) };
-    let stack = STACKS[dice.below(STACKS.len())];
+    let stack = StackRepr { stack: STACKS[dice.below(STACKS.len())], demands: dice.hits(0.5) };
+    let change = ChangeRepr {
+        step: ChangeStep::ALL[dice.below(ChangeStep::ALL.len())],
+        stack: STACKS[dice.below(STACKS.len())],
+        demands: dice.hits(0.5),
+        number: dice.roll() as u32,
+    };
     let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };
     let possible = [
         (0.4, Addresses::parse(&addresses).ok().map(Extension::Addresses)),
@@ -287,6 +293,7 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
         (0.3, Some(Extension::Error(ErrorRepr { code, text: "" }))),
         (0.1, Some(Extension::Stack(stack))),
         (0.2, Some(Extension::Quiet(quiet))),
+        (if kind == Kind::Change { 0.9 } else { 0.1 }, Some(Extension::Change(change))),
         (0.2, Some(Extension::FlowPort(flow_port))),
         (share_of_handover(kind), Some(Extension::Handover(known.handover(there, dice)))),
         (0.7, known.location(there, dice).map(Extension::Move)),

@@ -17,6 +17,7 @@ mod hostile;
 mod idle;
 mod intruder;
 mod memcached;
+mod numbered;
 mod odd;
 mod pingpong;
 mod pooled;
@@ -50,6 +51,7 @@ pub use fetches::Fetched;
 pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
+pub use numbered::{Came, Sent};
 pub use pingpong::RoundTrips;
 pub use pooled::{Pooled, Turn};
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
@@ -176,6 +178,14 @@ pub enum Traffic {
     RouteRate(route_rate::Plan),
     /// Count datagrams
     Sink {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Send numbered datagrams at an even rate on one connected socket, until the input ends
+    Numbered(numbered::Plan),
+    /// Say what has come of them
+    NumberedSink {
         /// Where to listen
         #[arg(long)]
         listen: SocketAddr,
@@ -434,6 +444,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::RouteRate(plan) => route_rate::measure(&plan),
         Traffic::Sink { listen } => datagrams::sink(listen),
+        Traffic::Numbered(plan) => numbered::send(&plan),
+        Traffic::NumberedSink { listen } => numbered::sink(listen),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }

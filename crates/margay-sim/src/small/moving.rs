@@ -155,6 +155,8 @@ impl SmallWorld {
             lifecycle: Lifecycle::Established,
             authenticated: true,
             fins: (false, false),
+            is_demanded: false,
+            is_demanded_by_peer: false,
             generation: 1,
             age_ms: 0,
             idle_ms: 0,

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 103] = [
+const FIELDS: [&str; 107] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -79,6 +79,7 @@ const FIELDS: [&str; 103] = [
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
+    "margay.stack.demands",
     "margay.terms.give_up_after_ms",
     "margay.handover.ticket",
     "margay.handover.host",
@@ -87,6 +88,10 @@ const FIELDS: [&str; 103] = [
     "margay.quiet.quiet_ms",
     "margay.fence_number",
     "margay.chain_seen",
+    "margay.change.step",
+    "margay.change.stack",
+    "margay.change.demands",
+    "margay.change.number",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -246,6 +251,7 @@ fn type_byte(value: &Value) -> u64 {
         "QUIET" => 21,
         "FENCE_NUMBER" => 23,
         "CHAIN_SEEN" => 25,
+        "CHANGE" => 0x98,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -356,7 +362,10 @@ impl Expected {
                 self.text("auth.tag", &value["tag"]);
             }
             0x8b => self.text("cookie", &value["cookie"]),
-            0x8c => self.number("stack", &value["stack"]),
+            0x8c => {
+                self.number("stack", &value["stack"]);
+                self.put("stack.demands", u8::from(value["demands"].as_bool().expect("a flag")));
+            }
             13 => {
                 self.number("flow_port.port", &value["port"]);
                 self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
@@ -374,6 +383,7 @@ impl Expected {
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
             23 => self.number("fence_number", &value["number"]),
             25 => self.text("chain_seen", &value["digest"]),
+            0x98 => self.change(value),
             _ => {}
         }
     }
@@ -393,6 +403,13 @@ impl Expected {
         for host in value["hosts"].as_array().expect("a list") {
             self.text("chain.host", host);
         }
+    }
+
+    fn change(&mut self, value: &Value) {
+        for field in ["step", "stack", "number"] {
+            self.number(&format!("change.{field}"), &value[field]);
+        }
+        self.put("change.demands", u8::from(value["demands"].as_bool().expect("a flag")));
     }
 
     fn grant(&mut self, value: &Value) {

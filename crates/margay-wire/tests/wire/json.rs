@@ -3,16 +3,17 @@
 use std::net::SocketAddr;
 
 use margay_wire::{
-    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr,
-    DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind,
+    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
+    ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind,
     HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr,
-    QuietRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    QuietRepr, ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr,
+    is_sealed,
 };
 use serde_json::{Value, json};
 
 use crate::vector::{hex, unhex};
 
-const KINDS: [(Kind, &str); 17] = [
+const KINDS: [(Kind, &str); 18] = [
     (Kind::Syn, "SYN"),
     (Kind::SynAck, "SYN_ACK"),
     (Kind::Ack, "ACK"),
@@ -30,6 +31,7 @@ const KINDS: [(Kind, &str); 17] = [
     (Kind::CancelLock, "CANCEL_LOCK"),
     (Kind::AckCancel, "ACK_CANCEL"),
     (Kind::Notice, "NOTICE"),
+    (Kind::Change, "CHANGE"),
 ];
 const FLAGS: [(Flags, &str); 5] = [
     (Flags::RESOLVABLE, "RESOLVABLE"),
@@ -102,6 +104,11 @@ fn of_chain(chain: &Chain<'_>) -> Value {
     })
 }
 
+fn of_change(change: &ChangeRepr) -> Value {
+    let ChangeRepr { step, stack, demands, number } = change;
+    json!({"type": "CHANGE", "step": *step as u8, "stack": stack, "demands": demands, "number": number})
+}
+
 fn of_extension(extension: &Extension<'_>) -> Value {
     match extension {
         Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
@@ -133,10 +140,11 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             json!({"type": "AUTH", "assoc_id": auth.assoc_id, "epoch": auth.epoch, "tag": hex(&auth.tag)})
         }
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
-        Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
+        Extension::Stack(stack) => json!({"type": "STACK", "stack": stack.stack, "demands": stack.demands}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
+        Extension::Change(change) => of_change(change),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
@@ -147,8 +155,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "address": location.address.to_string(),
             "flags": location.flags.bits(),
         }),
-        Extension::Stripe(stripe) => {
-            let StripeRepr { number, place, ends, leads } = stripe;
+        Extension::Stripe(StripeRepr { number, place, ends, leads }) => {
             json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
         }
         Extension::Arrivals(arrivals) => {
@@ -192,6 +199,10 @@ fn text<'v>(value: &'v Value, key: &str) -> &'v str {
 fn number<T: TryFrom<u64>>(value: &Value, key: &str) -> T {
     let number = value[key].as_u64().and_then(|number| T::try_from(number).ok());
     number.unwrap_or_else(|| panic!("no number {key} in {value}"))
+}
+
+fn flag(value: &Value, key: &str) -> bool {
+    value[key].as_bool().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
 fn bytes<const N: usize>(value: &Value, key: &str) -> [u8; N] {
@@ -258,6 +269,15 @@ fn handover(value: &Value) -> HandoverRepr {
     HandoverRepr { ticket, host, address: socket(&value["address"]) }
 }
 
+fn change(value: &Value) -> Result<ChangeRepr, Error> {
+    Ok(ChangeRepr {
+        step: ChangeStep::try_from(number::<u8>(value, "step"))?,
+        stack: number(value, "stack"),
+        demands: flag(value, "demands"),
+        number: number(value, "number"),
+    })
+}
+
 fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), Error> {
     let long;
     let extension = match text(value, "type") {
@@ -295,16 +315,14 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             Extension::Auth(AuthRepr { assoc_id, epoch, tag: bytes(value, "tag") })
         }
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
-        "STACK" => Extension::Stack(number(value, "stack")),
+        "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),
+        "CHANGE" => Extension::Change(change(value)?),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),
-        "FLOW_PORT" => {
-            let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
-            Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })
-        }
+        "FLOW_PORT" => Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts: flag(value, "starts") }),
         "MOVE" => Extension::Move(MoveRepr {
             number: number(value, "number"),
             token: u64::from_be_bytes(bytes(value, "token")),
@@ -312,8 +330,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             flags: MoveFlags::from_bits_retain(number(value, "flags")),
         }),
         "STRIPE" => {
-            let flag = |key| value[key].as_bool().unwrap_or_else(|| panic!("no {key} in {value}"));
-            let (ends, leads) = (flag("ends"), flag("leads"));
+            let (ends, leads) = (flag(value, "ends"), flag(value, "leads"));
             let (number, place) = (number(value, "number"), number(value, "place"));
             Extension::Stripe(StripeRepr { number, place, ends, leads })
         }
@@ -378,7 +395,7 @@ fn notice(value: &Value) -> NoticeRepr {
         sequence: number(value, "sequence"),
         until_s: number(value, "until_s"),
         bits: number(value, "bits"),
-        withdrawn: value["withdrawn"].as_bool().unwrap_or_else(|| panic!("no withdrawn in {value}")),
+        withdrawn: flag(value, "withdrawn"),
         prefix: bytes(value, "prefix"),
         host_key: bytes(value, "host_key"),
         signature: bytes(value, "signature"),

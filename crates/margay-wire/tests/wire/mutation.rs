@@ -169,7 +169,14 @@ fn normal(bytes: &[u8]) -> Option<Vec<u8>> {
             4 => zero(&mut out, value + 6, 2),
             8 => zero(&mut out, value + 18, 2),
             9 => zero(&mut out, value + 2, 2),
-            0x8c => zero(&mut out, value + 1, 3),
+            0x8c => {
+                out[value + 1] &= 1;
+                zero(&mut out, value + 2, 2);
+            }
+            0x98 => {
+                out[value + 2] &= 1;
+                zero(&mut out, value + 3, 1);
+            }
             0x93 => zero(&mut out, value + 10, 2),
             critical if critical & 0x80 != 0 && len == 0 => {}
             _ => return None,

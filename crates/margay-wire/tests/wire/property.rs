@@ -13,7 +13,7 @@ use crate::json;
 use crate::mutation;
 use crate::vector::hex;
 
-const TYPES: [&str; 17] = [
+const TYPES: [&str; 18] = [
     "SYN",
     "SYN_ACK",
     "ACK",
@@ -31,6 +31,7 @@ const TYPES: [&str; 17] = [
     "CANCEL_LOCK",
     "ACK_CANCEL",
     "NOTICE",
+    "CHANGE",
 ];
 
 fn bytes(len: usize) -> impl Strategy<Value = String> {
@@ -80,6 +81,12 @@ fn handover() -> impl Strategy<Value = Value> {
     )
 }
 
+fn change() -> impl Strategy<Value = Value> {
+    (1..=8_u8, any::<(u8, bool, u32)>()).prop_map(|(step, (stack, demands, number))| {
+        json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "number": number})
+    })
+}
+
 /// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
@@ -96,7 +103,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x97..=0xff_u8]
+    let critical = prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x99..=0xff_u8]
         .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
@@ -110,7 +117,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         socket().prop_map(|address| json!({"type": "RENDEZVOUS", "address": address})),
         error,
         bytes(24).prop_map(|cookie| json!({"type": "COOKIE", "cookie": cookie})),
-        any::<u8>().prop_map(|stack| json!({"type": "STACK", "stack": stack})),
+        any::<(u8, bool)>().prop_map(|(stack, demands)| json!({"type": "STACK", "stack": stack, "demands": demands})),
         (any::<u16>(), any::<bool>())
             .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
         critical,
@@ -131,13 +138,14 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, (chain(), seen, fence));
+    let last = (chain(), seen, fence, change());
+    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=23)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=24)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

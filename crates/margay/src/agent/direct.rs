@@ -148,7 +148,7 @@ impl DirectPath {
     pub fn why_not(&self) -> Option<String> {
         match &*self.state.lock() {
             State::On(_) => None,
-            State::TakenOff(_) => Some("taken off by `margay stack unload`; `margay stack load` puts it on".to_owned()),
+            State::TakenOff(_) => Some("taken off by `margay cache unload`; `margay cache load` puts it on".to_owned()),
             State::Off(why) => Some(why.clone()),
         }
     }

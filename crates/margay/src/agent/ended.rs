@@ -102,7 +102,7 @@ mod test {
 
     use margay_core::carriage::{Carriage, Why};
     use margay_core::name::ServiceId;
-    use margay_core::{Lifecycle, Role, Tuple};
+    use margay_core::{Lifecycle, Role, Stack, StackInfo, Tuple};
     use margay_wire::SessionId;
 
     use super::*;
@@ -127,6 +127,15 @@ mod test {
             carriage_since: margay_core::Instant::ZERO,
             why: Why::Unproved,
             secure: None,
+            stack: StackInfo {
+                stack: Stack::Plain,
+                since: margay_core::Instant::ZERO,
+                changing_to: None,
+                order: None,
+                is_demanded: false,
+                is_demanded_by_peer: false,
+                changes: Vec::new(),
+            },
             local: None,
             is_aside: false,
             is_pinned: false,

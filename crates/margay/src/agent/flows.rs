@@ -75,6 +75,7 @@ impl Change {
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
             | Event::HandOver(_)
+            | Event::StackChanged { .. }
             | Event::RuleExpired { .. } => None,
         }
     }

@@ -180,6 +180,7 @@ impl Collector for Figures {
         }
         of_relocations(agent, &mut encoder)?;
         of_rebalances(agent, &mut encoder)?;
+        of_stack_changes(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_chains(agent, &core, &mut encoder)?;
@@ -226,6 +227,19 @@ fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> 
     let mut descriptor = encoder.encode_descriptor("rebalance_moves", help, None, MetricType::Counter)?;
     for ([service, outcome], count) in counts {
         let labels = [("service", service.as_str()), ("outcome", outcome.as_str())];
+        let metric = descriptor.encode_family(&labels)?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
+}
+
+/// Changes of live flows' stacks.
+fn of_stack_changes(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.map_or_else(|| vec![([""; 4], 0)], |agent| agent.watchers.stack_changes());
+    let help = "Changes of live flows' stacks that are over";
+    let mut descriptor = encoder.encode_descriptor("stack_changes", help, None, MetricType::Counter)?;
+    for ([from, to, cause, outcome], count) in counts {
+        let labels = [("from", from), ("to", to), ("cause", cause), ("outcome", outcome)];
         let metric = descriptor.encode_family(&labels)?;
         ConstCounter::new(count).encode(metric)?;
     }

@@ -1,6 +1,6 @@
 //! What happens in the core, for logs and for whoever watches.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
@@ -11,9 +11,9 @@ use margay_core::lifetime::Expiry;
 use margay_core::patience::GiveUpCause;
 use margay_core::table::RuleId;
 use margay_core::twin::Twin;
-use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
+use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason, StackChange};
 use margay_wire::FlowId;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::broadcast;
 
 use super::Agent;
@@ -37,8 +37,25 @@ pub struct Watchers {
     ended: Arc<EndedFlows>,
     /// How many flows have opened.
     opened: Arc<AtomicU64>,
+    /// What has become of changes of flows' stacks.
+    stack_changes: Arc<StackCounts>,
     /// Whoever carries out hand-overs.
     hand_overs: Words,
+}
+
+/// Changes of stacks by from, to, cause and outcome.
+#[derive(Default)]
+struct StackCounts(Mutex<BTreeMap<[&'static str; 4], u64>>);
+
+impl StackCounts {
+    fn note(&self, change: &StackChange) {
+        let labels = [change.from.label(), change.to.label(), change.cause.label(), change.outcome.label()];
+        *self.0.lock().entry(labels).or_default() += 1;
+    }
+
+    fn counts(&self) -> Vec<([&'static str; 4], u64)> {
+        self.0.lock().iter().map(|(labels, count)| (*labels, *count)).collect()
+    }
 }
 
 struct Senders {
@@ -58,6 +75,7 @@ impl Default for Watchers {
             failures: Arc::default(),
             ended: Arc::default(),
             opened: Arc::default(),
+            stack_changes: Arc::default(),
             hand_overs: Words::default(),
         }
     }
@@ -73,6 +91,9 @@ impl Watchers {
                 return this.hand_overs.put(word);
             }
             log(&event);
+            if let Event::StackChanged { change, .. } = &event {
+                this.stack_changes.note(change);
+            }
             let now = Instant::now();
             this.failures.note(&event, now);
             this.ended.note(&event, now);
@@ -111,6 +132,11 @@ impl Watchers {
     /// Connections of programs of this host that failed of late, the latest first.
     pub fn failures(&self) -> Vec<Failed> {
         self.failures.recent(Instant::now())
+    }
+
+    /// What has become of changes of flows' stacks since the start.
+    pub fn stack_changes(&self) -> Vec<([&'static str; 4], u64)> {
+        self.stack_changes.counts()
     }
 
     /// Flows that failed of late, the latest first.
@@ -185,7 +211,11 @@ impl Ends {
 fn log(event: &Event) {
     match event {
         Event::FlowOpened(flow) => tracing::debug!(%flow, "flow opened"),
-        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed"),
+        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed, or the stack is another"),
+        Event::StackChanged { flow, change } => tracing::info!(
+            %flow, from = %change.from, to = %change.to, cause = change.cause.label(), outcome = change.outcome.label(),
+            why = change.outcome.text(), "a change of a flow's stack is over"
+        ),
         Event::FlowEnded { flow, reason } => tracing::trace!(%flow, reason = reason.label(), "flow over"),
         Event::FlowClosed { flow, reason, .. } => {
             tracing::debug!(flow = %flow.flow, app = %flow.app, reason = reason.label(), "flow closed");

@@ -39,7 +39,7 @@ enum Kind {
 }
 
 /// Verbs, their arguments, and what those are.
-const PLACES: [(&str, &str, Kind); 31] = [
+const PLACES: [(&str, &str, Kind); 35] = [
     ("service withdraw", "name", Kind::Service),
     ("service wait", "name", Kind::Service),
     ("service set", "name", Kind::Service),
@@ -55,6 +55,10 @@ const PLACES: [(&str, &str, Kind); 31] = [
     ("flow migrate", "flow", Kind::Flow),
     ("flow policy", "flow", Kind::Flow),
     ("flow close", "flow", Kind::Flow),
+    ("stack list", "name", Kind::Service),
+    ("stack show", "flow", Kind::Flow),
+    ("stack set", "flow", Kind::Flow),
+    ("stack release", "flow", Kind::Flow),
     ("path migrate", "peer", Kind::Host),
     ("route list", "name", Kind::Service),
     ("route add", "name", Kind::Service),

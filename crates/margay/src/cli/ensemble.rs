@@ -1,7 +1,9 @@
 //! `margay ensemble`: the switch of an ensemble, its framers, and what operators ask a switch.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -14,8 +16,9 @@ use margay_frames::{member, switch};
 use margay_sdk::{Agent, Options, Target, ToTarget};
 use margay_wire::FRAMED_LABEL_MAX;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use nix::unistd::{AccessFlags, access};
 use serde_json::{Value, json};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -26,6 +29,10 @@ use crate::log;
 
 /// Questions of operators that wait.
 const QUESTIONS_MAX: usize = 16;
+/// Longest file name that is a name as it is: the path of a socket has 107 bytes at most.
+const FILE_NAME_MAX: usize = 64;
+/// Bytes of a longer name that its file name begins with.
+const FILE_NAME_BEGIN: usize = 40;
 
 #[derive(Subcommand)]
 pub enum EnsembleVerb {
@@ -155,26 +162,67 @@ fn written(target: &Target) -> String {
     target.written.clone().unwrap_or_else(|| target.prefix.to_string())
 }
 
-/// Where the switches of this host are asked.
-fn directory(config: &Config) -> PathBuf {
-    config.host.runtime_dir.join("ensembles")
+/// Where the switches of this host are asked: those of the agent's user, and those of the user who calls.
+fn directories(config: &Config) -> Vec<PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("margay"));
+    let mut all: Vec<PathBuf> = [Some(config.host.runtime_dir.clone()), own].into_iter().flatten().collect();
+    all.dedup();
+    all.into_iter().map(|dir| dir.join("ensembles")).collect()
 }
 
-fn socket_of(config: &Config, name: &str) -> PathBuf {
-    directory(config).join(format!("{}.sock", name.replace('/', "%")))
+/// Where a switch that is started now is asked: beside the agent's sockets, or where its user may not write there, in a
+/// place of the user's own.
+fn own_directory(config: &Config) -> PathBuf {
+    let mut all = directories(config);
+    let is_agents = access(&config.host.runtime_dir, AccessFlags::W_OK).is_ok() || all.len() == 1;
+    all.swap_remove(usize::from(!is_agents))
 }
 
-/// Listens for operators. A socket that a switch before this has left is replaced; that of a living one is not.
+fn file_of(name: &str) -> String {
+    let written = name.replace('/', "%");
+    if written.len() <= FILE_NAME_MAX {
+        return format!("{written}.sock");
+    }
+    let begin = &written[..written.floor_char_boundary(FILE_NAME_BEGIN)];
+    format!("{begin}-{}.sock", &blake3::hash(name.as_bytes()).to_hex()[..16])
+}
+
+/// Removes a socket at which nobody listens any more.
+///
+/// # Errors
+///
+/// Somebody listens there (`AddrInUse`); it is no socket; the file system refuses.
+async fn remove_dead(path: &Path) -> io::Result<()> {
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            if fs::symlink_metadata(path)?.file_type().is_socket() { fs::remove_file(path) } else { Err(error) }
+        }
+        // Also one that does not answer is there.
+        Ok(_) => Err(ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(ErrorKind::AddrInUse.into()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Listens for operators, of this user alone. A socket that a switch before this has left is replaced; that of a living
+/// one is not.
 async fn listen(path: &Path, name: &str) -> Result<UnixListener> {
+    let failed = |what: &str| format!("cannot {what} {}, where operators ask the switch", path.display());
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).into_diagnostic().wrap_err_with(|| format!("cannot make {}", parent.display()))?;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(parent);
+        made.into_diagnostic().wrap_err_with(|| failed("make the directory of"))?;
     }
-    if control::ask(path, &Question::Show).await.is_ok() {
-        return Err(miette!("a switch of {name} runs on this host already; one is enough"));
+    match remove_dead(path).await {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            return Err(miette!("a switch of {name} runs on this host already; one is enough"));
+        }
+        other => other.into_diagnostic().wrap_err_with(|| failed("replace"))?,
     }
-    // Mostly there is none.
-    let _ = fs::remove_file(path);
-    UnixListener::bind(path).into_diagnostic().wrap_err_with(|| format!("cannot listen at {}", path.display()))
+    let listener = UnixListener::bind(path).into_diagnostic().wrap_err_with(|| failed("listen at"))?;
+    let mode = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    mode.into_diagnostic().wrap_err_with(|| failed("set the mode of"))?;
+    Ok(listener)
 }
 
 async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
@@ -190,7 +238,7 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
             written(&members)
         ));
     }
-    let path = socket_of(config, &written(&name));
+    let path = own_directory(config).join(file_of(&written(&name)));
     let listener = listen(&path, &written(&name)).await?;
     let socket = Options::new().agent(&agent).bind_datagrams(&name).await.into_diagnostic()?;
     let listed = watch::Sender::new(Vec::new());
@@ -208,12 +256,12 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     let ended = tokio::select! {
         ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
         ended = by_name::follow_members(&follower, &members, &listed) => ended.into_diagnostic(),
-        () = control::serve(listener, sender) => Err(miette!("{} answers no more", path.display())),
+        never = control::serve(listener, sender) => match never {},
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     };
-    // Whoever asks hears at once that there is none.
-    let _ = fs::remove_file(&path);
+    // Whoever asks hears at once that there is none; that of another switch, started meanwhile, stays.
+    let _ = remove_dead(&path).await;
     ended
 }
 
@@ -260,16 +308,29 @@ async fn run_framer(config: &Config, args: FramerArgs) -> Result<()> {
 }
 
 async fn ask(config: &Config, name: &str, question: &Question) -> Result<Value> {
-    let path = socket_of(config, name);
-    control::ask(&path, question).await.into_diagnostic().wrap_err_with(|| {
-        format!("no switch of {name} answers on this host; `margay ensemble list` names those that do")
+    let paths = directories(config).into_iter().map(|dir| dir.join(file_of(name)));
+    let mut asked = Err(ErrorKind::NotFound.into());
+    for path in paths {
+        asked = control::ask(&path, question).await;
+        if !matches!(&asked, Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)) {
+            break;
+        }
+    }
+    let is_forbidden = matches!(&asked, Err(error) if error.kind() == ErrorKind::PermissionDenied);
+    asked.into_diagnostic().wrap_err_with(|| {
+        if is_forbidden {
+            format!("the switch of {name} is another user's; ask as root, or as that user")
+        } else {
+            format!("the switch of {name} gives no answer; `margay ensemble list` names those that do")
+        }
     })
 }
 
 async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
     let mut found = Vec::new();
     // Without the directory there never was a switch.
-    for entry in fs::read_dir(directory(config)).into_iter().flatten().flatten() {
+    let entries = directories(config).into_iter().filter_map(|dir| fs::read_dir(dir).ok());
+    for entry in entries.flatten().flatten() {
         // One that does not answer is gone.
         if let Ok(mut shown) = control::ask(&entry.path(), &Question::Show).await {
             shown["connections"].take();
@@ -358,19 +419,40 @@ mod test {
         let running = async {
             tokio::select! {
                 ended = switch::run(socket, members, commands, set_up) => panic!("it has ended: {ended:?}"),
-                () = control::serve(listener, sender) => panic!("it answers no more"),
+                never = control::serve(listener, sender) => match never {},
                 again = listen(&path, "cache.shop") => again,
             }
         };
         let error = running.await.expect_err("one is there");
         assert!(error.to_string().contains("runs on this host already"), "{error}");
-        listen(&path, "cache.shop").await.expect("a dead one is replaced");
+        let listener = listen(&path, "cache.shop").await.expect("a dead one is replaced");
+        let mode = fs::metadata(&path).expect("there").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "operators of this user alone");
+        let error = listen(&path, "cache.shop").await.expect_err("one that says nothing is there, too");
+        assert!(error.to_string().contains("runs on this host already"), "{error}");
+        remove_dead(&path).await.expect_err("it lives");
+        drop(listener);
+        remove_dead(&path).await.expect("it is dead");
+        assert!(!path.exists());
+        remove_dead(&path).await.expect("there is none");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_not_removed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("cache.shop.sock");
+        fs::write(&path, "mine").expect("written");
+        let error = listen(&path, "cache.shop").await.expect_err("something else is there");
+        assert!(error.to_string().contains("cannot replace"), "{error}");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "mine");
     }
 
     #[test]
     fn a_name_is_a_file() {
-        let config = Config::default();
-        assert_eq!(socket_of(&config, "cache.shop"), Path::new("/run/margay/ensembles/cache.shop.sock"));
-        assert_eq!(socket_of(&config, "a.b/key:c").file_name().expect("a name"), "a.b%key:c.sock");
+        assert_eq!(file_of("cache.shop"), "cache.shop.sock");
+        assert_eq!(file_of("a.b/key:c"), "a.b%key:c.sock");
+        let long = "x".repeat(200) + ".shop";
+        let other = "x".repeat(201) + ".shop";
+        assert!(file_of(&long).len() <= FILE_NAME_MAX && file_of(&long) != file_of(&other));
     }
 }

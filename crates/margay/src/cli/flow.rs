@@ -147,7 +147,7 @@ fn written(name: Option<ServiceName>) -> String {
 }
 
 /// What people call the service.
-pub(super) fn label(flow: &FlowInfo) -> String {
+pub fn label(flow: &FlowInfo) -> String {
     // The authority and the service: fewer digits would be the same for all names of an authority.
     let digits = || flow.service.chars().take("sid:".len() + 24).chain("…".chars()).collect();
     if flow.name.is_empty() { digits() } else { flow.name.clone() }
@@ -183,7 +183,7 @@ fn is_half(flow: &FlowInfo, place: &str) -> bool {
 }
 
 /// The peer by its name, where that is known, and its address.
-pub(super) fn peer(flow: &FlowInfo) -> String {
+pub fn peer(flow: &FlowInfo) -> String {
     let remote = if flow.remote.is_empty() { "?" } else { &flow.remote };
     if flow.peer_name.is_empty() { remote.to_owned() } else { format!("{} ({remote})", flow.peer_name) }
 }
@@ -261,6 +261,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
             },
         ),
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
+        ("stack", stack(flow)),
         ("addresses", addresses(flow)),
         ("policy", policy(flow)),
         ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
@@ -269,6 +270,12 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
     out.facts(&facts.into_iter().chain(chain).chain(trouble).collect::<Vec<_>>())
+}
+
+/// How it is protected, why, and who demands that.
+fn stack(flow: &FlowInfo) -> String {
+    let stack = flow.stack.clone().unwrap_or_default();
+    format!("{}; {}", super::stack::describe(&stack), super::stack::demanded(&stack))
 }
 
 /// Between which addresses it goes, and since when.

@@ -1,6 +1,7 @@
 //! The command line: one verb per module, each with `--json` where it lists.
 
 mod audit;
+mod cache;
 mod chain;
 mod check;
 mod complete;
@@ -151,9 +152,12 @@ enum Verb {
     Policy(policy::PolicyVerb),
     /// What would happen to a connection to a name now, hop by hop, and why
     Trace(trace::TraceArgs),
-    /// The kernel's flow cache: empty it, take it off, put it on
+    /// How live flows are carried: plain or sealed; orders
     #[command(subcommand)]
     Stack(stack::StackVerb),
+    /// The flow caches: empty them, take the kernel's off, put it on
+    #[command(subcommand)]
+    Cache(cache::CacheVerb),
     /// Identity: keys, authorities, join tokens, members
     Id(id::IdArgs),
     /// The audit log of a router
@@ -375,6 +379,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Policy(verb) => policy::policy(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Cache(verb) => cache::cache(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_)

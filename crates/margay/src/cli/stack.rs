@@ -1,28 +1,207 @@
 //! `margay stack`.
 
+use std::time::Duration;
+
 use clap::Subcommand;
-use margay_control::api::v1::StackRequest;
+use margay_control::api::v1::*;
 use miette::Result;
 
+use super::flow::{label, peer};
+use super::output::span;
 use super::{Client, Json, Out, refused};
+use crate::listener::ServiceName;
 
 #[derive(Subcommand)]
 pub enum StackVerb {
-    /// Forget every cached flow; the next packet of each brings its entry back
-    ClearCache(Json),
-    /// Take the eBPF programs off: flows go on, encapsulated
-    Unload(Json),
-    /// Put the eBPF programs on again: flows go direct once more
-    Load(Json),
+    /// How the flows of this host are carried, oldest first
+    List {
+        /// Only flows of this name
+        name: Option<ServiceName>,
+        /// At most so many
+        #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+        limit: u32,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// How one flow is carried, why, and what has become of its last changes
+    Show {
+        /// The flow, as `list` shows it
+        flow: String,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Have a live flow carried in this way, until that is released
+    Set {
+        /// The flow, as `list` shows it
+        flow: String,
+        /// In which way
+        stack: StackWord,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Take an order back: the flow is carried as the configurations of the two hosts want it
+    Release {
+        /// The flow, as `list` shows it
+        flow: String,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+/// A stack, as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum StackWord {
+    /// Encapsulated, and direct where that can be
+    Plain,
+    /// Sealed
+    Secure,
+}
+
+impl std::fmt::Display for StackWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "plain",
+            Self::Secure => "secure",
+        })
+    }
 }
 
 pub async fn stack(mut client: Client, verb: StackVerb, out: &mut Out) -> Result<()> {
-    let (act, json) = match verb {
-        StackVerb::ClearCache(json) => ("clear-cache", json),
-        StackVerb::Unload(json) => ("unload", json),
-        StackVerb::Load(json) => ("load", json),
+    match verb {
+        StackVerb::List { name, limit, json } => {
+            let service = name.map(|name| name.to_string()).unwrap_or_default();
+            let request = FlowListRequest { service, limit, failed: false };
+            let reply = client.flow_list(request).await.map_err(refused)?.into_inner();
+            if json.json { out.json(&reply) } else { table(&reply.flows, out) }
+        }
+        StackVerb::Show { flow, json } => {
+            let reply = client.flow_show(FlowShowRequest { flow }).await.map_err(refused)?.into_inner();
+            if json.json { out.json(&reply) } else { show(&reply, out) }
+        }
+        StackVerb::Set { flow, stack, json } => {
+            let request = StackSetRequest { flow: flow.clone(), stack: stack.to_string() };
+            let reply = client.stack_set(request).await.map_err(refused)?.into_inner();
+            let sentence = format!("{flow} is carried {stack} until `margay stack release {flow}`");
+            out.done(json.json, &reply, &sentence)
+        }
+        StackVerb::Release { flow, json } => {
+            let request = StackReleaseRequest { flow: flow.clone() };
+            let reply = client.stack_release(request).await.map_err(refused)?.into_inner();
+            let now = reply.stack.as_ref().map(|stack| stack.stack.clone()).unwrap_or_default();
+            let sentence = format!("the order for {flow} holds no longer; the flow is carried {now}");
+            out.done(json.json, &reply, &sentence)
+        }
+    }
+}
+
+/// Flows, one per row.
+fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
+    let rows = flows.iter().map(|flow| {
+        let stack = flow.stack.clone().unwrap_or_default();
+        vec![
+            flow.flow.clone(),
+            label(flow),
+            peer(flow),
+            stack.stack.clone(),
+            flow.path.clone(),
+            span(Duration::from_millis(stack.since_ms)),
+            because(&stack),
+        ]
+    });
+    out.table(&["FLOW", "SERVICE", "PEER", "STACK", "PATH", "SINCE", "WHY"], rows.collect(), "no flows")
+}
+
+fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
+    let stack = flow.stack.clone().unwrap_or_default();
+    let facts = [
+        ("flow", format!("{} of {} with {}", flow.flow, label(flow), peer(flow))),
+        ("stack", describe(&stack)),
+        ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
+        ("demanded", demanded(&stack).to_owned()),
+        ("changes", changes(&stack)),
+    ];
+    out.facts(&facts)
+}
+
+/// The stack, since when, and why.
+pub fn describe(stack: &FlowStack) -> String {
+    let since = span(Duration::from_millis(stack.since_ms));
+    let changing = match stack.changing_to.as_str() {
+        "" => String::new(),
+        to => format!("; changing to {to} now"),
     };
-    let reply = client.stack(StackRequest { act: act.to_owned() }).await.map_err(refused)?.into_inner();
-    let sentence = format!("done; established data is carried by: {}", reply.datapath);
-    out.done(json.json, &reply, &sentence)
+    format!("{} for {since}: {}{changing}", stack.stack, because(stack))
+}
+
+/// Why a flow has its stack.
+fn because(stack: &FlowStack) -> String {
+    let last = stack.changes.iter().rev().find(|change| change.outcome == "done");
+    match (stack.order.as_str(), last.map(|change| change.cause.as_str())) {
+        ("", Some("peer")) => "the peer wanted it".into(),
+        ("", Some("settled")) => "the two ends had different stacks, and took the sealed one".into(),
+        ("", Some(_)) => "an order was released".into(),
+        ("", None) if stack.stack == "secure" => "sealed from its set-up on".into(),
+        ("", None) => "nobody asked for more".into(),
+        _ => format!("ordered {} ago", span(Duration::from_millis(stack.order_ms_ago))),
+    }
+}
+
+/// Who demands that a flow is sealed.
+pub fn demanded(stack: &FlowStack) -> &'static str {
+    match (stack.demanded_here, stack.demanded_by_peer) {
+        (true, true) => "both ends demand `secure`: the flow gets no less",
+        (true, false) => "this host's configuration demands `secure`: the flow gets no less",
+        (false, true) => "the peer demands `secure`: the flow gets no less",
+        (false, false) => "nobody demands `secure`",
+    }
+}
+
+/// The last changes, the oldest first.
+fn changes(stack: &FlowStack) -> String {
+    if stack.changes.is_empty() {
+        return "none".into();
+    }
+    let line = |change: &FlowStackChange| {
+        let ago = span(Duration::from_millis(change.ms_ago));
+        let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
+        format!("{ago} ago, {} to {} ({}): {}{why}", change.from, change.to, change.cause, change.outcome)
+    };
+    stack.changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(outcome: &str, cause: &str) -> FlowStackChange {
+        FlowStackChange {
+            ms_ago: 3000,
+            from: "plain".into(),
+            to: "secure".into(),
+            cause: cause.into(),
+            outcome: outcome.into(),
+            why: "the peer is silent".into(),
+        }
+    }
+
+    #[test]
+    fn the_reason_for_a_stack_is_said() {
+        let stack = |stack: &str, order: &str, changes: Vec<FlowStackChange>| FlowStack {
+            stack: stack.into(),
+            order: order.into(),
+            order_ms_ago: 2000,
+            changes,
+            ..FlowStack::default()
+        };
+        assert_eq!(because(&stack("plain", "", Vec::new())), "nobody asked for more");
+        assert_eq!(because(&stack("secure", "", Vec::new())), "sealed from its set-up on");
+        assert_eq!(because(&stack("secure", "secure", vec![change("done", "order")])), "ordered 2s ago");
+        let refused = vec![change("done", "peer"), change("refused", "order")];
+        assert_eq!(because(&stack("secure", "", refused.clone())), "the peer wanted it");
+        let lines = changes(&stack("secure", "", refused));
+        assert_eq!(
+            lines,
+            "3s ago, plain to secure (peer): done\n  3s ago, plain to secure (order): refused: the peer is silent"
+        );
+    }
 }

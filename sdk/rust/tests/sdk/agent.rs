@@ -149,9 +149,11 @@ async fn instances_come_as_lists_and_go() {
         found.iter().map(short).collect::<Vec<_>>(),
         [("s1".to_owned(), 0, "127.0.0.1:1".to_owned()), ("s2".to_owned(), 100, "127.0.0.1:2".to_owned())]
     );
+    assert_eq!(instances.beyond(), 0);
     fake.instance(r#"{"host":"0a","name":"s1","weight":0,"gone":true}"#, 1);
-    fake.instance("", 0);
+    fake.instance("", 7);
     assert_eq!(instances.next().await.expect("a list").len(), 1);
+    assert_eq!(instances.beyond(), 7, "so many are left out");
     fake.instance(r#"{"host":"0a"}"#, 1);
     assert!(matches!(instances.next().await, Err(Error::Incompatible { .. })));
     fake.kill();

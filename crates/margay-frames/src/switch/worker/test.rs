@@ -16,32 +16,45 @@ fn client_at() -> SocketAddr {
 
 /// A member: its connections by their numbers, and what it does.
 #[derive(Default)]
-struct End {
-    connections: BTreeMap<u64, Connection>,
+pub(super) struct End {
+    pub(super) connections: BTreeMap<u64, Connection>,
     /// Requests that it was asked.
-    asked: Vec<String>,
+    pub(super) asked: Vec<String>,
     /// It takes requests, and does not answer them.
-    is_mute: bool,
+    pub(super) is_mute: bool,
     /// Nothing comes from it, or goes there.
-    is_cut: bool,
+    pub(super) is_cut: bool,
+    /// Its flow leads to another host.
+    pub(super) is_elsewhere: bool,
+    /// It is not among the members that there are.
+    pub(super) is_unlisted: bool,
+    /// It takes no connections.
+    pub(super) is_leaving: bool,
 }
 
-struct Rig {
-    worker: Worker,
-    now: Instant,
-    client: Connection,
-    next_request: u32,
-    members: BTreeMap<Host, End>,
+pub(super) struct Rig {
+    pub(super) worker: Worker,
+    pub(super) now: Instant,
+    pub(super) client: Connection,
+    pub(super) next_request: u32,
+    pub(super) members: BTreeMap<Host, End>,
     /// What the client has got: of requests and ABORTs.
-    answers: Vec<(u32, String)>,
+    pub(super) answers: Vec<(u32, String)>,
+    /// So many of a thousand datagrams are lost.
+    pub(super) lost_per_mille: u64,
+    rng: Rng,
 }
 
-fn host(number: u8) -> Host {
+pub(super) fn host(number: u8) -> Host {
     [number; 16]
 }
 
 impl Rig {
-    fn new(hosts: &[u8]) -> Self {
+    pub(super) fn new(hosts: &[u8]) -> Self {
+        Self::seeded(hosts, 7)
+    }
+
+    pub(super) fn seeded(hosts: &[u8], seed: u8) -> Self {
         let config = Config {
             name: "cache.test".to_owned(),
             members: "members.test".to_owned(),
@@ -50,26 +63,29 @@ impl Rig {
         };
         let client = Connection::open(Instant::ZERO, CLIENT, [0; 16], EndConfig::default());
         let mut rig = Self {
-            worker: Worker::new(config, [7; 32]),
+            worker: Worker::new(config, [seed; 32]),
             now: Instant::ZERO,
             client,
             next_request: 0,
             members: BTreeMap::new(),
             answers: Vec::new(),
+            lost_per_mille: 0,
+            rng: Rng::new([seed; 32]),
         };
         hosts.iter().for_each(|number| drop(rig.members.insert(host(*number), End::default())));
         rig.list();
         rig
     }
 
-    fn list(&mut self) {
+    pub(super) fn list(&mut self) {
         let address = "192.0.2.2:9".parse().expect("literal");
         let at = |host: &Host| MemberAt { host: *host, name: format!("m{}", host[0]), address, weight: 100 };
-        let listed: Vec<MemberAt> = self.members.keys().map(at).collect();
+        let its = self.members.iter().filter(|(_, end)| !end.is_unlisted);
+        let listed: Vec<MemberAt> = its.map(|(host, _)| at(host)).collect();
         self.worker.set_members(self.now, &listed);
     }
 
-    fn ask(&mut self, request: &str) -> u32 {
+    pub(super) fn ask(&mut self, request: &str) -> u32 {
         let number = self.next_request;
         self.next_request += 1;
         let frame = Head { number, oldest: 0 }.frame(request.as_bytes());
@@ -79,7 +95,7 @@ impl Rig {
     }
 
     /// Runs for so long.
-    fn pass(&mut self, millis: u64) {
+    pub(super) fn pass(&mut self, millis: u64) {
         let end = self.now + Duration::from_millis(millis);
         while self.now < end {
             self.step();
@@ -91,7 +107,9 @@ impl Rig {
         let mut out = [0; Connection::DATAGRAM_MAX];
         self.client.on_time(self.now);
         while let Some(len) = self.client.poll_datagram(self.now, &mut out) {
-            self.worker.take_from_peer(self.now, client_at(), &out[..len]);
+            if !self.is_lost() {
+                self.worker.take_from_peer(self.now, client_at(), &out[..len]);
+            }
         }
         let members: Vec<Host> = self.members.keys().copied().collect();
         for host in members {
@@ -100,11 +118,18 @@ impl Rig {
         self.worker.on_time(self.now);
         let outgoing = self.worker.take_outgoing();
         for Datagram { bytes, .. } in outgoing.to_peers {
+            if self.is_lost() {
+                continue;
+            }
             let (_, says) = Framed::parse(&bytes).expect("sound");
             self.client.on_datagram(self.now, &says);
         }
         for (host, datagrams) in outgoing.to_members {
-            datagrams.iter().for_each(|datagram| self.member_hears(host, &datagram.bytes));
+            for datagram in datagrams {
+                if !self.is_lost() {
+                    self.member_hears(host, &datagram.bytes);
+                }
+            }
         }
         while let Some(frame) = self.client.poll_frame() {
             let (head, bytes) = Head::split(&frame.bytes).expect("an answer");
@@ -112,19 +137,40 @@ impl Rig {
         }
     }
 
+    /// Whether the next datagram is.
+    fn is_lost(&mut self) -> bool {
+        self.lost_per_mille > 0 && self.rng.u64() % 1000 < self.lost_per_mille
+    }
+
     fn member_hears(&mut self, host: Host, datagram: &[u8]) {
         let Some(end) = self.members.get_mut(&host).filter(|end| !end.is_cut) else { return };
         let (number, says) = Framed::parse(datagram).expect("sound");
+        let is_of_host = number == number_of_host(&host);
         match (end.connections.get_mut(&number), &says) {
+            _ if end.is_elsewhere => {
+                let reason = match says {
+                    Framed::Hello { .. } => AbortReason::OtherHost,
+                    Framed::Data(_) | Framed::Ping => AbortReason::Unknown,
+                    _ => return,
+                };
+                self.worker.take_from_member(self.now, host, &written(number, &Framed::abort(reason, "")));
+            }
             (Some(connection), _) => connection.on_datagram(self.now, &says),
+            (None, Framed::Hello { .. } | Framed::Ping) if end.is_leaving && (is_of_host || says != Framed::Ping) => {
+                let leaving = Framed::abort(AbortReason::Leaving, "");
+                self.worker.take_from_member(self.now, host, &written(number, &leaving));
+            }
             (None, Framed::Hello { terms, host: meant }) => {
                 assert_eq!(*meant, host);
                 let config = EndConfig { first: Tsn(u32::from(host[0])), ..EndConfig::default() };
                 end.connections.insert(number, Connection::accept(self.now, number, terms, "", config));
             }
-            (None, Framed::Ping) => {
-                assert_eq!(number, number_of_host(&host));
+            (None, Framed::Ping) if is_of_host => {
                 self.worker.take_from_member(self.now, host, &written(number, &Framed::Pong));
+            }
+            (None, Framed::Ping | Framed::Data(_)) => {
+                let unknown = Framed::abort(AbortReason::Unknown, "");
+                self.worker.take_from_member(self.now, host, &written(number, &unknown));
             }
             _ => {}
         }
@@ -154,16 +200,47 @@ impl Rig {
                 said.push(out[..len].to_vec());
             }
         }
-        if !end.is_cut {
-            said.iter().for_each(|bytes| self.worker.take_from_member(self.now, host, bytes));
+        if !end.is_cut && !end.is_elsewhere {
+            for bytes in said {
+                if !self.is_lost() {
+                    self.worker.take_from_member(self.now, host, &bytes);
+                }
+            }
         }
     }
 
-    fn answer(&self, number: u32) -> Vec<&str> {
+    pub(super) fn answer(&self, number: u32) -> Vec<&str> {
         self.answers.iter().filter(|(of, _)| *of == number).map(|(_, text)| text.as_str()).collect()
     }
 
-    fn asked(&self, number: u8) -> usize {
+    pub(super) fn end(&mut self, number: u8) -> &mut End {
+        self.members.get_mut(&host(number)).expect("there is one")
+    }
+
+    /// Another process is in a member's place.
+    pub(super) fn replace(&mut self, number: u8) {
+        let asked = std::mem::take(&mut self.end(number).asked);
+        *self.end(number) = End { asked, ..End::default() };
+    }
+
+    /// All members take requests, and do not answer; so many requests are under way at each of two.
+    pub(super) fn ask_the_mute(&mut self, count: u32) -> Vec<u32> {
+        self.members.values_mut().for_each(|end| end.is_mute = true);
+        let numbers = (0..2 * count).map(|n| self.ask(&format!("incr mute{n} 1\r\n"))).collect();
+        self.pass(60);
+        assert_eq!((self.asked(1), self.asked(2)), (count as usize, count as usize));
+        numbers
+    }
+
+    pub(super) fn lost(&mut self) -> Vec<u32> {
+        std::iter::from_fn(|| self.client.poll_lost()).collect()
+    }
+
+    pub(super) fn is_up(&self, number: u8) -> bool {
+        self.worker.members.get(&host(number)).is_some_and(Member::takes)
+    }
+
+    pub(super) fn asked(&self, number: u8) -> usize {
         self.members[&host(number)].asked.len()
     }
 }

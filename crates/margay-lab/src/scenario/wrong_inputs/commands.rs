@@ -169,9 +169,17 @@ pub const LINES: &[Wrong] = &[
     Wrong("check --protocol udp", &["PEER"]),
     Wrong("check web.shop:80 --protocol icmp", &["icmp", "tcp, udp"]),
     Wrong("check --wait=soon", &["soon"]),
-    // stack, audit
-    Wrong("stack", &["clear-cache"]),
-    Wrong("stack empty", &["empty"]),
+    // stack, cache, audit
+    Wrong("stack", &["list"]),
+    Wrong("stack show", &["FLOW"]),
+    Wrong("stack show 00000009", &["00000009", "margay flow list"]),
+    Wrong("stack set 00000009", &["STACK"]),
+    Wrong("stack set 00000009 sealed", &["sealed", "plain, secure"]),
+    Wrong("stack set 00000009 secure", &["00000009", "margay flow list"]),
+    Wrong("stack set nine secure", &["nine", "margay flow list"]),
+    Wrong("stack release 00000009", &["00000009", "margay flow list"]),
+    Wrong("cache", &["clear"]),
+    Wrong("cache empty", &["empty"]),
     Wrong("audit", &["list"]),
     Wrong("audit list --limit x", &["x"]),
     // id

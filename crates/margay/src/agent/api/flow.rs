@@ -16,7 +16,7 @@ use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
-use super::{Streamed, misuse, not_found, places};
+use super::{Streamed, misuse, not_found, places, stack};
 use crate::agent::ended::Ended;
 use crate::agent::watch::{End, Ends};
 use crate::agent::{Agent, naming};
@@ -33,7 +33,7 @@ fn wanted(service: &str) -> Result<Option<Prefix>, Status> {
     service.parse::<Name>().map(|name| Some(name.prefix())).map_err(misuse)
 }
 
-fn parse_id(text: &str) -> Result<FlowId, Status> {
+pub(super) fn parse_id(text: &str) -> Result<FlowId, Status> {
     let id = u32::from_str_radix(text, 16).ok().filter(|id| *id != 0);
     id.map(FlowId).ok_or_else(|| {
         misuse(format!("`{text}` is no flow; `margay flow list` shows them, eight hexadecimal digits each"))
@@ -192,6 +192,7 @@ fn info_of(
         ended_by: String::new(),
         ended_why: String::new(),
         chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
+        stack: Some(stack::info(&flow.stack)),
     }
 }
 
@@ -319,6 +320,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
             })
         }
         Event::FlowChanged(_)
+        | Event::StackChanged { .. }
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
         | Event::Twin(_)

@@ -1,6 +1,7 @@
 //! The calls of the API (`proto/margay.proto`), each in the module of its noun.
 
 mod audit;
+mod cache;
 mod chain;
 mod drain;
 mod flow;
@@ -251,8 +252,16 @@ impl Calls for Api {
         audit::list(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
-    async fn stack(&self, request: Request<StackRequest>) -> Answer<StackReply> {
-        stack::act(&self.0, &request.into_inner()).map(Response::new)
+    async fn cache(&self, request: Request<CacheRequest>) -> Answer<CacheReply> {
+        cache::act(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn stack_set(&self, request: Request<StackSetRequest>) -> Answer<FlowInfo> {
+        stack::set(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn stack_release(&self, request: Request<StackReleaseRequest>) -> Answer<FlowInfo> {
+        stack::release(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {

@@ -222,6 +222,7 @@ impl Teller {
                 feed.0.lock().say(&owners, &line);
             }
             Event::FlowChanged(_)
+            | Event::StackChanged { .. }
             | Event::AssociationUp(_)
             | Event::PeerRebooted(_)
             | Event::Twin(_)

@@ -77,6 +77,34 @@ struct Place {
     name: String,
 }
 
+/// An instance that a program is to be told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told<'a> {
+    found: &'a registration::Instance,
+    /// Its share of what comes by the name; zero also where those of a higher priority take all.
+    share: u32,
+}
+
+/// The instances of a name of which a program is told, and how many there are beyond. Where they are too many, those
+/// that take something and of which the program knows come first.
+fn told<'a>(
+    found: &'a [registration::Instance],
+    service: &ServiceId,
+    is_known: impl Fn(&HostId) -> bool,
+) -> (Vec<Told<'a>>, usize) {
+    let covers = |one: &&registration::Instance| one.prefix.contains(service);
+    let longest = found.iter().filter(covers).map(|one| one.prefix.bits).max();
+    let by_host: BTreeMap<HostId, &registration::Instance> =
+        found.iter().filter(covers).filter(|one| Some(one.prefix.bits) == longest).map(|one| (one.host, one)).collect();
+    let best = by_host.values().filter(|one| one.weight > 0).map(|one| one.priority).max();
+    let share_of = |one: &registration::Instance| if Some(one.priority) == best { one.weight } else { 0 };
+    let mut all: Vec<Told<'_>> = by_host.into_values().map(|found| Told { found, share: share_of(found) }).collect();
+    all.sort_by_key(|told| (told.share == 0, !is_known(&told.found.host)));
+    let beyond = all.len().saturating_sub(INSTANCES_MAX);
+    all.truncate(INSTANCES_MAX);
+    (all, beyond)
+}
+
 /// A program that follows who serves a name.
 pub struct Follower {
     agent: Weak<Agent>,
@@ -87,7 +115,8 @@ pub struct Follower {
     heard: Arc<Notify>,
     hearing: JoinSet<()>,
     places: BTreeMap<HostId, Place>,
-    has_told: bool,
+    /// How many instances the program is not told of; none: it was told nothing yet.
+    beyond: Option<usize>,
     _seat: Seat,
 }
 
@@ -118,7 +147,7 @@ impl Follower {
             heard,
             hearing,
             places: BTreeMap::new(),
-            has_told: false,
+            beyond: None,
             _seat: seat,
         })
     }
@@ -142,6 +171,7 @@ impl Follower {
 
     /// Hears the routers that this host has joined.
     fn hear(&mut self, agent: &Agent) {
+        while self.hearing.try_join_next().is_some() {}
         self.routers.retain(|known| known.strong_count() > 0);
         for home in homes_of(agent, &self.service) {
             if self.routers.iter().all(|known| !known.ptr_eq(&Arc::downgrade(&home))) {
@@ -154,60 +184,55 @@ impl Follower {
 
     /// What has changed since the program was told last; nothing also where nobody has said who serves the name.
     fn look(&mut self, agent: &Agent) -> Option<Vec<Reply>> {
-        let mut found = instances_under(agent, &self.service, &whole(&self.service))?;
-        found.retain(|instance| instance.prefix.contains(&self.service));
-        let longest = found.iter().map(|instance| instance.prefix.bits).max().unwrap_or_default();
-        found.retain(|instance| instance.prefix.bits == longest);
-        found.truncate(INSTANCES_MAX);
+        let found = instances_under(agent, &self.service, &whole(&self.service))?;
+        let (listed, mut beyond) = told(&found, &self.service, |host| self.places.contains_key(host));
         let mut messages = Vec::new();
-        let gone: Vec<HostId> =
-            self.places.keys().filter(|host| found.iter().all(|instance| instance.host != **host)).copied().collect();
+        let is_listed = |host: &&HostId| listed.iter().any(|told| told.found.host == **host);
+        let gone: Vec<HostId> = self.places.keys().filter(|host| !is_listed(host)).copied().collect();
         for host in gone {
             if let Some(place) = self.places.remove(&host) {
                 messages.push(self.message(host, &place, true));
                 release(agent, &place);
             }
         }
-        for instance in &found {
-            messages.extend(self.note(agent, instance));
+        for told in &listed {
+            messages.extend(self.note(agent, told));
         }
-        if messages.is_empty() && self.has_told {
+        beyond += listed.iter().filter(|told| !self.places.contains_key(&told.found.host)).count();
+        if messages.is_empty() && self.beyond == Some(beyond) {
             return None;
         }
-        self.has_told = true;
+        if self.beyond.unwrap_or_default() != beyond {
+            tracing::warn!(service = %self.service, beyond, "a program is not told of all that serve the name");
+        }
+        self.beyond = Some(beyond);
         // Without a text: the list is complete.
-        messages.push(Reply::done(Kind::Instance));
+        let mut end = Reply::done(Kind::Instance);
+        end.port = u16::try_from(beyond).unwrap_or(u16::MAX);
+        messages.push(end);
         Some(messages)
     }
 
-    /// Notes an instance, and says so if it is new, or another than it was.
-    fn note(&mut self, agent: &Agent, found: &registration::Instance) -> Option<Reply> {
+    /// Notes an instance, and says so if it is new, or another than it was. Nothing, and it has no place, where no
+    /// virtual address is left.
+    fn note(&mut self, agent: &Agent, Told { found, share }: &Told<'_>) -> Option<Reply> {
         let instance = instance_of(agent, &self.service, found);
         let known = self.places.get(&found.host);
-        let is_same = known.is_some_and(|place| {
-            place.instance == instance && place.weight == found.weight && place.name == found.host_name
-        });
+        let is_same = known
+            .is_some_and(|place| place.instance == instance && place.weight == *share && place.name == found.host_name);
         if is_same {
             return None;
         }
-        let addresses = agent.spreads.addresses();
         let address = match known {
             Some(place) => place.address,
             None => {
                 let ranges = agent.leases.ranges();
                 let start = first_number(&(ranges.host_v4().into(), found.host));
-                let Some(address) = addresses.take(ranges, true, start) else {
-                    tracing::warn!(
-                        host = %found.host,
-                        "no virtual address is left for an instance that a program follows"
-                    );
-                    return None;
-                };
-                address
+                agent.spreads.addresses().take(ranges, true, start)?
             }
         };
         agent.core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
-        let place = Place { address, instance, weight: found.weight, name: found.host_name.clone() };
+        let place = Place { address, instance, weight: *share, name: found.host_name.clone() };
         let message = self.message(found.host, &place, false);
         self.places.insert(found.host, place);
         Some(message)
@@ -242,9 +267,68 @@ impl Drop for Follower {
 
 #[cfg(test)]
 mod test {
+    use std::collections::BTreeSet;
+
+    use margay_core::name::{Prefix, SERVICE_BITS};
     use nix::unistd::{Gid, Uid};
 
     use super::*;
+
+    fn instance(n: u8, bits: u16, weight: u32, priority: u32) -> registration::Instance {
+        registration::Instance {
+            host: HostId([n; 16]),
+            host_name: format!("host{n}"),
+            address: "10.0.0.1:54324".parse().expect("literal"),
+            name: "cache.shop".to_owned(),
+            prefix: Prefix::new(name(0), bits),
+            weight,
+            priority,
+            sticky: false,
+            fence: None,
+        }
+    }
+
+    /// A name of a service, with the first byte of its tail.
+    fn name(tail: u8) -> ServiceId {
+        let mut id = ServiceId([0; 32]);
+        id.0[0] = 0xab;
+        id.0[usize::from(SERVICE_BITS / 8)] = tail;
+        id
+    }
+
+    fn shares(found: &[registration::Instance], service: &ServiceId) -> Vec<(u8, u32)> {
+        told(found, service, |_| false).0.iter().map(|told| (told.found.host.0[0], told.share)).collect()
+    }
+
+    #[test]
+    fn a_lower_priority_has_no_share_while_a_higher_one_takes_something() {
+        let all = [instance(1, 96, 100, 5), instance(2, 96, 50, 9), instance(3, 96, 0, 10), instance(4, 8, 100, 99)];
+        assert_eq!(shares(&all, &name(0)), [(2, 50), (1, 0), (3, 0)], "a shorter prefix is another matter");
+        assert_eq!(shares(&all[..1], &name(0)), [(1, 100)]);
+        assert!(shares(&[], &name(0)).is_empty());
+    }
+
+    #[test]
+    fn those_of_the_longest_prefix_serve_a_name() {
+        let all = [instance(1, 96, 100, 5), instance(2, 96, 100, 5), instance(3, 256, 100, 5)];
+        assert_eq!(shares(&all[..2], &name(0)), [(1, 100), (2, 100)]);
+        assert_eq!(shares(&all, &name(0)), [(3, 100)], "a program that serves the whole name by its socket");
+        assert_eq!(shares(&all, &name(1)), [(1, 100), (2, 100)]);
+    }
+
+    #[test]
+    fn of_too_many_instances_those_are_told_that_the_program_has() {
+        let mut all: Vec<_> = (0..100).map(|n| instance(n, 96, 100, 1)).collect();
+        all[99].weight = 0;
+        let (first, beyond) = told(&all, &name(0), |_| false);
+        assert_eq!((first.len(), beyond), (INSTANCES_MAX, 36));
+        let known: BTreeSet<HostId> = (30..94).map(|n| HostId([n; 16])).collect();
+        let (next, _) = told(&all, &name(0), |host| known.contains(host));
+        assert_eq!(next.iter().map(|told| told.found.host).collect::<BTreeSet<_>>(), known);
+        let (next, _) = told(&all, &name(0), |host| host.0[0] >= 98);
+        assert!(next.iter().any(|told| told.found.host.0[0] == 98));
+        assert!(next.iter().all(|told| told.share > 0), "what takes nothing comes last");
+    }
 
     #[test]
     fn a_user_follows_so_many_names_and_root_any() {

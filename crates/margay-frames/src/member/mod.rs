@@ -3,6 +3,8 @@
 //! Each framed connection is one TCP connection to the memcached. Answers come from there in the order of the requests,
 //! and go to the switch with their numbers.
 
+mod answers;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +17,8 @@ use margay_memcached::text::{self, Shape};
 use margay_wire::{AbortReason, Framed, FramedTerms};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::batch::{self, Datagram, bytes_of};
@@ -23,6 +26,7 @@ use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head, number_of_host};
 use crate::pipe::{self, Read};
 use crate::random_seed;
+use answers::{ANSWER_MAX, Answers, TOO_LARGE};
 
 /// Framed connections at once.
 const CONNECTIONS_MAX: usize = 4096;
@@ -32,7 +36,7 @@ const DATAGRAMS_MAX: usize = 512;
 const UNWRITTEN_MAX: usize = 1 << 20;
 /// Requests that the memcached has not answered.
 const UNANSWERED_MAX: usize = 4096;
-/// Bytes of frames that wait, or are under way: an answer of memcached's largest item and more.
+/// Bytes of frames that wait, or are under way: the longest answer ([`ANSWER_MAX`]) and more.
 const SEND_BUFFER: usize = 9 << 20;
 /// Bytes of frames that are put together: a request with the largest item.
 const RECEIVE_BUFFER: usize = 9 << 20;
@@ -85,6 +89,9 @@ pub async fn check(to: SocketAddr) -> Result<(), String> {
         Err(_) => Err(format!("no memcached answers at {to} within {CHECK_LIMIT:?}")),
     }
 }
+
+/// What one that leaves says to whoever asks.
+const LEAVES: Framed<'static> = Framed::Abort { reason: AbortReason::Leaving, text: "the member leaves" };
 
 type Key = (SocketAddr, u64);
 
@@ -181,14 +188,20 @@ impl Server {
         let Ok((number, says)) = Framed::parse(datagram) else { return };
         let key = (from, number);
         if let Some(known) = self.known.get(&key) {
-            // It is behind: its switch repeats what is lost.
-            let _ = known.try_send(datagram.to_vec());
-            return;
+            match known.try_send(datagram.to_vec()) {
+                // Whoever took it is gone.
+                Err(TrySendError::Closed(_)) => drop(self.known.remove(&key)),
+                // One that is behind: its switch repeats what is lost.
+                Ok(()) | Err(TrySendError::Full(_)) => return,
+            }
         }
         match says {
             Framed::Hello { terms, host } => self.accept(key, terms, host),
-            // Of no connection: whether this member is there at all.
-            Framed::Ping if number == number_of_host(&self.config.host) => self.answer(key, &Framed::Pong),
+            // Of no connection: whether this member is there at all, and takes any.
+            Framed::Ping if number == number_of_host(&self.config.host) => {
+                let is_leaving = *self.leave.borrow();
+                self.answer(key, &if is_leaving { LEAVES } else { Framed::Pong });
+            }
             Framed::Data(_) | Framed::Ping => self.answer(key, &Framed::abort(AbortReason::Unknown, "")),
             _ => {}
         }
@@ -205,7 +218,7 @@ impl Server {
             return self.answer(key, &Framed::abort(AbortReason::OtherHost, "another host was meant"));
         }
         if *self.leave.borrow() {
-            return self.answer(key, &Framed::abort(AbortReason::Leaving, "the member leaves"));
+            return self.answer(key, &LEAVES);
         }
         if self.known.len() >= CONNECTIONS_MAX {
             return self.answer(key, &Framed::abort(AbortReason::Full, "the member has as many connections as it may"));
@@ -225,8 +238,7 @@ impl Server {
             clock: self.clock,
             connection,
             unwritten: Vec::new(),
-            unread: Vec::new(),
-            read_from: 0,
+            answers: Answers::default(),
             asked: VecDeque::new(),
             unsent: None,
         };
@@ -250,9 +262,7 @@ struct Session {
     /// Requests that the memcached has not taken.
     unwritten: Vec<u8>,
     /// Answers that are not whole.
-    unread: Vec<u8>,
-    /// How far they have been looked at.
-    read_from: usize,
+    answers: Answers,
     /// Requests that are not answered, in their order.
     asked: VecDeque<(u32, Shape)>,
     /// An answer that there was no room for.
@@ -289,7 +299,8 @@ impl Session {
                             self.hear(&datagram);
                         }
                     }
-                    None => return false,
+                    // Nobody serves any more: the switch would wait for answers until it finds out.
+                    None => return self.program_gone("the member's framer has ended"),
                 },
                 ready = stream.readable(), if may_read => {
                     if let Err(error) = ready.and_then(|()| self.read(&stream)) {
@@ -355,7 +366,7 @@ impl Session {
             let Some(frame) = self.connection.poll_frame() else { return };
             let Some((head, request)) = Head::split(&frame.bytes) else { continue };
             match request.split_first() {
-                Some((&ANSWER_IS, answer)) => self.answer(head.number, answer.to_vec()),
+                Some((&ANSWER_IS, answer)) => self.answer(head.number, answer),
                 _ => {
                     self.asked.push_back((head.number, text::shape_of(request)));
                     self.unwritten.extend_from_slice(request);
@@ -364,8 +375,10 @@ impl Session {
         }
     }
 
-    fn answer(&mut self, number: u32, answer: Vec<u8>) {
-        let frame = Head { number, oldest: 0 }.frame(&answer);
+    fn answer(&mut self, number: u32, answer: &[u8]) {
+        // One that came with its request may have any length.
+        let answer = if answer.len() > ANSWER_MAX { TOO_LARGE } else { answer };
+        let frame = Head { number, oldest: 0 }.frame(answer);
         if self.connection.send(self.clock.now(), Order::Member, &frame).is_err() {
             self.unsent = Some(frame);
         }
@@ -376,24 +389,23 @@ impl Session {
     }
 
     fn read(&mut self, stream: &TcpStream) -> io::Result<()> {
-        match pipe::read(stream, &mut self.unread)? {
+        let mut come = Vec::new();
+        let read = pipe::read(stream, &mut come)?;
+        self.answers.push(&come);
+        match read {
             Read::End => Err(io::ErrorKind::UnexpectedEof.into()),
             Read::Some | Read::Nothing => Ok(()),
         }
     }
 
     fn cut_answers(&mut self) -> io::Result<()> {
-        while self.unsent.is_none() && !self.unread.is_empty() {
+        while self.unsent.is_none() && !self.answers.is_empty() {
             let Some((number, shape)) = self.asked.front().copied() else {
                 return Err(io::Error::other("it says what nobody has asked for"));
             };
-            let len = text::answer_len(&self.unread, shape, &mut self.read_from).map_err(io::Error::other)?;
-            let Some(len) = len else { return Ok(()) };
-            let rest = self.unread.split_off(len);
-            let answer = std::mem::replace(&mut self.unread, rest);
-            self.read_from = 0;
+            let Some(answer) = self.answers.next(shape).map_err(io::Error::other)? else { return Ok(()) };
             self.asked.pop_front();
-            self.answer(number, answer);
+            self.answer(number, &answer);
         }
         Ok(())
     }

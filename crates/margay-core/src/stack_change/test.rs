@@ -1,0 +1,143 @@
+//! The declared lives of a change, and what one end alone does.
+
+use super::*;
+use crate::config::Limits;
+use crate::handover::HandoverRecord;
+use crate::handover::tests::{meet_peer, record, sal};
+use crate::output::Output;
+use margay_wire::CHANGES;
+
+#[test]
+fn the_whole_matrix_of_the_leading_end() {
+    let expected = "\
+Asking Answered Turning\nAsking Refused Over\nAsking Done -\nAsking Fenced -\nAsking TimeOut Over
+Turning Answered -\nTurning Refused -\nTurning Done Told\nTurning Fenced Over\nTurning TimeOut Over
+Told Answered -\nTold Refused -\nTold Done -\nTold Fenced Over\nTold TimeOut Over
+Over Answered -\nOver Refused -\nOver Done -\nOver Fenced -\nOver TimeOut -\n";
+    assert_eq!(LEADING.matrix(), expected);
+    assert!(LEADING.faults().is_empty(), "{:?}", LEADING.faults());
+}
+
+#[test]
+fn the_whole_matrix_of_the_following_end() {
+    let expected = "\
+Ready Confirmed Turning\nReady Fenced Made\nReady Abandoned Left\nReady TimeOut Left
+Turning Confirmed -\nTurning Fenced Made\nTurning Abandoned -\nTurning TimeOut Made
+Made Confirmed -\nMade Fenced -\nMade Abandoned -\nMade TimeOut -
+Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
+    assert_eq!(FOLLOWING.matrix(), expected);
+    assert!(FOLLOWING.faults().is_empty(), "{:?}", FOLLOWING.faults());
+}
+
+#[test]
+fn what_may_come_of_each_stack() {
+    use Stack::{Plain, Secure};
+    let taken = |takes: Taking| Stack::ALL.map(|stack| takes.has(stack));
+    assert_eq!(taken(Taking::Only(Plain)), [true, false]);
+    assert_eq!(taken(Taking::Only(Secure)), [false, true]);
+    assert_eq!(taken(Taking::Turning(Plain)), [true, true]);
+    let direct = |takes| Stacks { sends: Plain, takes, change: 1 }.takes_direct();
+    assert!(direct(Taking::Only(Plain)) && direct(Taking::Turning(Secure)));
+    assert!(!direct(Taking::Only(Secure)) && !direct(Taking::Turning(Plain)), "a sealed flow takes nothing direct");
+    assert_eq!([2, 3, 4, 1, 8].map(Stack::of_number), [Some(Plain), Some(Secure), Some(Secure), None, None]);
+}
+
+/// A host with one established flow, whose peer can do `stacks`.
+fn host(role: Role, stacks: u32) -> (Sal, FlowId) {
+    let mut sal = sal(Limits::default());
+    sal.set_secure(&[Cipher::ChaCha20Poly1305], false, Vec::new());
+    meet_peer(&mut sal, 77);
+    let lifecycle = crate::event::Lifecycle::Established;
+    let record = HandoverRecord { role, lifecycle, fins: (false, false), ..record() };
+    sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
+    let association = sal.flows.get(record.flow).map_or(0, |flow| flow.association);
+    sal.associations.set_stacks(association, stacks);
+    while sal.poll(&mut [0; 4096]).is_some() {}
+    while sal.poll_event().is_some() {}
+    (sal, record.flow)
+}
+
+const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();
+
+/// The steps that a host says.
+fn said(sal: &mut Sal) -> Vec<ChangeStep> {
+    let (mut buf, mut steps) = (alloc::vec![0; 65_536], Vec::new());
+    while let Some(output) = sal.poll(&mut buf) {
+        if let Output::Transmit { len, .. } = output {
+            let message = Message::parse(&buf[..len]).expect("ours");
+            steps.extend(message.change().map(|change| change.step));
+        }
+    }
+    steps
+}
+
+#[test]
+fn a_silent_peer_is_asked_four_times_and_the_flow_stays_as_it_was() {
+    for (role, step, last) in [
+        (Role::Initiator, ChangeStep::Request, &[ChangeStep::Abandon][..]),
+        (Role::Responder, ChangeStep::Propose, &[]),
+    ] {
+        let (mut sal, id) = host(role, ABLE);
+        let start = Instant::from_millis(10_000);
+        assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Ok(true));
+        assert_eq!(sal.set_flow_stack(start, id, Stack::Plain), Err(ChangeRefused::UnderWay));
+        let mut steps = said(&mut sal);
+        assert_eq!(sal.locked_sessions(start), usize::from(role == Role::Initiator));
+        for millis in (0..2000).step_by(10) {
+            sal.handle_timeout(start + Duration::from_millis(millis));
+            steps.extend(said(&mut sal));
+        }
+        assert_eq!(steps, [step; 4]);
+        let end = start + PATIENCE;
+        sal.handle_timeout(end);
+        assert_eq!(said(&mut sal), last);
+        assert_eq!(sal.locked_sessions(end), 0);
+        let info = sal.flow(id).expect("it goes on");
+        assert_eq!((info.stack.stack, info.stack.changing_to, info.secure), (Stack::Plain, None, None));
+        let outcomes: Vec<&str> = info.stack.changes.iter().map(|change| change.outcome.label()).collect();
+        assert_eq!(outcomes, ["no-answer"], "what is refused since it is under way says so at once");
+    }
+}
+
+#[test]
+fn who_cannot_be_changed_hears_why() {
+    let start = Instant::from_millis(10_000);
+    let (mut sal, id) = host(Role::Initiator, 0);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::OldPeer));
+    let (mut sal, id) = host(Role::Initiator, CHANGES | Cipher::Aes256Gcm.bit());
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::NoCipher));
+    assert_eq!(sal.set_flow_stack(start, FlowId(1), Stack::Secure), Err(ChangeRefused::UnknownFlow(FlowId(1))));
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Plain), Ok(false), "it is so already");
+    assert_eq!(sal.flow(id).and_then(|flow| flow.stack.order).map(|order| order.stack), Some(Stack::Plain));
+    assert_eq!(sal.release_flow_stack(start, id), Ok(false));
+    assert_eq!(sal.release_flow_stack(start, id), Err(ChangeRefused::NoOrder));
+    sal.handle_transport(start, id, crate::output::Direction::Ingress, crate::packet::tcp_flags::FIN);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::NotOpen));
+    assert!(said(&mut sal).is_empty(), "nobody was asked");
+    let busy = host(Role::Initiator, ABLE);
+    let (mut sal, id) = busy;
+    let session = sal.flows.get(id).map(|flow| flow.session).expect("there");
+    let holder = crate::session::Holder { host: sal.host_id(), act: crate::session::Act::HandOver };
+    sal.locks.acquire(session, holder, start, Duration::from_secs(1)).expect("free");
+    assert!(matches!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::Busy(_))));
+}
+
+#[test]
+fn eight_changes_are_remembered_and_a_flow_that_ends_frees_its_lock() {
+    let (mut sal, id) = host(Role::Initiator, 0);
+    for second in 1..20 {
+        let now = Instant::from_millis(second * 1000);
+        assert!(sal.set_flow_stack(now, id, Stack::Secure).is_err());
+    }
+    let changes = sal.flow(id).expect("there").stack.changes;
+    assert_eq!((changes.len(), changes[0].at), (8, Instant::from_millis(12_000)));
+    let association = sal.flows.get(id).map_or(0, |flow| flow.association);
+    sal.associations.set_stacks(association, ABLE);
+    let now = Instant::from_millis(30_000);
+    assert_eq!(sal.set_flow_stack(now, id, Stack::Secure), Ok(true));
+    assert!(sal.close_flow(now, id));
+    assert_eq!(sal.locked_sessions(now), 0);
+    let ended = core::iter::from_fn(|| sal.poll_event())
+        .any(|event| matches!(event, Event::StackChanged { change, .. } if change.outcome == ChangeOutcome::Ended));
+    assert!(ended);
+}

@@ -1,0 +1,112 @@
+//! A flow whose peer turns to another stack: what is of the new one waits for the FENCE of the old one.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use margay_core::{Instant, Stack, Taking};
+use margay_wire::FlowId;
+
+/// A FENCE that is lost holds up what has overtaken it for so long at most.
+const FENCE_WAIT: Duration = Duration::from_millis(50);
+/// So many packets wait; with the next one, none does any more.
+const HELD_MAX: usize = 64;
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It is taken.
+    Take,
+    /// It waits.
+    Held,
+    /// Nothing waits any longer, and it is taken after what has.
+    Overtaken(u32),
+    /// It is late: of the stack before.
+    Late,
+    /// It is of a stack that the flow does not have.
+    Strange,
+}
+
+struct Turn {
+    change: u32,
+    is_fenced: bool,
+    held: Vec<(SocketAddr, Vec<u8>)>,
+    since: Instant,
+}
+
+/// The turns of a host's flows. They outlive entries.
+#[derive(Default)]
+pub(crate) struct Turns(HashMap<FlowId, Turn>);
+
+impl Turns {
+    pub fn admit(
+        &mut self,
+        now: Instant,
+        flow: FlowId,
+        (takes, change): (Taking, u32),
+        stack: Option<Stack>,
+        (from, datagram): (SocketAddr, &[u8]),
+    ) -> Admission {
+        let to = match takes {
+            Taking::Only(only) => return if stack == Some(only) { Admission::Take } else { Admission::Strange },
+            Taking::Turning(to) => to,
+        };
+        let fresh = || Turn { change, is_fenced: false, held: Vec::new(), since: now };
+        let turn = self.0.entry(flow).or_insert_with(fresh);
+        if turn.change != change {
+            *turn = fresh();
+        }
+        match (stack, turn.is_fenced) {
+            (None, _) => Admission::Strange,
+            (Some(stack), true) if stack == to => Admission::Take,
+            (Some(_), true) => Admission::Late,
+            (Some(stack), false) if stack != to => Admission::Take,
+            (Some(_), false) if turn.held.len() >= HELD_MAX => {
+                turn.is_fenced = true;
+                Admission::Overtaken(change)
+            }
+            (Some(_), false) => {
+                if turn.held.is_empty() {
+                    turn.since = now;
+                }
+                turn.held.push((from, datagram.to_vec()));
+                Admission::Held
+            }
+        }
+    }
+
+    /// The FENCE of a change has come. False if it is of another one, or has come before.
+    pub fn fence(&mut self, now: Instant, flow: FlowId, change: u32) -> bool {
+        let fresh = || Turn { change, is_fenced: false, held: Vec::new(), since: now };
+        let turn = self.0.entry(flow).or_insert_with(fresh);
+        turn.change == change && !std::mem::replace(&mut turn.is_fenced, true)
+    }
+
+    /// What has waited, in order.
+    pub fn take_held(&mut self, flow: FlowId) -> Vec<(SocketAddr, Vec<u8>)> {
+        self.0.get_mut(&flow).map(|turn| std::mem::take(&mut turn.held)).unwrap_or_default()
+    }
+
+    /// The flow has one stack. Gives what has waited.
+    pub fn end(&mut self, flow: FlowId) -> Vec<(SocketAddr, Vec<u8>)> {
+        self.0.remove(&flow).map(|turn| turn.held).unwrap_or_default()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.0.values().filter(|turn| !turn.held.is_empty()).map(|turn| turn.since + FENCE_WAIT).min()
+    }
+
+    /// Flows of which something has waited for too long, and by which changes.
+    pub fn take_due(&mut self, now: Instant) -> Vec<(FlowId, u32)> {
+        let is_due = |turn: &Turn| !turn.held.is_empty() && turn.since + FENCE_WAIT <= now;
+        let mut due: Vec<(FlowId, u32)> =
+            self.0.iter().filter(|(_, turn)| is_due(turn)).map(|(flow, turn)| (*flow, turn.change)).collect();
+        due.sort_unstable();
+        for (flow, _) in &due {
+            if let Some(turn) = self.0.get_mut(flow) {
+                turn.is_fenced = true;
+            }
+        }
+        due
+    }
+}

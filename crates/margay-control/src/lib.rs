@@ -6,6 +6,7 @@
 
 pub mod api;
 mod armor;
+pub mod chains;
 pub mod clock;
 pub mod cluster;
 pub mod dns;

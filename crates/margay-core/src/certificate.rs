@@ -269,6 +269,43 @@ pub fn decode_chain(bytes: &[u8]) -> Result<Vec<Certificate>, CertificateError> 
     if rest.is_empty() { Ok(chain) } else { Err(bad) }
 }
 
+/// The links of an encoded chain as they stand there, length and bytes. Nothing of a chain that cannot be read.
+fn raw_links(chain: &[u8]) -> Vec<&[u8]> {
+    let mut links = Vec::new();
+    let Some(mut rest) = chain.get(4..) else { return links };
+    while let Some(len) = rest.first_chunk::<2>().map(|len| usize::from(u16::from_be_bytes(*len))) {
+        let Some((link, after)) = rest.split_at_checked(2 + len) else { return Vec::new() };
+        links.push(link);
+        rest = after;
+    }
+    if rest.is_empty() { links } else { Vec::new() }
+}
+
+fn from_raw_links(links: &[&[u8]]) -> Vec<u8> {
+    if links.is_empty() {
+        return Vec::new();
+    }
+    let mut chain = alloc::vec![links.len().min(CHAIN_MAX) as u8, 0, 0, 0];
+    links.iter().take(CHAIN_MAX).for_each(|link| chain.extend_from_slice(link));
+    chain
+}
+
+/// How many first links an encoded chain has in common with another one that is shown beside it, and an encoded chain
+/// of the others; empty where there are none.
+pub(crate) fn links_in_common(shown: &[u8], chain: &[u8]) -> (u8, Vec<u8>) {
+    let links = raw_links(chain);
+    let common = raw_links(shown).iter().zip(&links).take_while(|(one, other)| one == other).count();
+    (common.min(CHAIN_MAX) as u8, from_raw_links(&links[common..]))
+}
+
+/// The encoded chain whose first links are the first ones of `shown`, and whose others are those of `rest`; empty where
+/// it has none. `None`: `shown` has not so many, or it would be too long.
+pub(crate) fn joined_chain(shown: &[u8], shared: u8, rest: &[u8]) -> Option<Vec<u8>> {
+    let mut links = raw_links(shown).get(..usize::from(shared))?.to_vec();
+    links.extend(raw_links(rest));
+    (links.len() <= CHAIN_MAX).then(|| from_raw_links(&links))
+}
+
 /// An authority whose key this host trusts for its block of names. It came with the join token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrustAnchor {

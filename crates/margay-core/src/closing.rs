@@ -165,6 +165,7 @@ impl Sal {
         self.queue.update(EntryUpdate::Remove { flow: id, reason });
         let info = Box::new(self.describe(&flow));
         self.events.push(Event::FlowClosed { flow: info, reason, carried: FlowCounters::default() });
+        self.end_other_half(&flow, reason);
     }
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
@@ -205,6 +206,7 @@ impl Sal {
         }
         let carried = FlowCounters::default();
         self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason, carried }));
+        self.end_half_beside(id, reason);
     }
 
     /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was
@@ -213,7 +215,10 @@ impl Sal {
     pub fn end_without_socket(&mut self, now: Instant, flows: &[FlowId]) {
         self.now = now;
         for id in flows {
-            let is_open = |flow: &&Flow| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+            let is_open = |flow: &&Flow| {
+                let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.is_at_box());
+                !is_at_box && matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed)
+            };
             if self.flows.get(*id).filter(is_open).is_some_and(|flow| flow.app.protocol == 6) {
                 self.say_fail(*id, ErrorCode::Closed);
                 self.remove_flow(*id, RemoveReason::Closed);
@@ -399,6 +404,7 @@ impl Sal {
                 }
             }
             Setup::Initiator(_) => self.give_up_connecting(id),
+            Setup::Responder(_) if flow.chain.as_ref().is_some_and(|chain| chain.is_left()) => self.left_due(now, id),
             Setup::Responder(_) => self.drop_half_open(id),
             Setup::Late(_) => self.retry_ack(now, id),
             Setup::Done => {}

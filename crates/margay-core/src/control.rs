@@ -338,7 +338,7 @@ impl Sal {
     }
 
     /// What an encoded chain, which may be empty, shows of the authority of the host with this key, if it is true.
-    fn shown_membership(&mut self, chain: &[u8], host_key: &HostPublic) -> Option<Membership> {
+    pub(crate) fn shown_membership(&mut self, chain: &[u8], host_key: &HostPublic) -> Option<Membership> {
         if chain.is_empty() {
             return None;
         }
@@ -351,14 +351,21 @@ impl Sal {
 
     /// Leases: packets to `address` are for `service`.
     pub fn bind_name(&mut self, address: IpAddr, service: ServiceId) {
-        if self.names.insert(address, service) != Some(service) {
+        let before = self.names.insert(address, service);
+        if let Some(before) = before.filter(|before| *before != service) {
+            self.chains.forget_lease(address, &before);
+        }
+        self.chains.note_lease(address, service);
+        if before != Some(service) {
             self.end_grants_to(address);
         }
     }
 
     /// Takes a lease away. Flows live on.
     pub fn unbind_name(&mut self, address: IpAddr) {
-        self.names.remove(&address);
+        if let Some(service) = self.names.remove(&address) {
+            self.chains.forget_lease(address, &service);
+        }
         self.names_used.remove(&address);
         self.end_grants_to(address);
     }

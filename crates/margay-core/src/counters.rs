@@ -83,6 +83,10 @@ pub struct Counters {
     pub flows_granted: u64,
     /// Of these, those that were over before they were listed anywhere.
     pub flows_brief: u64,
+    /// Sessions that have passed a box of this host, and were proved to it.
+    pub chains_joined: u64,
+    /// Sessions that were refused at a box of this host: by the box, or since nobody was there to go on to.
+    pub chains_refused: u64,
 }
 
 #[derive(Clone, Debug)]

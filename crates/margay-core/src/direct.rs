@@ -123,6 +123,7 @@ impl Direct {
             sending: self.carriage.sends(),
             accepting: self.carriage.accepts(),
             begun: self.begun,
+            by_sal0: false,
         })
     }
 }

@@ -44,10 +44,10 @@ impl Sal {
                 && flow.lifecycle < Lifecycle::Closed
                 && flow.app.protocol != GREETING
                 && !self.fetches.is_between(flow.id)
-                && prefix.contains(&flow.service)
+                && prefix.contains(&flow.asked())
         };
         let served = self.flows.iter().filter(is_served);
-        served.map(|flow| ServedFlow { flow: flow.id, service: flow.service, app: flow.app }).collect()
+        served.map(|flow| ServedFlow { flow: flow.id, service: flow.asked(), app: flow.app }).collect()
     }
 
     /// Ends flows at both ends because this instance is drained: TCP by a reset; datagrams by silence here, and the

@@ -98,6 +98,9 @@ pub struct Wire {
     /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it.
     /// If not, they come up as misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).
     pub begun: bool,
+    /// No program has the flow but a box, which sees its packets come by `sal0`: none is rewritten in place on the
+    /// card.
+    pub by_sal0: bool,
 }
 
 impl Wire {

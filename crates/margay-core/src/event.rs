@@ -9,6 +9,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId};
 
 use crate::carriage::{Carriage, Why};
+use crate::chain::ChainRecord;
 use crate::entry::{FlowCounters, Passage, RemoveReason, Tuple};
 use crate::fetch::HandOver;
 use crate::key::{HostId, HostPublic};
@@ -210,6 +211,16 @@ pub struct FlowInfo {
     pub moves: u32,
     /// What is wrong with how the peer and this host find each other.
     pub trouble: Option<Trouble>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
+}
+
+impl FlowInfo {
+    /// Whether its session is for a name under `prefix`, or passes a box of such a name on this host.
+    pub fn is_of(&self, prefix: &Prefix) -> bool {
+        let here = self.chain.as_ref().and_then(ChainRecord::box_here);
+        prefix.contains(&self.service) || here.is_some_and(|name| prefix.contains(&name))
+    }
 }
 
 /// An association as lists show it.

@@ -82,7 +82,7 @@ impl Sal {
             Action::Demux(demux) if !demux.answers(port) => Some(Unusable::Port),
             Action::Forward(_) | Action::ForwardAll(_) => self.cannot_forward(rule, way),
             Action::Delay(_) if way.sender != Sender::Own && !self.config.router => Some(Unusable::NotForOthers),
-            Action::Demux(_) | Action::Delay(_) | Action::Drop => None,
+            Action::Demux(_) | Action::Box(_) | Action::Delay(_) | Action::Drop => None,
         }
     }
 

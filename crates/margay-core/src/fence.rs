@@ -220,7 +220,7 @@ impl Sal {
     pub(crate) fn note_fence(&mut self, id: FlowId, number: Option<u64>) {
         let Some((flow, number)) = self.flows.get(id).zip(number) else { return };
         if let Some(peer) = self.associations.get(flow.association) {
-            self.fences.note_told(peer.host, flow.service, number);
+            self.fences.note_told(peer.host, flow.asked(), number);
         }
     }
 
@@ -233,7 +233,9 @@ impl Sal {
     }
 
     /// A holder says that a name is its own. Where that holds, flows with former holders end: programs here get an
-    /// error at once, whatever those holders say. The same notice again ends flows that were begun since.
+    /// error at once, whatever those holders say. The same notice again ends flows that were begun since. Of a session
+    /// that goes through boxes, the flow to the name's own host ends so, or the one to the box whose name it is; the
+    /// others follow.
     ///
     /// # Errors
     ///
@@ -281,11 +283,11 @@ impl Sal {
         let holder = notice.holder();
         let mut served = Vec::new();
         let mut initiated: BTreeMap<HostId, Vec<FlowId>> = BTreeMap::new();
-        for flow in self.flows.iter().filter(|flow| is_open(flow) && notice.prefix.contains(&flow.service)) {
+        for flow in self.flows.iter().filter(|flow| is_open(flow) && notice.prefix.contains(&flow.asked())) {
             let Some(peer) = self.associations.get(flow.association).map(|association| association.host) else {
                 continue;
             };
-            let told = || self.fences.told(peer, &flow.service);
+            let told = || self.fences.told(peer, &flow.asked());
             let is_former = || told().map_or(is_new, |told| told < notice.number);
             match flow.role {
                 Role::Responder if holder != own => served.push(flow.id),
@@ -308,7 +310,7 @@ impl Sal {
         self.now = now;
         self.fences.own.remove(&prefix);
         self.end_grants_under(&prefix);
-        let is_served = |flow: &&Flow| flow.role == Role::Responder && prefix.contains(&flow.service) && is_open(flow);
+        let is_served = |flow: &&Flow| flow.role == Role::Responder && prefix.contains(&flow.asked()) && is_open(flow);
         let served: Vec<FlowId> = self.flows.iter().filter(is_served).map(|flow| flow.id).collect();
         self.end_elsewhere(now, &served);
         served.len()
@@ -329,7 +331,7 @@ impl Sal {
             if unused.is_empty() {
                 break;
             }
-            unused.retain(|prefix| !prefix.contains(&flow.service));
+            unused.retain(|prefix| !prefix.contains(&flow.asked()));
         }
         for prefix in unused {
             self.fences.held.remove(&prefix);

@@ -1,4 +1,4 @@
-//! Flows: one session of an application each, found by identifier, by five-tuple or (while a responder) by session.
+//! Flows: one session of an application each, found by identifier, by five-tuple or by session.
 //!
 //! DESIGN §7. A flow is kept in one place, a slab; the indices hold slot numbers only, so that a flow costs a few
 //! hundred bytes and ten thousand of them a few megabytes.
@@ -15,6 +15,7 @@ use margay_wire::{FlowId, SessionId};
 use siphasher::sip::SipHasher13;
 
 use crate::carriage::Why;
+use crate::chain::{ChainRecord, Chained};
 use crate::direct::Direct;
 use crate::entry::{Entry, PathId, Tuple, Wire};
 use crate::event::{FlowInfo, Lifecycle, Role};
@@ -30,8 +31,9 @@ const UDP: u8 = 17;
 /// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make
 /// look-ups slow.
 const SAME_NUMBER_MAX: usize = 4;
-/// Flows of one session that are looked at.
-const SAME_SESSION_MAX: usize = 4;
+/// Flows of one session that are looked at: two for each of eight boxes on one host, and more. Whoever gives many
+/// connections one number finds them no more.
+const SAME_SESSION_MAX: usize = 32;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
 #[derive(Clone, Copy)]
@@ -144,6 +146,8 @@ pub(crate) struct Flow {
     pub source: Option<Box<ServiceId>>,
     /// What its DATA is sealed with, once that is known: also of a flow that was sealed once, and may be again.
     pub seal: Option<Box<SealKeys>>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<Box<Chained>>,
     /// By which stack it is sent, and what is taken.
     pub stacks: Stacks,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
@@ -173,9 +177,15 @@ impl Flow {
             stripe: None,
             source: None,
             seal: None,
+            chain: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
         }
+    }
+
+    /// The name that its SYN asks for: its service, or where the session goes through boxes the next one of them.
+    pub fn asked(&self) -> ServiceId {
+        self.chain.as_ref().map_or(self.service, |chain| chain.asked)
     }
 
     pub fn has(&self, bits: u16) -> bool {
@@ -207,13 +217,14 @@ impl Flow {
     }
 
     pub fn entry(&self) -> Entry {
+        let by_sal0 = self.chain.as_ref().is_some_and(|chain| chain.is_at_box());
         Entry {
             flow: self.id,
             generation: self.generation,
             app: self.app,
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
-            wire: self.direct.wire().map(|wire| self.masked(wire)),
+            wire: self.direct.wire().map(|wire| Wire { by_sal0, ..self.masked(wire) }),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
@@ -278,6 +289,7 @@ impl Flow {
             moved: None,
             moves: 0,
             trouble: None,
+            chain: self.chain.as_deref().map(ChainRecord::of),
         }
     }
 }
@@ -351,8 +363,8 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
-    /// The responders' flows of a session, so that a retransmitted SYN finds its own: one, or two where one is left
-    /// from before the session went to another host and came back.
+    /// The flows of a session: one; two where a box of its chain is, where both ends are, or where one is left from
+    /// before the session went to another host and came back.
     pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = &Flow> {
         let alike = self.by_session.iter_hash(self.hasher.hash_one(session));
         alike.filter_map(|slot| self.at(*slot)).filter(move |flow| flow.session == session).take(SAME_SESSION_MAX)
@@ -410,15 +422,13 @@ impl FlowTable {
         self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
         self.by_tuple
             .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
-        if role == Role::Responder {
-            self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
-                hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
+            hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        });
+        if role == Role::Responder && app.protocol == UDP {
+            self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
+                hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
             });
-            if app.protocol == UDP {
-                self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
-                    hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
-                });
-            }
         }
         self.note_peer_flow(slot, peer_flow);
     }
@@ -449,11 +459,9 @@ impl FlowTable {
         forget(&mut self.by_id, self.hasher.hash_one(flow.id));
         forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
         forget(&mut self.by_peer_flow, self.hasher.hash_one(flow.peer_flow));
-        if flow.role == Role::Responder {
-            forget(&mut self.by_session, self.hasher.hash_one(flow.session));
-            if flow.app.protocol == UDP {
-                forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
-            }
+        forget(&mut self.by_session, self.hasher.hash_one(flow.session));
+        if flow.role == Role::Responder && flow.app.protocol == UDP {
+            forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
         }
         if let Some(deadline) = flow.deadline {
             self.deadlines.remove(&(deadline, id));
@@ -567,12 +575,11 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         }
         assert_eq!(table.len(), 199);
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
-        let of_session = |table: &FlowTable| table.of_session(SessionId([77; 16])).map(|flow| flow.id).next();
-        assert_eq!(of_session(&table), Some(FlowId(77)));
+        assert_eq!(table.of_session(SessionId([77; 16])).map(|flow| flow.id).collect::<Vec<_>>(), [FlowId(77)]);
         assert!(table.remove(FlowId(77)).is_some());
         assert!(table.get(FlowId(77)).is_none());
         assert_eq!(table.by_tuple(&tuple(77)), None);
-        assert_eq!(of_session(&table), None);
+        assert_eq!(table.of_session(SessionId([77; 16])).count(), 0);
         table.insert(flow(77));
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
         table.set_tuple(FlowId(77), tuple(777));

@@ -60,6 +60,10 @@ impl Sal {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         let service = ServiceId(resolvable.service);
+        let is_chained = message.chain().is_some();
+        if is_chained && (message.dst_flow != FlowId(0) || session.protocol == GREETING) {
+            return Err(DropReason::Malformed);
+        }
         match session.protocol {
             GREETING if self.came_to_all => return self.handle_search(now, from, message, &resolvable, datagram),
             GREETING => return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len()),
@@ -74,6 +78,8 @@ impl Sal {
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
         let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
         match self.pick(&service, sticky, session.protocol, session.service_port, sender) {
+            Resolution::Box(rule, _) => self.handle_chained(now, from, message, datagram, rule),
+            Resolution::Demux(rule, _) if is_chained => self.handle_chained(now, from, message, datagram, rule),
             Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
                 self.table.note_use(now, rule);

@@ -10,9 +10,11 @@
 //! 64 role (1 initiator, 2 responder) | 65 lifecycle | 66 flags | 67 number of legs
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
 //! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
-//! flags: 1 authenticated, 2 and 4 FINs seen, 8 and 16 as below, 32 this host demands a sealed flow, 64 the peer does
+//! flags: 1 authenticated, 2 and 4 FINs seen, 8, 16 and 128 as below, 32 this host demands a sealed flow, 64 the peer
+//! does
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
-//! service has its clients wait for a silent host (4; all ones: for ever)
+//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
+//! the session goes through (`chain/record.rs`)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -28,6 +30,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 
+use crate::chain::ChainRecord;
 use crate::closing::LINGER;
 use crate::entry::{EntryUpdate, Tuple};
 use crate::event::{Lifecycle, Role};
@@ -54,7 +57,7 @@ const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
 const DEMANDS: u8 = 32;
 const PEER_DEMANDS: u8 = 64;
-const FLAGS_MAX: u8 = 127;
+const HAS_CHAIN: u8 = 128;
 const NO_SCALE: u8 = 255;
 
 /// Why bytes are no record.
@@ -192,6 +195,8 @@ pub struct HandoverRecord {
     pub ingress: Option<Numbers>,
     /// For how long the service has its clients wait for a silent host, where it has said so to this end.
     pub give_up_after: Option<GiveUpAfter>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -209,11 +214,12 @@ impl HandoverRecord {
     pub fn encode(&self) -> Vec<u8> {
         let legs = &self.legs[..self.legs.len().min(LEGS_MAX)];
         let rest = self.source.map_or(0, |_| SOURCE_LEN) + self.give_up_after.map_or(0, |_| GIVE_UP_LEN);
+        let rest = rest + self.chain.as_ref().map_or(0, ChainRecord::len);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&HANDOVER_VERSION.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4.
+        // At most 152 + 8 × 68 + 32 + 4 + 260.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -225,6 +231,7 @@ impl HandoverRecord {
         let flags = flags | if self.is_demanded { DEMANDS } else { 0 };
         let flags = flags | if self.is_demanded_by_peer { PEER_DEMANDS } else { 0 };
         let flags = flags | self.source.map_or(0, |_| HAS_SOURCE) | self.give_up_after.map_or(0, |_| HAS_GIVE_UP);
+        let flags = flags | self.chain.as_ref().map_or(0, |_| HAS_CHAIN);
         out.extend_from_slice(&[role, lifecycle, flags, legs.len() as u8]);
         out.extend_from_slice(&self.generation.to_be_bytes());
         out.extend_from_slice(&self.age_ms.to_be_bytes());
@@ -236,6 +243,7 @@ impl HandoverRecord {
         }
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
+        out.extend(self.chain.iter().flat_map(ChainRecord::encode));
         out
     }
 
@@ -257,7 +265,9 @@ impl HandoverRecord {
         let flags = reader.byte(66)?;
         let source_at = FIXED_LEN + legs_len * LEG_LEN;
         let give_up_at = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
-        let whole = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
+        let chain_at = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
+        let chain = if flags & HAS_CHAIN == 0 { None } else { Some(decode_chain(bytes, chain_at)?) };
+        let whole = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -268,9 +278,6 @@ impl HandoverRecord {
         };
         let lifecycle = reader.byte(65)?;
         let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
-        if flags > FLAGS_MAX {
-            return Err(HandoverError::Malformed { at: 66 });
-        }
         let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
         Ok(Self {
             flow: FlowId(reader.u32(8)?),
@@ -278,7 +285,8 @@ impl HandoverRecord {
             session: SessionId(reader.array(16)?),
             service: ServiceId(reader.array(32)?),
             source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
-            give_up_after: if whole > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
+            give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
+            chain,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -422,6 +430,10 @@ fn decode_give_up(reader: &Reader<'_>, at: usize) -> Result<GiveUpAfter, Handove
     if told.ms() == ms { Ok(told) } else { Err(HandoverError::Malformed { at }) }
 }
 
+fn decode_chain(bytes: &[u8], at: usize) -> Result<ChainRecord, HandoverError> {
+    bytes.get(at..).and_then(ChainRecord::decode).ok_or(HandoverError::Malformed { at })
+}
+
 fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
     let kind = match reader.byte(at)? {
         1 => LegKind::Sal0,
@@ -501,6 +513,7 @@ impl Sal {
             egress: None,
             ingress: None,
             give_up_after: self.told_of(flow),
+            chain: flow.chain.as_deref().map(ChainRecord::of),
             legs: [app, wire].into_iter().chain(direct).collect(),
         })
     }
@@ -543,6 +556,7 @@ impl Sal {
         flow.generation = record.generation.saturating_add(1);
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
+        flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
         flow.setup = Setup::Done;
         let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
         let is_demanded = record.is_demanded || self.demands_secure(&record.service);

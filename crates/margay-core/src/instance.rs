@@ -49,7 +49,7 @@ impl Sal {
         let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
         let (rule, found) = match self.pick(&service, number, app.protocol, app.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => (Some(rule), Some(hop.address)),
-            Resolution::Demux(rule, _) => (Some(rule), Some(self.loopback())),
+            Resolution::Demux(rule, _) | Resolution::Box(rule, _) => (Some(rule), Some(self.loopback())),
             // Its SYN has waited once; whoever tries again waits for the resolver.
             Resolution::Delay(rule, _) | Resolution::Drop(rule) => (Some(rule), None),
             Resolution::None => (None, None),

@@ -10,6 +10,7 @@ pub mod association;
 pub mod auth;
 pub mod carriage;
 pub mod certificate;
+pub mod chain;
 mod changes;
 mod closing;
 pub mod config;

@@ -81,6 +81,9 @@ pub enum Output {
     /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once,
     /// until there are further ones.
     Questions,
+    /// Names need virtual addresses on this host: [`Sal::take_wanted_leases`](crate::Sal::take_wanted_leases) gives
+    /// them. Said once, until there are further ones.
+    Leases,
     /// Peers want connections of programs here to end in order: [`Sal::take_quiet_requests`]
     /// (crate::Sal::take_quiet_requests) gives them. Said once, until there are further ones.
     QuietEnds,

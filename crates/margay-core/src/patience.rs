@@ -170,13 +170,13 @@ impl Sal {
     /// What the service of a flow of a program here has said.
     pub(crate) fn told_of(&self, flow: &Flow) -> Option<GiveUpAfter> {
         let host = self.associations.get(flow.association).filter(|_| flow.role == Role::Initiator)?.host;
-        self.patience.told.get(&host)?.get(&flow.service).copied()
+        self.patience.told.get(&host)?.get(&flow.asked()).copied()
     }
 
     pub(crate) fn note_told(&mut self, id: FlowId, told: Option<GiveUpAfter>) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.role == Role::Initiator) else { return };
         let Some(peer) = self.associations.get(flow.association) else { return };
-        self.patience.note_told(peer.host, flow.service, told);
+        self.patience.note_told(peer.host, flow.asked(), told);
     }
 
     /// Forgets what hosts have said with which this one shares nothing any more.
@@ -228,7 +228,7 @@ impl Sal {
     /// goes to another one. Gives how many there were.
     pub fn rebind_datagrams(&mut self, now: Instant, host: HostId, service: &ServiceId) -> usize {
         self.now = now;
-        let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.service == *service;
+        let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.asked() == *service;
         let flows: Vec<FlowId> = self.initiated_with(host).filter(is_it).map(|flow| flow.id).collect();
         for id in &flows {
             self.remove_flow(*id, RemoveReason::GivenUp);
@@ -244,7 +244,7 @@ impl Sal {
         let mut initiated: BTreeMap<HostId, BTreeSet<ServiceId>> = BTreeMap::new();
         for flow in self.flows.iter().filter(|flow| is_open_initiator(flow)) {
             if let Some(known) = self.associations.get(flow.association).filter(|known| !known.is_self()) {
-                initiated.entry(known.host).or_default().insert(flow.service);
+                initiated.entry(known.host).or_default().insert(flow.asked());
             }
         }
         initiated
@@ -281,7 +281,7 @@ impl Sal {
 
     /// Ends the flows with a silent peer whose time is over.
     fn give_up(&mut self, now: Instant, host: HostId, silent: Duration) {
-        let is_over = |flow: &&Flow| self.patience.limit(host, &flow.service).is_some_and(|limit| silent >= limit);
+        let is_over = |flow: &&Flow| self.patience.limit(host, &flow.asked()).is_some_and(|limit| silent >= limit);
         let flows: Vec<FlowId> = self.initiated_with(host).filter(is_over).map(|flow| flow.id).collect();
         if flows.is_empty() {
             return;

@@ -150,9 +150,11 @@ impl Sal {
     }
 }
 
-/// A connection that neither end has begun to close.
+/// A connection that neither end has begun to close, and whose client is at the other end of this flow: no box is
+/// between.
 fn is_open(flow: &Flow, role: Role) -> bool {
-    flow.app.protocol == TCP && flow.role == role && flow.lifecycle == Lifecycle::Established && flow.association != 0
+    let is_plain_tcp = flow.app.protocol == TCP && flow.chain.is_none();
+    is_plain_tcp && flow.role == role && flow.lifecycle == Lifecycle::Established && flow.association != 0
 }
 
 /// The text of a peer is for an operator's terminal: nothing in it may turn that.

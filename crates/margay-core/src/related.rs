@@ -35,7 +35,9 @@ impl Sal {
     /// A datagram to the peer of a flow, from another port than the flow's. `None`: it is to nobody who asked for one.
     pub(crate) fn initiate_related(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
         let asked = self.flows.asked_from(packet.tuple.destination).and_then(|id| self.flows.get(id));
-        let asked = asked.filter(|asked| asked.carries_data() && packet.tuple.protocol == UDP)?;
+        // Whoever asked through boxes is not at the other end of this flow.
+        let may_relate = |asked: &&Flow| asked.carries_data() && asked.chain.is_none();
+        let asked = asked.filter(may_relate).filter(|_| packet.tuple.protocol == UDP)?;
         let association = self.associations.get(asked.association)?;
         if self.flows.len() >= self.config.limits.flows {
             return None;
@@ -80,6 +82,7 @@ impl Sal {
         let is_its_own = |flow: &&Flow| {
             let host = self.associations.get(flow.association).map(|association| association.host);
             flow.role == Role::Initiator
+                && flow.chain.is_none()
                 && flow.carries_data()
                 && flow.service == service
                 && (flow.app.protocol, session.protocol) == (UDP, UDP)

@@ -9,6 +9,7 @@ use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
 
 use crate::association::AssociationTable;
 use crate::certificate::TrustStore;
+use crate::chain::Chains;
 use crate::closing::SWEEP;
 use crate::config::Config;
 use crate::cookie::CookieJar;
@@ -138,6 +139,8 @@ pub struct Sal {
     pub(crate) delays: Delays,
     /// Connections that kernels may set up by themselves.
     pub(crate) grants: Grants,
+    /// Sessions that go through boxes.
+    pub(crate) chains: Chains,
     /// Keys that are shown in two places.
     pub(crate) twins: Twins,
     pub(crate) pending_fails: PendingFails,
@@ -227,6 +230,7 @@ impl Sal {
             searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
             grants: Grants::default(),
+            chains: Chains::new(now),
             twins: Twins::default(),
             pending_fails: PendingFails::default(),
             patience: Patience::default(),
@@ -286,6 +290,9 @@ impl Sal {
         if let Some(verdict) = self.direct_packet(now, packet) {
             return verdict;
         }
+        if let Some(verdict) = self.come_out(now, packet) {
+            return verdict;
+        }
         if packet.is_tcp() && !packet.is_tcp_syn() {
             self.refuse(packet, Unreachable::Port);
             return AppVerdict::Drop(DropReason::UnknownFlow);
@@ -296,7 +303,7 @@ impl Sal {
     /// The local stack refused what it was given. `app` is the tuple of the refusing side.
     fn handle_icmp_error(&mut self, now: Instant, app: &crate::entry::Tuple, port_unreachable: bool) {
         let Some(id) = self.flows.by_tuple(app) else { return };
-        if !port_unreachable {
+        if self.box_refused(id) || !port_unreachable {
             return;
         }
         if self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Connecting) {
@@ -437,12 +444,14 @@ impl Sal {
         self.drop_gone_paths();
         let next = self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes));
         let next = next.or_else(|| self.delays.take_news().then_some(Output::Questions));
+        let next = next.or_else(|| self.chains.take_news().then_some(Output::Leases));
         next.or_else(|| self.quiet_ends.take_news().then_some(Output::QuietEnds))
     }
 
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
-        let has_news = self.has_route_news() || self.delays.has_news() || self.quiet_ends.has_news();
+        let is_asked = self.delays.has_news() || self.chains.has_news();
+        let has_news = self.has_route_news() || is_asked || self.quiet_ends.has_news();
         has_news || !self.queue.is_empty() || self.associations.has_gone()
     }
 

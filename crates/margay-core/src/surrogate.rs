@@ -108,6 +108,30 @@ pub(crate) fn responder_tuple(
     (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), port)))
 }
 
+/// The tuple of a box's left half: what the box sees, reversed. Nothing here has a socket of it, so that the client's
+/// address will do wherever that can only be another host's, and is of the service's family.
+pub(crate) fn box_tuple(
+    protocol: u8,
+    client: SocketAddr,
+    service: SocketAddr,
+    own: Own<'_>,
+    random: u32,
+    is_taken: impl Fn(&Tuple) -> bool,
+) -> Option<Tuple> {
+    let free = |destination: SocketAddr| {
+        let tuple = Tuple { protocol, source: service, destination };
+        (!is_taken(&tuple)).then_some(tuple)
+    };
+    if client.is_ipv4() == service.is_ipv4() && own.is_strangers(client.ip()) {
+        let ports = core::iter::once(client.port()).chain(other_ports(random));
+        if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
+            return Some(tuple);
+        }
+    }
+    let surrogate = |n| own.ranges.surrogate(service.is_ipv4(), random.wrapping_add(n));
+    (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), client.port().max(1))))
+}
+
 /// The client's real address, where the host's programs can be shown it in the place of the surrogate that their
 /// datagrams come from. `claimed` is the address that the client has by its own word: behind an address translator the
 /// port that it has here is another's.
@@ -146,6 +170,24 @@ mod tests {
         let tuple = tuple.expect("free");
         assert_eq!(tuple.destination, address("10.0.1.5:4000"));
         assert_eq!(tuple.source, address("198.18.0.1:80"));
+    }
+
+    #[test]
+    fn a_box_sees_the_client_or_a_surrogate() {
+        let service = address("198.18.3.4:80");
+        for protocol in [TCP, UDP] {
+            let tuple = box_tuple(protocol, address("10.0.1.5:4000"), service, own(&[]), 9, |_| false).expect("free");
+            assert_eq!((tuple.source, tuple.destination), (service, address("10.0.1.5:4000")));
+        }
+        let taken = |tuple: &Tuple| tuple.destination.port() == 4000;
+        let tuple = box_tuple(TCP, address("10.0.1.5:4000"), service, own(&[]), 9, taken).expect("free");
+        assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip(), "another port of the same client");
+        let of_host = ["10.0.1.5".parse().expect("literal")];
+        for (client, local) in [("10.0.1.5:4000", &of_host[..]), ("127.0.0.1:4000", &[]), ("[fd00::9]:4000", &[])] {
+            let tuple = box_tuple(TCP, address(client), service, own(local), 70_000, |_| false).expect("free");
+            assert!(Ranges::USUAL.is_virtual(tuple.destination.ip()), "{client} gave {tuple}");
+            assert_eq!((tuple.source, tuple.destination.port()), (service, 4000));
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use siphasher::sip::SipHasher13;
 
+use crate::chain::Middlebox;
 use crate::changes::Changes;
 use crate::delay::ResolverId;
 use crate::key::HostId;
@@ -129,6 +130,8 @@ pub enum Action {
     ForwardAll(NextHop),
     /// Give it to a listener here.
     Demux(Demux),
+    /// Give sessions to a box here, and go on with what it lets pass.
+    Box(Middlebox),
     /// Hold it until this resolver has said where it goes.
     Delay(ResolverId),
     /// Discard it.
@@ -162,7 +165,7 @@ impl Action {
     pub const fn next_hop(&self) -> Option<&NextHop> {
         match self {
             Self::Forward(hop) | Self::ForwardAll(hop) => Some(hop),
-            Self::Demux(_) | Self::Delay(_) | Self::Drop => None,
+            Self::Demux(_) | Self::Box(_) | Self::Delay(_) | Self::Drop => None,
         }
     }
 
@@ -192,7 +195,7 @@ impl Action {
             }
             Self::Demux(demux) => hasher.write(&place(&demux.listener)),
             Self::Delay(resolver) => hasher.write(&resolver.0.to_be_bytes()),
-            Self::Drop => {}
+            Self::Box(_) | Self::Drop => {}
         }
         hasher.finish()
     }
@@ -251,7 +254,7 @@ impl RuleSet {
             let to = match &seat.rule.action {
                 Action::Forward(hop) => Some(*hop),
                 Action::Drop => None,
-                Action::ForwardAll(_) | Action::Demux(_) | Action::Delay(_) => return None,
+                Action::ForwardAll(_) | Action::Demux(_) | Action::Box(_) | Action::Delay(_) => return None,
             };
             Some(Share { rule: seat.id, to, point: seat.point, weight: seat.rule.weight })
         };
@@ -327,6 +330,8 @@ impl Share {
 pub enum Resolution<'a> {
     /// A listener here.
     Demux(RuleId, &'a Demux),
+    /// A box here.
+    Box(RuleId, &'a Middlebox),
     /// Elsewhere.
     Forward(RuleId, &'a NextHop),
     /// Wait for this resolver.
@@ -341,7 +346,9 @@ impl Resolution<'_> {
     /// The rule that decides.
     pub fn rule(&self) -> Option<RuleId> {
         match self {
-            Self::Demux(id, _) | Self::Forward(id, _) | Self::Delay(id, _) | Self::Drop(id) => Some(*id),
+            Self::Demux(id, _) | Self::Box(id, _) | Self::Forward(id, _) | Self::Delay(id, _) | Self::Drop(id) => {
+                Some(*id)
+            }
             Self::None => None,
         }
     }
@@ -546,6 +553,7 @@ impl ServiceTable {
             None => Resolution::None,
             Some(seat) => match &seat.rule.action {
                 Action::Demux(demux) => Resolution::Demux(seat.id, demux),
+                Action::Box(middlebox) => Resolution::Box(seat.id, middlebox),
                 Action::Forward(hop) | Action::ForwardAll(hop) => Resolution::Forward(seat.id, hop),
                 Action::Delay(resolver) => Resolution::Delay(seat.id, *resolver),
                 Action::Drop => Resolution::Drop(seat.id),

@@ -85,9 +85,11 @@ fn candidates(list: &[Listed], id: &ServiceId, usable: impl Fn(&Rule) -> bool) -
 
 fn chosen(resolution: Resolution<'_>) -> Option<RuleId> {
     match resolution {
-        Resolution::Forward(id, _) | Resolution::Demux(id, _) | Resolution::Delay(id, _) | Resolution::Drop(id) => {
-            Some(id)
-        }
+        Resolution::Forward(id, _)
+        | Resolution::Demux(id, _)
+        | Resolution::Box(id, _)
+        | Resolution::Delay(id, _)
+        | Resolution::Drop(id) => Some(id),
         Resolution::None => None,
     }
 }

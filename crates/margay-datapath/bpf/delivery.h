@@ -72,10 +72,12 @@ static __always_inline bool repeats_acknowledged(const struct flow_entry *entry,
 	       (__s64)(now - entry->ingress.last_ns) > (__s64)LATELY_NS;
 }
 
-/* Takes note of data that the host's TCP sends; false where the flow has stalled. */
+/* Takes note of data that the host's TCP sends; false where the flow has stalled. Where a box has the flow, the TCP is
+ * another host's: an acknowledgement may have been lost on the way to that.
+ */
 static __always_inline bool note_delivery(struct flow_entry *entry, const struct packet *packet, __u64 now)
 {
-	if (!packet->payload_len || !repeats_acknowledged(entry, packet, now))
+	if (entry->flags & FLOW_BY_SAL0 || !packet->payload_len || !repeats_acknowledged(entry, packet, now))
 		return true;
 	if (!is_in_place(entry))
 		return false;

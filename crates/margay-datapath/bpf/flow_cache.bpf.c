@@ -459,9 +459,10 @@ int wire_ingress(struct __sk_buff *skb)
 	count(COUNT_INGRESS_PACKETS);
 	if (packet.is_fresh && note_fresh(&packet, entry))
 		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it.
+	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it. So
+	 * does what a box is to see there.
 	 */
-	if (is_in_place(entry) && has_socket(entry) && !is_pinhole_segment(&packet)) {
+	if (!(entry->flags & FLOW_BY_SAL0) && is_in_place(entry) && has_socket(entry) && !is_pinhole_segment(&packet)) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;
 			return TCX_NEXT;

@@ -14,6 +14,7 @@
 #define FLOW_STALLED 4 /* direct packets go unanswered; the agent has been given one */
 #define FLOW_FRESH 8 /* opened by a grant, and not answered yet */
 #define FLOW_UNTOLD 16 /* opened by a grant, and the agent has not been told of it */
+#define FLOW_BY_SAL0 32 /* a box has it: its packets are never rewritten in place */
 
 /* Bits of flow_entry.seen. */
 #define SEEN_FIN_EGRESS 1

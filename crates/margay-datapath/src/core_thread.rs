@@ -117,6 +117,7 @@ impl<C: Core> CoreSide<C> {
                 Output::Routes => shared.routes.set(),
                 Output::Questions => shared.questions.set(),
                 Output::QuietEnds => shared.quiet_ends.set(),
+                Output::Leases => shared.leases.set(),
             }
         }
         self.outbox.flush(&mut sender(shared, false));

@@ -490,6 +490,7 @@ fn wire_flow(flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) -> WireFl
         remote_port: wire.remote_port,
         egress: wire.sending,
         accept: wire.takes(),
+        by_sal0: wire.by_sal0,
     }
 }
 

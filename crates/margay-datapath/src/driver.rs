@@ -261,6 +261,8 @@ pub(crate) struct Shared<C> {
     pub questions: Wake,
     /// Peers want connections of programs here to end in order.
     pub quiet_ends: Wake,
+    /// Names need virtual addresses here.
+    pub leases: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
     pub egress: Mutex<EgressSide>,
@@ -306,6 +308,7 @@ impl<C: Core> Datapath<C> {
             routes: Wake::new().map_err(descriptors)?,
             questions: Wake::new().map_err(descriptors)?,
             quiet_ends: Wake::new().map_err(descriptors)?,
+            leases: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
@@ -424,6 +427,11 @@ impl<C: Core> Datapath<C> {
     /// What to wait on for connections of programs here that peers want to end in order.
     pub fn quiet_news(&self) -> News<C> {
         News { shared: Arc::clone(&self.shared), wake: |shared| &shared.quiet_ends }
+    }
+
+    /// What to wait on for names that need virtual addresses on this host.
+    pub fn lease_news(&self) -> News<C> {
+        News { shared: Arc::clone(&self.shared), wake: |shared| &shared.leases }
     }
 
     /// Number of cached flows.

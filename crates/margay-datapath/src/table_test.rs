@@ -250,8 +250,15 @@ fn activity_is_reported_once() {
 #[test]
 fn a_peer_that_encapsulates_again_is_noticed_once_its_fence_has_passed() {
     let mut table = table();
-    let wire =
-        Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true, begun: true };
+    let wire = Wire {
+        path: PathId(1),
+        local_port: 61_001,
+        remote_port: 61_002,
+        sending: true,
+        accepting: true,
+        begun: true,
+        by_sal0: false,
+    };
     table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
     let from = "10.0.0.2:54324".parse().expect("literal");
     let is_back = |table: &Table, packet_number, flags| {
@@ -275,6 +282,7 @@ fn a_pinhole_waits_for_the_applications_numbers() {
         sending: false,
         accepting: false,
         begun: true,
+        by_sal0: false,
     };
     table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
     let key = FlowKey::from(entry(7, 1, 100).app);

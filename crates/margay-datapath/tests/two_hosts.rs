@@ -355,6 +355,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
             remote_port: 61_002,
             egress: true,
             accept: true,
+            by_sal0: false,
         };
         let used = Arc::new(used);
         network.datapaths[0].use_cache(Some(Arc::clone(&used)));
@@ -396,6 +397,7 @@ fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
                     remote_port: 61_900,
                     egress: true,
                     accept: true,
+                    by_sal0: false,
                 };
                 used.install(&flow).unwrap();
             }

@@ -28,29 +28,34 @@ pub fn all_ended_within(world: &World, bound: Duration) -> Result<(), String> {
     Ok(())
 }
 
-/// Both ends of every session agree: same session, same service, each names the other's flow.
+/// Both ends of every flow agree: same session, same service, each names the other's number. A session has one flow,
+/// unless it goes through boxes.
 ///
 /// # Errors
 ///
 /// Names the first disagreement.
 pub fn ends_agree(world: &World) -> Result<(), String> {
     let mut ends = HashMap::new();
+    let mut of_session = HashMap::new();
     for (host, machine) in world.hosts.iter().enumerate() {
         for flow in machine.sal.flows().filter(|flow| flow.lifecycle == Lifecycle::Established) {
-            let key = (flow.session, flow.role);
-            if let Some((other, _)) = ends.insert(key, (host, flow.clone())) {
+            let is_plain = flow.chain.is_none();
+            if is_plain && let Some(other) = of_session.insert((flow.session, flow.role), host) {
                 return Err(format!("session {:?} has two {:?}s: hosts {other} and {host}", flow.session, flow.role));
             }
+            ends.insert((flow.session, flow.role, flow.flow), (host, flow));
         }
     }
-    for ((session, role), (host, flow)) in &ends {
+    for ((session, role, _), (host, flow)) in &ends {
         let other = match role {
             margay_core::Role::Initiator => margay_core::Role::Responder,
             margay_core::Role::Responder => margay_core::Role::Initiator,
         };
-        if let Some((peer_host, peer)) = ends.get(&(*session, other))
-            && (peer.peer_flow != flow.flow || flow.peer_flow != peer.flow || peer.service != flow.service)
-        {
+        let named = ends.get(&(*session, other, flow.peer_flow));
+        let is_single = flow.chain.is_none();
+        let theirs = || ends.iter().find(|((of, role, _), _)| of == session && *role == other).map(|(_, end)| end);
+        let Some((peer_host, peer)) = named.or_else(|| theirs().filter(|_| is_single)) else { continue };
+        if peer.peer_flow != flow.flow || flow.peer_flow != peer.flow || peer.service != flow.service {
             return Err(format!("hosts {host} and {peer_host} disagree on session {session:?}"));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use margay_core::chain::BoxKind;
 use margay_core::handover::HandoverRecord;
 use margay_core::key::HostSecret;
 use margay_core::name::ServiceId;
@@ -15,6 +16,7 @@ use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
 use crate::cache::{Cache, Carried};
 use crate::kernel::{Kernel, Told};
+use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
@@ -73,6 +75,10 @@ pub struct Host {
     pub full_queue: u32,
     /// Datagrams that programs here were given.
     pub datagrams: Vec<Datagram>,
+    /// Its box, if it has one.
+    pub middlebox: Option<Middlebox>,
+    /// What the agent has leased of virtual addresses.
+    leases: Vec<(IpAddr, ServiceId)>,
     /// Everything that the core reported.
     pub events: Vec<Event>,
     pub(crate) outbox: Vec<Outgoing>,
@@ -121,6 +127,8 @@ impl Host {
             old_connections: 0,
             full_queue: 0,
             datagrams: Vec::new(),
+            middlebox: None,
+            leases: Vec::new(),
             events: Vec::new(),
             early_acks: 0,
             outbox: Vec::new(),
@@ -163,6 +171,13 @@ impl Host {
     pub fn serve_streams(&mut self, service: ServiceId, port: u16, plan: Plan) -> Option<RuleId> {
         self.listeners.push((port, plan));
         self.listen(service, port, Allow::Any)
+    }
+
+    /// Gives the host a box, reachable as `service`.
+    pub fn serve_box(&mut self, service: ServiceId, habit: Habit, allow: Allow) -> Option<RuleId> {
+        self.middlebox.get_or_insert(Middlebox::new(habit));
+        let action = Action::Box(margay_core::chain::Middlebox { kind: BoxKind::Forward, allow });
+        self.sal.add_rule(Instant::ZERO, service.into(), Rule { priority: 100, weight: 1, action }).ok()
     }
 
     fn listen(&mut self, service: ServiceId, port: u16, allow: Allow) -> Option<RuleId> {
@@ -373,6 +388,8 @@ impl Host {
             // An empty table has room for what another had room for.
             let _ = next.sal.add_rule_as(now, id, prefix, rule.clone());
         }
+        next.sal.set_chain_policy(self.sal.chain_policy().clone()).expect("it was gone by before");
+        self.leases.iter().for_each(|(address, service)| next.sal.bind_name(*address, *service));
         std::mem::swap(&mut next.sal, &mut self.sal);
         let mut cache = Cache::new(self.cache.own);
         cache.kernel = self.cache.kernel.take();
@@ -679,6 +696,7 @@ impl Host {
                 }
                 // No copy of the service table is kept here.
                 Output::Routes => {}
+                Output::Leases => self.lease(),
                 // Whoever runs the world answers them.
                 Output::Questions | Output::QuietEnds => {}
             }
@@ -714,7 +732,32 @@ impl Host {
         self.streams.iter_mut().filter(|stream| *stream.tuple() == quoted.tuple).for_each(Stream::unreachable);
     }
 
+    /// Addresses for names that a box here is to see.
+    fn lease(&mut self) {
+        for (service, is_v4) in self.sal.take_wanted_leases() {
+            if is_v4 {
+                let address = IpAddr::V4(self.ranges().name_v4(self.leases.len() as u32));
+                self.leases.push((address, service));
+                self.sal.bind_name(address, service);
+            }
+        }
+    }
+
+    /// Whether a packet is for a socket here.
+    fn is_local(&self, segment: &Segment) -> bool {
+        let to = segment.tuple.destination.ip();
+        self.ranges().is_host(to) || self.addresses.contains(&to)
+    }
+
     fn deliver(&mut self, now: Instant, segment: Segment) {
+        if !self.is_local(&segment)
+            && let Some(middlebox) = &mut self.middlebox
+        {
+            for out in middlebox.handle(&segment) {
+                self.egress(now, &out.emit());
+            }
+            return;
+        }
         if segment.tuple.protocol == UDP {
             self.datagrams.push(Datagram { tuple: segment.tuple, data: segment.data });
             return;

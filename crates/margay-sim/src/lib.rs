@@ -13,6 +13,7 @@ pub mod ensemble;
 pub mod granted;
 pub mod host;
 mod kernel;
+pub mod middlebox;
 pub mod network;
 pub mod program;
 mod seal;

@@ -13,6 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use crate::host::{Host, HostId, Outgoing, Start};
+use crate::middlebox::Habit;
 use crate::network::{Network, Passing, Weather};
 use crate::program::{Datagram, Segment};
 use crate::stream::Plan;
@@ -190,6 +191,15 @@ impl World {
     pub fn publish(&mut self, router: HostId, host: HostId, name: &str, number: u32) -> ServiceId {
         let service = service(name);
         self.hosts[host.0].serve(service, 80, number, Allow::Any);
+        let (address, key) = (self.hosts[host.0].address, self.hosts[host.0].public_key());
+        self.hosts[router.0].forward(service.into(), address, Some(key));
+        service
+    }
+
+    /// Gives `host` a box that is reachable as `name`, and tells the router.
+    pub fn publish_box(&mut self, router: HostId, host: HostId, name: &str, habit: Habit) -> ServiceId {
+        let service = service(name);
+        self.hosts[host.0].serve_box(service, habit, Allow::Any);
         let (address, key) = (self.hosts[host.0].address, self.hosts[host.0].public_key());
         self.hosts[router.0].forward(service.into(), address, Some(key));
         service

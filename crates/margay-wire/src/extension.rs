@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
+use crate::chain::Chain;
 use crate::change::{CHANGE_LEN, ChangeRepr, DEMANDS};
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
@@ -52,6 +53,7 @@ pub mod extension_type {
     pub const QUIET: u8 = 21;
     pub const FENCE_NUMBER: u8 = 23;
     pub const CHANGE: u8 = 24 | CRITICAL;
+    pub const CHAIN_SEEN: u8 = 25;
 }
 use extension_type as kind;
 
@@ -120,6 +122,16 @@ error_codes! {
     Demanded = 20;
     /// The flow goes by several pairs of addresses at once.
     Striped = 21;
+    /// A box of the chain has not passed on the session's first packet.
+    BoxSilent = 22;
+    /// A box of the chain refuses the session.
+    BoxRefused = 23;
+    /// A box of the chain has answered in the place of the service.
+    BoxAnswered = 24;
+    /// The service takes only what comes through boxes, and this has not.
+    ChainRequired = 25;
+    /// The next host of the chain has not answered in time.
+    NoAnswer = 26;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -293,6 +305,8 @@ pub enum Extension<'a> {
     KeyExchange(KeyExchangeRepr<'a>),
     /// A certificate chain.
     Certificate(&'a [u8]),
+    /// The boxes that the session goes through.
+    Chain(Chain<'a>),
     /// The sender's rendezvous router.
     Rendezvous(SocketAddr),
     /// Why not.
@@ -325,16 +339,18 @@ pub enum Extension<'a> {
     FenceNumber(u64),
     /// A step of a change of the flow's stack.
     Change(ChangeRepr),
+    /// A digest of what the sender's SYN has said of its chain.
+    ChainSeen([u8; 32]),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
 
-/// CHAIN is reserved, and not yet known.
 const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
         && !matches!(
             byte,
             kind::CERTIFICATE
+                | kind::CHAIN
                 | kind::AUTH
                 | kind::COOKIE
                 | kind::STACK
@@ -351,6 +367,11 @@ fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
 
 fn exactly(value: &[u8], len: usize) -> Result<(), Error> {
     if value.len() == len { Ok(()) } else { Err(Error) }
+}
+
+/// All of a value that has this length.
+fn whole<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
+    value.try_into().map_err(|_| Error)
 }
 
 fn u32_at(value: &[u8], at: usize) -> Result<u32, Error> {
@@ -377,10 +398,7 @@ impl<'a> Extension<'a> {
 
     fn parse_value(kind_byte: u8, value: &'a [u8]) -> Result<Option<Self>, Error> {
         Ok(Some(match kind_byte {
-            kind::SOURCE_SERVICE => {
-                exactly(value, 32)?;
-                Self::SourceService(array(value)?)
-            }
+            kind::SOURCE_SERVICE => Self::SourceService(whole(value)?),
             kind::SESSION => Self::parse_session(value)?,
             kind::ADDRESSES => Self::Addresses(Addresses::parse(value)?),
             kind::CAPABILITIES => {
@@ -394,6 +412,7 @@ impl<'a> Extension<'a> {
                 message: value.get(20..).ok_or(Error)?,
             }),
             kind::CERTIFICATE => Self::Certificate(value),
+            kind::CHAIN => Self::Chain(Chain::parse(value)?),
             kind::RENDEZVOUS => {
                 exactly(value, ADDRESS_LEN)?;
                 Self::Rendezvous(parse_socket(&value[..16], &value[16..18]))
@@ -409,10 +428,7 @@ impl<'a> Extension<'a> {
                 let tag = array(&value[8..])?;
                 Self::Auth(AuthRepr { assoc_id: u32_at(value, 0)?, epoch: u32_at(value, 4)?, tag })
             }
-            kind::COOKIE => {
-                exactly(value, 24)?;
-                Self::Cookie(array(value)?)
-            }
+            kind::COOKIE => Self::Cookie(whole(value)?),
             kind::STACK => {
                 exactly(value, 4)?;
                 Self::Stack(StackRepr { stack: value[0], demands: value[1] & DEMANDS != 0 })
@@ -437,10 +453,8 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
-            kind::FENCE_NUMBER => {
-                exactly(value, 8)?;
-                Self::FenceNumber(u64::from_be_bytes(array(value)?))
-            }
+            kind::FENCE_NUMBER => Self::FenceNumber(u64::from_be_bytes(whole(value)?)),
+            kind::CHAIN_SEEN => Self::ChainSeen(whole(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -476,6 +490,7 @@ impl<'a> Extension<'a> {
             Self::Capabilities(_) => kind::CAPABILITIES,
             Self::KeyExchange(_) => kind::KEY_EXCHANGE,
             Self::Certificate(_) => kind::CERTIFICATE,
+            Self::Chain(_) => kind::CHAIN,
             Self::Rendezvous(_) => kind::RENDEZVOUS,
             Self::Error(_) => kind::ERROR,
             Self::Auth(_) => kind::AUTH,
@@ -492,18 +507,20 @@ impl<'a> Extension<'a> {
             Self::Quiet(_) => kind::QUIET,
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::Change(_) => kind::CHANGE,
+            Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::UnknownCritical(byte) => *byte,
         }
     }
 
     fn value_len(&self) -> usize {
         match self {
-            Self::SourceService(_) => 32,
+            Self::SourceService(_) | Self::ChainSeen(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
             Self::Capabilities(_) | Self::FenceNumber(_) => 8,
             Self::KeyExchange(exchange) => 20 + exchange.message.len(),
             Self::Certificate(chain) => chain.len(),
+            Self::Chain(chain) => chain.as_bytes().len(),
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
@@ -549,7 +566,7 @@ impl<'a> Extension<'a> {
 
     fn emit_value(&self, value: &mut [u8]) {
         match self {
-            Self::SourceService(service) => value.copy_from_slice(service),
+            Self::SourceService(bytes) | Self::ChainSeen(bytes) => value.copy_from_slice(bytes),
             Self::Session(session) => {
                 value[..16].copy_from_slice(&session.session.0);
                 emit_ip(session.client.ip(), &mut value[16..32]);
@@ -568,6 +585,7 @@ impl<'a> Extension<'a> {
                 value[20..20 + exchange.message.len()].copy_from_slice(exchange.message);
             }
             Self::Certificate(chain) => value[..chain.len()].copy_from_slice(chain),
+            Self::Chain(chain) => value[..chain.as_bytes().len()].copy_from_slice(chain.as_bytes()),
             Self::Rendezvous(address) => {
                 emit_ip(address.ip(), &mut value[..16]);
                 value[16..18].copy_from_slice(&address.port().to_be_bytes());

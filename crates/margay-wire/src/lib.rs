@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod chain;
 mod change;
 mod data;
 mod extension;
@@ -18,6 +19,7 @@ mod resolvable;
 pub mod sctp;
 mod stripe;
 
+pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,

@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use crate::chain::Chain;
 use crate::change::ChangeRepr;
 use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
@@ -140,6 +141,16 @@ impl<'a> Message<'a> {
     /// The value of CERTIFICATE: a chain.
     pub fn certificate(&self) -> Option<&'a [u8]> {
         self.find(|extension| if let Extension::Certificate(chain) = extension { Some(chain) } else { None })
+    }
+
+    /// CHAIN.
+    pub fn chain(&self) -> Option<Chain<'a>> {
+        self.find(|extension| if let Extension::Chain(chain) = extension { Some(chain) } else { None })
+    }
+
+    /// CHAIN_SEEN.
+    pub fn chain_seen(&self) -> Option<[u8; 32]> {
+        self.find(|extension| if let Extension::ChainSeen(digest) = extension { Some(digest) } else { None })
     }
 
     /// RENDEZVOUS.

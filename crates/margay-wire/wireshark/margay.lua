@@ -16,6 +16,8 @@ local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
 local PLACES_MAX = 4
+-- Boxes of a chain of middleboxes, and certificates of a chain.
+local BOXES_MAX, CHAIN_MAX = 8, 3
 local SYN = 1
 local GRANT_FLOWS_MAX = 128
 
@@ -30,7 +32,7 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "FENCE_NUMBER", [0x98] = "CHANGE",
+    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -43,6 +45,11 @@ local error_codes = {
     [19] = "ELSEWHERE",
     [20] = "DEMANDED",
     [21] = "STRIPED",
+    [22] = "BOX_SILENT",
+    [23] = "BOX_REFUSED",
+    [24] = "BOX_ANSWERED",
+    [25] = "CHAIN_REQUIRED",
+    [26] = "NO_ANSWER",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }
@@ -105,6 +112,17 @@ local f = {
     new_assoc_id = ProtoField.uint32("margay.key_exchange.assoc_id", "Association wanted", base.HEX),
     noise = ProtoField.bytes("margay.key_exchange.message", "Noise message"),
     chain = ProtoField.bytes("margay.certificate.chain", "Certificate chain"),
+    chain_answer = ProtoField.bool("margay.chain.is_answer", "Answers a SYN's", 8, nil, 0x01),
+    chain_shared = ProtoField.uint8("margay.chain.shared", "Certificates that are those of CERTIFICATE"),
+    chain_failed_at = ProtoField.uint8("margay.chain.failed_at", "Failed at box"),
+    chain_destination = ProtoField.bytes("margay.chain.destination", "Destination serviceID"),
+    chain_time = ProtoField.uint64("margay.chain.time_s", "Signed at, in seconds since 1970"),
+    chain_host_key = ProtoField.bytes("margay.chain.host_key", "Host key"),
+    chain_signature = ProtoField.bytes("margay.chain.signature", "Signature"),
+    chain_box = ProtoField.bytes("margay.chain.box", "Box"),
+    chain_box_flags = ProtoField.uint8("margay.chain.box_flags", "Flags", base.HEX),
+    chain_host = ProtoField.bytes("margay.chain.host", "Host of a box that was passed"),
+    chain_certificates = ProtoField.bytes("margay.chain.certificates", "Certificates"),
     rendezvous = ProtoField.ipv6("margay.rendezvous.address", "Rendezvous"),
     rendezvous_port = ProtoField.uint16("margay.rendezvous.port", "Rendezvous port"),
     error_code = ProtoField.uint16("margay.error.code", "Code", base.DEC, error_codes),
@@ -126,6 +144,7 @@ local f = {
     handover_port = ProtoField.uint16("margay.handover.port", "Port"),
     quiet = ProtoField.uint32("margay.quiet.quiet_ms", "Ends if nothing was carried for", base.UNIT_STRING, { " ms" }),
     fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
+    chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
     move_number = ProtoField.uint32("margay.move.number", "Location"),
@@ -267,6 +286,40 @@ local readers = {
         add_bytes(tree, f.noise, value, 20, len - 20)
     end },
     [0x86] = { least = 0, add = function(tree, value, len) add_bytes(tree, f.chain, value, 0, len) end },
+    [0x87] = { least = 140, add = function(tree, value, len)
+        local count = value(1, 1):uint()
+        if count < 1 or count > BOXES_MAX or value(0, 1):uint() > 1 or value(2, 1):uint() > CHAIN_MAX
+            or value(3, 1):uint() > count or len < 140 + 16 * count then
+            return "no chain of 1 to 8 boxes"
+        end
+        tree:add(f.chain_answer, value(0, 1))
+        tree:add(f.chain_shared, value(2, 1))
+        tree:add(f.chain_failed_at, value(3, 1))
+        tree:add(f.chain_destination, value(4, 32))
+        tree:add(f.chain_time, value(36, 8))
+        tree:add(f.chain_host_key, value(44, 32))
+        tree:add(f.chain_signature, value(76, 64))
+        local at, passed, ahead = 140, 0, false
+        for _ = 1, count do
+            local flags = value(at + 12, 1):uint()
+            local is_left_out, is_passed = math.floor(flags / 4) % 2 == 1, math.floor(flags / 8) % 2 == 1
+            if flags > 15 or is_left_out and is_passed or value(at + 13, 3):uint() ~= 0 then
+                return "a box has flags that none has"
+            end
+            if ahead and (is_left_out or is_passed) then return "a box was passed before one that is ahead of it" end
+            ahead = not is_left_out and not is_passed
+            if is_passed then passed = passed + 1 end
+            tree:add(f.chain_box, value(at, 12))
+            tree:add(f.chain_box_flags, value(at + 12, 1))
+            at = at + 16
+        end
+        if len < at + 16 * passed then return "a box was passed at no host" end
+        for _ = 1, passed do
+            tree:add(f.chain_host, value(at, 16))
+            at = at + 16
+        end
+        add_bytes(tree, f.chain_certificates, value, at, len - at)
+    end },
     [8] = { len = 20, add = function(tree, value)
         add_socket(tree, f.rendezvous, f.rendezvous_port, value(0, 16), value(16, 2))
     end },
@@ -303,6 +356,7 @@ local readers = {
     end },
     [21] = { len = 4, add = function(tree, value) tree:add(f.quiet, value(0, 4)) end },
     [23] = { len = 8, add = function(tree, value) tree:add(f.fence_number, value(0, 8)) end },
+    [25] = { len = 32, add = function(tree, value) tree:add(f.chain_seen, value(0, 32)) end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))

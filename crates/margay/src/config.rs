@@ -16,6 +16,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use margay_core::chain::Requirement;
 use margay_core::name::Prefix;
 use margay_core::{Policy, RangeV4, RangeV6, Ranges};
 use miette::Diagnostic;
@@ -117,6 +118,9 @@ pub struct HostSection {
     /// What lists call this host; the kernel's host name unless given.
     #[serde(deserialize_with = "fields::some_host_name")]
     pub name: Option<String>,
+    /// Whether the host's kernel forwards what comes in by `sal0` and is for nobody here: sessions of other hosts may
+    /// pass boxes of this one.
+    pub boxes: bool,
     /// A group whose members may use the API, too.
     pub group: Option<Spanned<String>>,
     /// Connections to a host that is silent for so long, and that no router lists, end with an error: `500ms` to `24h`,
@@ -131,6 +135,7 @@ impl Default for HostSection {
             runtime_dir: "/run/margay".into(),
             port: margay_wire::PORT,
             name: None,
+            boxes: false,
             group: None,
             give_up_after: None,
         }
@@ -640,6 +645,11 @@ impl Config {
     pub fn secure_names(&self) -> Vec<Prefix> {
         let secure = self.service.iter().map(Spanned::get_ref).filter(|service| service.secure);
         secure.map(|service| service.name.0.prefix()).collect()
+    }
+
+    /// What services of this host require of chains, by this file.
+    pub fn required(&self) -> Vec<Requirement> {
+        self.service.iter().filter_map(|section| section.get_ref().requirement()).collect()
     }
 
     /// Whether names that are served here are told to the network segments.

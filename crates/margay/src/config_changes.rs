@@ -67,7 +67,7 @@ fn take_resolvers(into: &mut Config, from: &Config, are_nodes: bool) {
 }
 
 /// Every key.
-pub static KEYS: [Key; 36] = keys! {
+pub static KEYS: [Key; 37] = keys! {
     Restart "direct" direct;
     Restart "secure" secure;
     Nothing "inside" inside;
@@ -75,6 +75,7 @@ pub static KEYS: [Key; 36] = keys! {
     Down "[host] runtime_dir" host.runtime_dir;
     Down "[host] port" host.port;
     Restart "[host] name" host.name;
+    Restart "[host] boxes" host.boxes;
     Restart "[host] group" host.group;
     Nothing "[host] give_up_after" host.give_up_after;
     Restart "[router] enabled" router.enabled;

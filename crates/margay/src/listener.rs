@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 
 use margay_core::Ranges;
-use margay_core::name::{Name, NameError, PARTITION_BITS_MAX};
+use margay_core::chain::BoxKind;
+use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_computable};
 use margay_core::table::HAND_OVER_PORT;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
@@ -76,6 +77,51 @@ impl Protocol {
             Self::Udp => "udp",
         }
     }
+}
+
+/// What a box does with sessions that pass it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum MiddleboxKind {
+    /// It lets packets pass, or not: a firewall, a shaper
+    Forward,
+    /// It looks at packets, which pass whatever it does
+    Sniff,
+}
+
+impl MiddleboxKind {
+    /// The kind of a word.
+    pub fn of_label(label: &str) -> Option<Self> {
+        [Self::Forward, Self::Sniff].into_iter().find(|kind| kind.label() == label)
+    }
+
+    /// As lists show it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Sniff => "sniff",
+        }
+    }
+
+    /// As the core has it.
+    pub const fn core(self) -> BoxKind {
+        match self {
+            Self::Forward => BoxKind::Forward,
+            Self::Sniff => BoxKind::Sniff,
+        }
+    }
+}
+
+/// Whether a box can have the name.
+///
+/// # Errors
+///
+/// It cannot: chains name whole services.
+pub fn box_name(name: &Name) -> Result<(), String> {
+    let is_plain = name.is_service() && is_computable(&name.service_id());
+    is_plain
+        .then_some(())
+        .ok_or_else(|| format!("{name} cannot be a box's name: a box has the name of a whole service, as in fw.shop"))
 }
 
 /// Whether packets from `sal0` can reach a socket that is bound to `address`, on a host with these virtual addresses.

@@ -56,8 +56,12 @@ impl RowNews {
                     (place, member)
                 })),
                 SharedTable::Revoked => news.revoked = true,
-                // Of keys the store itself tells.
-                SharedTable::Tokens | SharedTable::Names | SharedTable::RevokedKeys | SharedTable::Successions => {}
+                // Of keys and chains the store itself tells.
+                SharedTable::Tokens
+                | SharedTable::Names
+                | SharedTable::RevokedKeys
+                | SharedTable::Successions
+                | SharedTable::Chains => {}
             }
         }
         news

@@ -27,6 +27,8 @@ pub enum Asker {
     Address(IpAddr),
     /// The programs of a user of this host that ask at the program socket.
     User(u32),
+    /// Sessions that pass boxes of this host.
+    Boxes,
     /// An operator, or the agent itself.
     Operator,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Asker {
         match self {
             Self::Address(address) => write!(f, "who asks the DNS responder from {address}"),
             Self::User(uid) => write!(f, "user {uid}"),
+            Self::Boxes => f.write_str("whoever sends sessions through the boxes of this host"),
             Self::Operator => f.write_str("whoever uses the agent's own socket"),
         }
     }

@@ -77,6 +77,8 @@ pub(super) struct Conversation<'a> {
     membership: Vec<u8>,
     /// What has become of keys: what was heard of it, and how much was known at the last look.
     told_keys: Option<proto::Keys>,
+    /// Which sessions go through boxes, as was heard.
+    told_chains: Option<proto::Chains>,
     keys_known: usize,
     revoked_keys: usize,
 }
@@ -107,6 +109,7 @@ impl<'a> Conversation<'a> {
             notices: Vec::new(),
             membership: Vec::new(),
             told_keys: None,
+            told_chains: None,
             keys_known: shared.keys_known(),
             revoked_keys: shared.revoked.lock().revocations(),
         };
@@ -280,8 +283,11 @@ impl<'a> Conversation<'a> {
     }
 
     async fn heed(&mut self) -> Result<(), End> {
-        match self.told_keys.take() {
-            Some(keys) => self.shared.heed(keys).await,
+        if let Some(keys) = self.told_keys.take() {
+            self.shared.heed(keys).await?;
+        }
+        match self.told_chains.take() {
+            Some(chains) => self.shared.heed_chains(chains).await,
             None => Ok(()),
         }
     }
@@ -510,6 +516,7 @@ impl<'a> Conversation<'a> {
             }
             Body::Revoked(revoked) => self.put_out(revoked),
             Body::Keys(keys) => self.told_keys = Some(keys),
+            Body::Chains(chains) => self.told_chains = Some(chains),
             Body::Granted(granted) => self.granted(granted),
             Body::Routers(routers) => self.of_cluster(routers),
             Body::Announce(announce) => self.heard_words(Words::Announce(announce)),

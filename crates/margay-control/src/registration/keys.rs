@@ -1,5 +1,5 @@
-//! The host's end of what becomes of an authority's keys: it follows the one that it knows to those after it, and
-//! leaves what may sign no longer.
+//! The host's end of what an authority says: what becomes of its keys (the host follows the one that it knows to those
+//! after it, and leaves what may sign no longer), and which sessions go through boxes.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use margay_core::succession::Succession;
 
 use super::host::{End, Shared};
 use super::proto;
+use crate::chains::{Doubt, SignedChains};
 use crate::lineage::Lineage;
 use crate::store::{Kept, StoreError};
 
@@ -65,6 +66,44 @@ impl Shared {
                 )))
             }
             Err(_) => Err(End::Broke("the store ended badly".to_owned())),
+        }
+    }
+
+    /// Takes up which sessions go through boxes, as the router tells. It is on disk when this returns; whoever goes by
+    /// it is told by the store.
+    pub async fn heed_chains(self: &Arc<Self>, chains: proto::Chains) -> Result<(), End> {
+        let this = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || this.keep_chains(&chains)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(End::Broke(error.to_string())),
+            Err(_) => Err(End::Broke("the store ended badly".to_owned())),
+        }
+    }
+
+    /// What does not count is left aside, and the one before stays.
+    fn keep_chains(&self, chains: &proto::Chains) -> Result<(), StoreError> {
+        let (config, unix_s) = (&self.config, self.clock.unix_s());
+        let authority = &config.authority;
+        let line = Lineage::of(&self.store, authority_block(authority), config.authority_key);
+        let revoked: Vec<KeyRevocation> =
+            self.store.key_revocations(unix_s)?.into_iter().filter(|kept| line.says(kept, unix_s)).collect();
+        let counts = SignedChains::decode(&chains.signed).and_then(|signed| {
+            if signed.is_by_any_of(&revoked) {
+                return Err(Doubt::Revoked);
+            }
+            // What only this version does not understand is kept for the next one.
+            match signed.policy(&line, unix_s) {
+                Ok(_) | Err(Doubt::Newer | Doubt::Rules(_)) => Ok(signed),
+                Err(doubt) => Err(doubt),
+            }
+        });
+        match counts {
+            Ok(signed) => self.store.keep_chains(&signed, authority, unix_s).map(drop),
+            Err(doubt) => {
+                let router = &config.router_address;
+                tracing::warn!(router, authority, why = %doubt, "chains that the router tells are not taken");
+                Ok(())
+            }
         }
     }
 

@@ -92,7 +92,7 @@ pub(super) struct Shared {
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
-    /// Hosts that were put out, and what has become of keys.
+    /// Hosts that were put out, what has become of keys, and which sessions go through boxes.
     pub news: watch::Sender<News>,
     /// Rises when grants are changed.
     pub grants: watch::Sender<u64>,

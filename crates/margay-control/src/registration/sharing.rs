@@ -189,7 +189,8 @@ impl Shared {
                 Err(error) => tracing::warn!(%error, "a key that may sign no longer is not given up"),
             }
         }
-        self.news.send_replace(News { hosts, revoked: keys, successions });
+        let chains = self.store.chains()?;
+        self.news.send_replace(News { hosts, revoked: keys, successions, chains });
         Ok(())
     }
 

@@ -25,6 +25,7 @@ use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
+mod chains;
 mod fenced;
 mod found;
 mod revoked;

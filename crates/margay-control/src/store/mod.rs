@@ -5,6 +5,7 @@
 
 mod agreement;
 mod audit;
+mod chains;
 mod fence;
 mod join;
 mod lease;
@@ -109,7 +110,8 @@ pub struct Store {
     claims: name::Claims,
     /// The routers of the cluster, where there are more.
     agreement: OnceLock<Arc<dyn Agreement>>,
-    /// Rises with every change of what is known of keys: which follow each other, and which may sign no longer.
+    /// Rises with every change of what authorities have said: which keys follow each other, which may sign no longer,
+    /// and which sessions go through boxes.
     keys: watch::Sender<u64>,
 }
 
@@ -156,6 +158,7 @@ impl Store {
         let store = Self { path, open, database, claims, agreement, keys };
         store.write(|transaction| {
             audit::create(transaction)?;
+            chains::create(transaction)?;
             fence::create(transaction)?;
             join::create(transaction)?;
             lease::create(transaction)?;

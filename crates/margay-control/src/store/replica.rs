@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use redb::{ReadTransaction, ReadableTable, WriteTransaction};
 
 use super::agreement::Row;
+use super::chains::CHAINS;
 use super::member::{MEMBERS, REVOKED, TOKENS};
 use super::name::NAMES;
 use super::record::{PrefixKey, bytes};
@@ -31,6 +32,8 @@ pub enum SharedTable {
     RevokedKeys,
     /// Keys that follow each other.
     Successions,
+    /// Which sessions go through which boxes.
+    Chains,
 }
 
 /// How far a router has followed which cluster.
@@ -44,8 +47,8 @@ pub struct Marks {
 
 impl SharedTable {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys, Self::Successions];
+    pub const ALL: [Self; 7] =
+        [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys, Self::Successions, Self::Chains];
 
     /// As keys name it.
     pub fn label(self) -> &'static str {
@@ -56,6 +59,7 @@ impl SharedTable {
             Self::Names => "names",
             Self::RevokedKeys => "revoked-keys",
             Self::Successions => "successions",
+            Self::Chains => "chains",
         }
     }
 
@@ -79,6 +83,7 @@ impl SharedTable {
             }
             Self::RevokedKeys => put!(REVOKED_KEYS, bytes::<40>("a key and its authority", key)?, same),
             Self::Successions => put!(SUCCESSIONS, bytes::<40>("a key and its authority", key)?, same),
+            Self::Chains => put!(CHAINS, bytes::<8>("an authority's block", key)?, same),
         }
         Ok(())
     }
@@ -101,6 +106,7 @@ impl SharedTable {
             Self::Names => rows!(NAMES, |text: &str| text.as_bytes().to_vec()),
             Self::RevokedKeys => rows!(REVOKED_KEYS, <[u8]>::to_vec),
             Self::Successions => rows!(SUCCESSIONS, <[u8]>::to_vec),
+            Self::Chains => rows!(CHAINS, <[u8]>::to_vec),
         })
     }
 }
@@ -188,6 +194,7 @@ mod tests {
             (SharedTable::Names, vec![0; 34], Some(b"web.shop".to_vec())),
             (SharedTable::RevokedKeys, vec![4; 40], Some(vec![5; 145])),
             (SharedTable::Successions, vec![6; 40], Some(vec![7; 217])),
+            (SharedTable::Chains, vec![8; 8], Some(vec![9; 100])),
         ];
         let marks = Marks { cluster: u64::MAX, revision: 17 };
         let changes = store.key_changes();

@@ -90,14 +90,15 @@ impl Store {
         })
     }
 
-    /// Told whenever there may be others, or successions.
+    /// Told whenever there may be others, or successions, or other chains.
     pub fn key_changes(&self) -> watch::Receiver<u64> {
         self.keys.subscribe()
     }
 
     /// Rows of these tables have changed.
     pub(super) fn tell_keys(&self, mut tables: impl Iterator<Item = SharedTable>) {
-        if tables.any(|table| matches!(table, SharedTable::RevokedKeys | SharedTable::Successions)) {
+        let tells = |table| matches!(table, SharedTable::RevokedKeys | SharedTable::Successions | SharedTable::Chains);
+        if tables.any(tells) {
             self.keys.send_modify(|version| *version = version.wrapping_add(1));
         }
     }

@@ -157,6 +157,9 @@ impl Sal {
         if known.app.protocol != TCP {
             return Err(HandOverError::NotTcp);
         }
+        if known.chain.is_some() {
+            return Err(HandOverError::Chained);
+        }
         if !matches!(known.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) || !known.carries_data() {
             return Err(HandOverError::NotOpen);
         }
@@ -284,11 +287,18 @@ impl Sal {
         self.remove_flow(giving.flow, reason);
     }
 
-    /// The flow that serves a session here, the one of this initiator's number before others. One that has gone to
-    /// another host is forgotten: the session comes back before what it has left behind is over.
-    pub(crate) fn flow_of_session(&mut self, session: SessionId, initiator_flow: FlowId) -> Option<FlowId> {
-        let of_initiator = |flow: &&Flow| flow.peer_flow == initiator_flow;
-        let any = self.flows.of_session(session).next();
+    /// The flow that serves a session here under the name that was asked for, the one of this initiator's number before
+    /// others. One that has gone to another host is forgotten: the session comes back before what it has left behind is
+    /// over.
+    pub(crate) fn flow_of_session(
+        &mut self,
+        session: SessionId,
+        asked: &ServiceId,
+        initiator_flow: FlowId,
+    ) -> Option<FlowId> {
+        let serves = |flow: &&Flow| flow.role == Role::Responder && flow.asked() == *asked;
+        let of_initiator = |flow: &&Flow| serves(flow) && flow.peer_flow == initiator_flow;
+        let any = self.flows.of_session(session).find(serves);
         let id = self.flows.of_session(session).find(of_initiator).or(any)?.id;
         let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
         let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);

@@ -105,6 +105,9 @@ pub enum HandOverError {
     /// Datagrams have no connection.
     #[error("only TCP connections are handed over")]
     NotTcp,
+    /// Its packets pass boxes.
+    #[error("the connection goes through a chain of boxes, and stays where it is while it does")]
+    Chained,
     /// To itself.
     #[error("the connection is on this host already")]
     Here,

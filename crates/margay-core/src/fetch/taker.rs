@@ -7,7 +7,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 use super::{HAND_OVERS_MAX, HandOver, LEASE, Ticket, handover};
 use crate::auth;
 use crate::entry::RemoveReason;
-use crate::event::Event;
+use crate::event::{Event, Role};
 use crate::flow::{Flow, Setup};
 use crate::key::HostId;
 use crate::output::DropReason;
@@ -45,8 +45,10 @@ impl Sal {
             return;
         };
         let is_of_peer = |flow: &&Flow| flow.id != id && self.associations.is_same_peer(flow.association, association);
+        // The initiator's own flow, where that is this host, is of the session, too.
+        let is_served = |flow: &&Flow| flow.role == Role::Responder && is_of_peer(flow);
         let is_half_open = |flow: &Flow| matches!(flow.setup, Setup::Responder(_));
-        let of_session = self.flows.of_session(session).filter(is_of_peer);
+        let of_session = self.flows.of_session(session).filter(is_served);
         let left: Vec<(FlowId, bool)> = of_session.map(|flow| (flow.id, is_half_open(flow))).collect();
         for (old, is_half_open) in left {
             let awaited = self.fetches.awaited.iter().find(|(_, one)| one.flow == old).map(|(ticket, _)| *ticket);

@@ -202,7 +202,8 @@ impl Sal {
         destination: SocketAddr,
         sticky: u64,
     ) -> Option<(SocketAddr, Option<RuleId>)> {
-        if self.policy_of(service) != Policy::FailOver || self.demands_secure(service) {
+        let is_plain = self.policy_of(service) == Policy::FailOver && !self.demands_secure(service);
+        if !is_plain || self.is_chained_name(service) {
             return None;
         }
         if let Some(instance) = self.instances.get(&destination.ip()) {

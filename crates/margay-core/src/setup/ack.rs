@@ -34,6 +34,9 @@ impl Sal {
         extensions.extend(self.own_rendezvous());
         extensions.extend(self.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
+        extensions.extend(flow.chain.as_ref().map(|chain| Extension::ChainSeen(chain.seen)));
+        let certificate = self.box_certificate(flow);
+        extensions.extend((!certificate.is_empty()).then_some(Extension::Certificate(&certificate)));
         if let Setup::Late(late) = &flow.setup {
             extensions.extend(late.granted.as_deref().map(|granted| Extension::Grant(granted.asks.wanted)));
         }
@@ -53,7 +56,7 @@ impl Sal {
     pub(crate) fn send_ack_again(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Late(late) = &flow.setup else { return };
-        if flow.has(seen::CONFIRMED) {
+        if flow.has(seen::CONFIRMED) || self.keeps_ack(id) {
             return;
         }
         let (message_3, is_patient) = (late.ack.clone(), late.retries <= PATIENT);

@@ -7,13 +7,13 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
-    SessionRepr,
+    Chain, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionRepr,
 };
 
 use super::{
     Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, answered_from,
-    bare, error_text, next_protocol, prologue, retry_after, starts_direct, sticky, unreachable_of,
+    bare, next_protocol, prologue, retry_after, starts_direct, sticky,
 };
 use crate::association::Association;
 use crate::auth;
@@ -32,7 +32,7 @@ use crate::related::Related;
 use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::secure::{Cipher, Verdict};
-use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
+use crate::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::table::{NextHop, Resolution, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
@@ -42,10 +42,10 @@ const UDP: u8 = 17;
 /// After so many SYNs without an answer another router is asked, where there is one.
 const TURN_RETRIES: u32 = 2;
 /// What people are told.
-const NOBODY_NEAR: &str =
-    "no host on this network segment serves the name, and no service router is known; see `margay status`";
-
 const SIGNED_TCP: &str = "the connection is signed (TCP-MD5 or TCP-AO), addresses included, and Margay gives it others";
+const TOO_LONG: &str = "the first packet does not fit a SYN; lower the MTU of sal0";
+const CHAIN_TOO_LONG: &str = "the first packet does not fit a SYN with its chain of boxes and this host's certificates; name \
+                              fewer boxes, or lower the MTU of sal0";
 const FLOWS_FULL: &str = "this host has as many flows as it may; `margay flow list` shows them";
 
 /// What a SYN-ACK proved: the association that it came under, and where it came from.
@@ -75,6 +75,14 @@ pub(crate) struct Start {
     pub fetch: Option<Fetch>,
 }
 
+impl Start {
+    /// Of a session by the service table.
+    pub const fn of(nonce: u64, next_hop: SocketAddr, beside: Vec<SocketAddr>, first: Vec<u8>) -> Self {
+        let (full, related, pinned, asks, fetch) = (false, None, false, None, None);
+        Self { nonce, next_hop, beside, first, full, related, pinned, asks, fetch }
+    }
+}
+
 impl Sal {
     /// Takes an application's first packet to a name.
     pub(crate) fn initiate(&mut self, now: Instant, packet: &AppPacket<'_>) -> AppVerdict {
@@ -98,21 +106,25 @@ impl Sal {
             return AppVerdict::Drop(DropReason::Full);
         }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
-        let instance = self.instances.get(&packet.tuple.destination.ip()).map(|instance| instance.next_hop.address);
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let chain = self.begin_chain(session, &service, packet);
+        let asked = chain.as_ref().map_or(service, |chain| chain.asked);
+        let instance = self.instances.get(&packet.tuple.destination.ip()).filter(|_| chain.is_none());
+        let instance = instance.map(|instance| instance.next_hop.address);
         let first_hop = match instance {
             Some(instance) => Ok((instance, Vec::new())),
-            None => self.first_hop(now, &service, sticky(id, nonce), packet),
+            None => self.first_hop(now, &asked, sticky(id, nonce), packet),
         };
         let (next_hop, beside) = match first_hop {
             Ok(hops) => hops,
             Err(verdict) => return verdict,
         };
-        let session = margay_wire::SessionId(self.rng.bytes());
-        let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
-        let (first, pinned) = (packet.whole.to_vec(), instance.is_some());
-        let (full, related, asks, fetch) = (false, None, None, None);
-        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks, fetch });
-        if packet.is_tcp() {
+        let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        flow.chain = chain;
+        let may_grant = packet.is_tcp() && flow.chain.is_none();
+        let pinned = instance.is_some();
+        self.start_setup(now, flow, Start { pinned, ..Start::of(nonce, next_hop, beside, packet.whole.to_vec()) });
+        if may_grant {
             self.note_connects(now, packet.tuple.destination, 1);
         }
         AppVerdict::Consumed
@@ -134,7 +146,7 @@ impl Sal {
                 Ok((heard.unwrap_or(address), beside))
             }
             // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
-            Resolution::Demux(rule, _) => {
+            Resolution::Demux(rule, _) | Resolution::Box(rule, _) => {
                 self.table.note_use(self.now, rule);
                 Ok((self.loopback(), Vec::new()))
             }
@@ -164,7 +176,9 @@ impl Sal {
             flow.seen |= seen::SECURE | seen::DEMANDS;
         }
         let flow_port = self.offer_port(&flow.app);
-        flow.source = self.source_of(flow.app.protocol, flow.app.source).map(Box::new);
+        let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
+        let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
+        flow.source = source.map(Box::new);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
             next_hop: start.next_hop,
@@ -199,7 +213,7 @@ impl Sal {
         }
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Initiator(setup) = &flow.setup else { return };
-        let (service, app, retries) = (flow.service, flow.app, setup.retries);
+        let (service, app, retries) = (flow.asked(), flow.app, setup.retries);
         let is_by_rule = matches!(app.protocol, 6 | 17)
             && !setup.pinned
             && setup.related.is_none()
@@ -231,9 +245,11 @@ impl Sal {
     /// Sends the SYN of a connecting flow, and arms the next try.
     pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
         let Some((datagram, carried)) = self.write_syn(id) else {
-            self.fail_connecting(id, Unreachable::Host, "the first packet does not fit a SYN; lower the MTU of sal0");
+            let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
+            self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
             return;
         };
+        self.note_chain_sent(id, &datagram);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
         let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;
@@ -253,9 +269,14 @@ impl Sal {
         let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
         let meant = setup.asks.map_or((flow.app.protocol, flow.app.destination), |asks| (TCP, asks.destination));
+        let of_chain = flow.chain.as_ref().and_then(|chain| chain.setup.as_ref()).map(|setup| setup.client);
+        let chain = self.chain_of_syn(flow);
+        if flow.chain.is_some() != chain.is_some() {
+            return None;
+        }
         let session = SessionRepr {
             session: flow.session,
-            client: client.unwrap_or(flow.app.source),
+            client: of_chain.or(client).unwrap_or(flow.app.source),
             service_port: meant.1.port(),
             protocol: meant.0,
         };
@@ -270,6 +291,7 @@ impl Sal {
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
+        extensions.extend(chain.as_deref().and_then(|value| Chain::parse(value).ok()).map(Extension::Chain));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = Flags::RESOLVABLE;
         draft.flags.set(Flags::FULL, setup.full);
@@ -278,13 +300,14 @@ impl Sal {
             hop_limit: HOP_LIMIT,
             reply_to: None,
             via: None,
-            service: flow.service.0,
+            service: flow.asked().0,
             nonce: setup.nonce,
             hop_tag: [0; 8],
         });
         draft.extensions = &extensions;
         let datagram_max = usize::from(self.config.datagram_max);
-        draft.pad_to = SYN_LEN.min(datagram_max);
+        // The answer to a chain has the certificates of two hosts.
+        draft.pad_to = if chain.is_some() { datagram_max } else { SYN_LEN.min(datagram_max) };
         let bare = if is_sealed { bare(&setup.first) } else { None };
         let first = bare.as_deref().unwrap_or(&setup.first);
         draft.payload = (next_protocol(first), first);
@@ -301,7 +324,7 @@ impl Sal {
 
     /// The handshake of a flow, made again from its seed: the same first message every time.
     fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
-        let prologue = prologue(flow.session, &flow.service, flow.id, association);
+        let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
         Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
     }
 
@@ -338,8 +361,8 @@ impl Sal {
         if self.flows.get(id).is_some_and(Self::is_search) {
             return self.hear_router(now, from, message);
         }
-        if message.error().is_some_and(|error| error.code == ErrorCode::ListenerSilent) {
-            return self.hear_of_silence(now, message);
+        if let Some(error) = message.error() {
+            return self.hear_refusal(now, from, message, error.code);
         }
         let answer = match self.prove_answer(now, message, from) {
             Err(DropReason::UnknownAssociation) => {
@@ -352,71 +375,7 @@ impl Sal {
             }
             other => other?,
         };
-        if let Some(error) = message.error() {
-            if self.resolve_again(now, id) || self.others_may_answer(now, id, error.code) {
-                return Ok(());
-            }
-            let why = unreachable_of(error.code);
-            self.fail_connecting(id, why, error_text(error.code));
-            return Ok(());
-        }
         self.accept_answer(now, from, message, answer)
-    }
-
-    /// The instance is there, and its listener says nothing: so this end says nothing, either, where in the end there
-    /// is no answer. The program's TCP sends its SYN again, and is asked anew, for as long as it would be without
-    /// Margay (decision 0048). Whoever says so shows its key; no association comes of it.
-    fn hear_of_silence(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
-        let proved = match message.key_exchange() {
-            Some(exchange) => self.prove_handshake(message, exchange.message).map(drop),
-            None => auth::authenticate(&mut self.associations, message, now).map(drop),
-        };
-        if proved == Err(DropReason::UnknownAssociation) {
-            self.ask_full_handshake(now, message.dst_flow);
-        }
-        proved?;
-        if let Some(Setup::Initiator(setup)) = self.flows.get_mut(message.dst_flow).map(|flow| &mut flow.setup) {
-            setup.is_listener_silent = true;
-        }
-        Ok(())
-    }
-
-    /// One host has refused, or may not speak for the name: where several were asked, or it is drained, its word is not
-    /// the last one.
-    pub(crate) fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
-        if code == ErrorCode::Drained && self.ask_elsewhere(now, id) {
-            return true;
-        }
-        let is_search = self.flows.get(id).is_some_and(Self::is_search);
-        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
-        if setup.fetch.is_some() {
-            return false;
-        }
-        if setup.next_hop != SEGMENT && setup.beside.is_empty() {
-            return self.leave_notice(now, id);
-        }
-        // Whoever may not speak for the name cannot shorten the time of those who may.
-        if setup.refused.replace(code).is_none() && code != ErrorCode::BadCertificate && !is_search {
-            setup.give_up = setup.give_up.min(now + OTHERS_WAIT);
-            let give_up = setup.give_up;
-            self.flows.set_deadline(id, Some(give_up));
-        }
-        true
-    }
-
-    /// Nobody has set the flow up in time.
-    pub(crate) fn give_up_connecting(&mut self, id: FlowId) {
-        let Some(Setup::Initiator(setup)) = self.flows.get(id).map(|flow| &flow.setup) else { return };
-        if setup.is_listener_silent {
-            self.take_flow(id);
-            return;
-        }
-        let (how, why) = match (setup.refused, setup.next_hop) {
-            (Some(code), _) => (unreachable_of(code), error_text(code)),
-            (None, SEGMENT) => (Unreachable::Port, NOBODY_NEAR),
-            (None, _) => (Unreachable::Host, "nobody answered in time; `margay check` looks for the cause"),
-        };
-        self.fail_connecting(id, how, why);
     }
 
     pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
@@ -477,17 +436,8 @@ impl Sal {
         self.place_association(answer.association, answered_from(message, from), message);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
-        self.flows.set_peer_flow(id, message.src_flow);
-        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
-        flow.association = answer.association;
-        flow.generation += 1;
-        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
-        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
-            return Err(DropReason::Unexpected);
-        };
-        let app = flow.app;
-        self.note_said(id, message);
+        let setup = self.note_answered(message, answer.association, authenticated)?;
+        let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
@@ -503,8 +453,8 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
         }
-        let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
-        self.flows.set_deadline(id, Some(now + retry_after(0)));
+        let (ack, keeps_ack) = (self.write_ack(id, Some(&message_3), None).unwrap_or_default(), self.keeps_ack(id));
+        self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
         let has_program = app.protocol != GREETING && setup.fetch.is_none();
@@ -513,20 +463,48 @@ impl Sal {
             // overtaken by what follows.
             self.queue.update(EntryUpdate::Install(entry));
         }
-        self.transmit_from(local, to, ack, Kind::Ack);
+        if !keeps_ack {
+            self.transmit_from(local, to, ack, Kind::Ack);
+        }
         if !has_program {
             self.fetch_answered(id);
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
-        if !setup.first_carried || shown_in_vain {
+        if (!setup.first_carried || shown_in_vain) && !setup.first.is_empty() {
             self.queue.egress(setup.first);
         }
         setup.held.into_iter().for_each(|packet| self.queue.egress(packet));
-        self.prepare_pinhole(now, id, !message_3.is_empty());
+        if keeps_ack {
+            self.right_answered(id);
+        } else {
+            self.prepare_pinhole(now, id, !message_3.is_empty());
+            self.forget_chain_setup(id);
+        }
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.
+    fn note_answered(
+        &mut self,
+        message: &Message<'_>,
+        association: u32,
+        authenticated: bool,
+    ) -> Result<Box<InitiatorSetup>, DropReason> {
+        let id = message.dst_flow;
+        self.flows.set_peer_flow(id, message.src_flow);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.association = association;
+        flow.generation += 1;
+        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
+        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
+        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
+            return Err(DropReason::Unexpected);
+        };
+        self.note_said(id, message);
+        Ok(setup)
     }
 
     /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may
@@ -581,8 +559,9 @@ impl Sal {
         message: &Message<'_>,
         association: u32,
     ) -> Result<(bool, Option<Cipher>), (String, DropReason)> {
-        let authenticated =
-            self.check_right_to_answer(id, message, association).map_err(|why| (why, DropReason::BadCertificate))?;
+        let is_proved = self.check_right_to_answer(id, message, association);
+        let is_proved = is_proved.and_then(|is_next| Ok(self.hear_chain_answer(id, message)? && is_next));
+        let authenticated = is_proved.map_err(|why| (why, DropReason::BadCertificate))?;
         self.check_holder(id, message, association).map_err(|why| (why, DropReason::NotAllowed))?;
         match self.settle_stack(id, message) {
             Verdict::Plain => Ok((authenticated, None)),
@@ -676,78 +655,6 @@ impl Sal {
         if let Some(datagram) = write_reset(host_id, epoch, association, message, message_3) {
             self.transmit(to, datagram, Kind::Rst);
         }
-    }
-
-    /// An ERROR about a SYN of ours: a cookie to bring, or a refusal by our router.
-    pub(crate) fn handle_error(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        message: &Message<'_>,
-    ) -> Result<(), DropReason> {
-        let error = message.error().ok_or(DropReason::Malformed)?;
-        let id = message.dst_flow;
-        if error.code == ErrorCode::UnknownAssociation && message.auth().is_none() {
-            return self.consider_greeting(now, from);
-        }
-        if error.code == ErrorCode::CookieWanted {
-            let cookie = message.cookie().ok_or(DropReason::Malformed)?;
-            let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
-            let Setup::Initiator(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
-            // Untagged, so it may cost a retransmission and no more; the second cookie waits for the timer.
-            if setup.cookie.replace(cookie).is_none() {
-                self.send_syn(now, id);
-            }
-            return Ok(());
-        }
-        let association = auth::authenticate(&mut self.associations, message, now)?;
-        if message.resolvable.is_some() {
-            return self.pass_on_nobody(association, message);
-        }
-        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
-        if !matches!(flow.setup, Setup::Initiator(_)) {
-            return Err(DropReason::Unexpected);
-        }
-        if !self.others_may_answer(now, id, error.code) {
-            self.fail_connecting(id, unreachable_of(error.code), error_text(error.code));
-        }
-        Ok(())
-    }
-
-    /// Ends a flow that never came to be: its application gets a clear error at once (DESIGN §3.8).
-    pub(crate) fn fail_connecting(&mut self, id: FlowId, how: Unreachable, why: &str) {
-        let Some(flow) = self.take_flow(id) else { return };
-        let Setup::Initiator(setup) = flow.setup else { return };
-        if flow.app.protocol == GREETING {
-            return;
-        }
-        if let Some(fetch) = setup.fetch {
-            self.fetch_failed(fetch.ticket, how);
-            return;
-        }
-        if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first) {
-            self.refuse(&first, how);
-        }
-        self.counters.connects_failed += 1;
-        self.events.push(Event::ConnectFailed { service: flow.service, app: flow.app, why: String::from(why) });
-    }
-
-    /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP.
-    pub(crate) fn refuse(&mut self, packet: &AppPacket<'_>, how: Unreachable) {
-        let (source, destination) = (packet.tuple.source.ip(), packet.tuple.destination.ip());
-        let answer = if packet.is_tcp() && how == Unreachable::Port {
-            packet::reset_for(packet)
-        } else {
-            packet::unreachable_for(packet.whole, source, destination, how)
-        };
-        if let Some(answer) = answer {
-            self.queue.inject(answer);
-        }
-    }
-
-    pub(crate) fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
-        self.counters.connects_failed += 1;
-        self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
     }
 }
 

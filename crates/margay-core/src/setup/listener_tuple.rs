@@ -14,10 +14,9 @@ impl Sal {
         &mut self,
         arrival: &Arrival<'_>,
         protocol: u8,
-        client_port: u16,
+        client: SocketAddr,
         demux: &Demux,
     ) -> Option<Tuple> {
-        let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
         let place = demux.place_for(client.ip());
         let random = self.rng.u32();
         let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
@@ -32,7 +31,7 @@ impl Sal {
         Own { local: &self.config.local_addresses, ranges: self.config.ranges }
     }
 
-    pub(super) fn is_taken(&self, tuple: &Tuple) -> bool {
+    pub(crate) fn is_taken(&self, tuple: &Tuple) -> bool {
         self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
     }
 

@@ -8,8 +8,10 @@
 mod ack;
 mod initiator;
 mod listener_tuple;
+mod refusal;
 mod responder;
 mod right_to_answer;
+mod right_to_connect;
 
 pub(crate) use initiator::Start;
 pub(crate) use responder::{Arrival, relay_part};
@@ -117,6 +119,8 @@ pub(crate) struct ResponderSetup {
     pub association: u32,
     pub datagram_max: u16,
     pub allow: Allow,
+    /// Why it is to be refused once its sender is proved, where that is known before.
+    pub refusal: Option<ErrorCode>,
     /// By what this host could answer for the name when it was asked: it answers by that, also where it has left
     /// meanwhile.
     pub chain: Vec<u8>,
@@ -167,6 +171,7 @@ impl ResponderSetup {
             association: 0,
             datagram_max: 0,
             allow,
+            refusal: None,
             chain,
             answers: Vec::new(),
             answered: None,
@@ -245,16 +250,26 @@ pub(crate) fn prologue(session: SessionId, service: &ServiceId, initiator_flow: 
 }
 
 /// What the application is told by its own protocol.
-fn unreachable_of(code: ErrorCode) -> Unreachable {
+pub(crate) fn unreachable_of(code: ErrorCode) -> Unreachable {
     match code {
-        ErrorCode::NotAllowed | ErrorCode::BadCertificate | ErrorCode::NoCommonStack => Unreachable::Prohibited,
-        ErrorCode::HopLimit | ErrorCode::Overloaded | ErrorCode::KeptOut => Unreachable::Host,
+        ErrorCode::NotAllowed
+        | ErrorCode::BadCertificate
+        | ErrorCode::NoCommonStack
+        | ErrorCode::BoxRefused
+        | ErrorCode::ChainRequired => Unreachable::Prohibited,
+        ErrorCode::HopLimit
+        | ErrorCode::Overloaded
+        | ErrorCode::KeptOut
+        | ErrorCode::BoxSilent
+        | ErrorCode::BoxAnswered
+        | ErrorCode::UnknownCritical
+        | ErrorCode::NoAnswer => Unreachable::Host,
         _ => Unreachable::Port,
     }
 }
 
 /// What people are told.
-fn error_text(code: ErrorCode) -> &'static str {
+pub(crate) fn error_text(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::NoService => {
             "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
@@ -269,6 +284,11 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::NoCommonStack => NO_COMMON_STACK,
         ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
         ErrorCode::KeptOut => crate::twin::KEPT_OUT,
+        ErrorCode::ChainRequired => {
+            "the service takes sessions only through boxes that its policy names; `margay chain show` here says whether \
+             this host has that policy"
+        }
+        ErrorCode::NoAnswer => "nobody answered in time; `margay check` looks for the cause",
         ErrorCode::Drained => "the instance is drained and takes no new flows, and no other one serves the name",
         _ => "the peer refused the connection",
     }

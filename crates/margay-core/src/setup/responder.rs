@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    CHANGES, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionId, StackRepr,
+    CHANGES, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
+    NextProtocol, ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::association::Association;
 use crate::auth;
+use crate::chain::Read;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
@@ -30,13 +31,11 @@ use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::segment::COPIES;
 use crate::surrogate::{other_port, shown as shown_as};
-use crate::table::{Allow, AllowItem, Demux};
+use crate::table::Demux;
 use crate::time::Instant;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
 const MOVES_MAX: u8 = 8;
-/// A membership that ends within so many seconds is asked for anew: it may end before the ACK comes.
-const ENDING_S: u64 = 5;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -50,6 +49,8 @@ struct Proof {
     claimed: Option<ServiceId>,
     /// The grant that it has asked for: nobody vouches for a SYN.
     asks: Option<GrantRepr>,
+    /// It may pass on the session that it has: its own, or such as has passed a box that it may speak for.
+    is_neighbour: bool,
 }
 
 /// A SYN that reached a listener here, read and checked for form.
@@ -69,46 +70,73 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flow_to_answer(session.session, message) {
+        if let Some(id) = self.flow_to_answer(session.session, arrival) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
+            }
+            if self.supersede_left(id, arrival, &exchange) {
+                return Ok(());
             }
             self.drop_half_open(id);
         }
         let claimed = HostId(exchange.host_id);
-        let known = if message.flags.contains(Flags::FULL) {
-            None
-        } else {
-            self.known_host(claimed, &arrival.service, &demux.allow)
+        let known = match message.chain() {
+            _ if message.flags.contains(Flags::FULL) => None,
+            None => self.known_host(claimed, &arrival.service, &demux.allow),
+            // What decides is in the chain, and in the ACK.
+            Some(_) => self.associations.by_host(claimed).map(|association| association.local_id),
         };
         let fresh_cost = if session.protocol == GREETING { GREETING_COST } else { 1 };
         let cost = if known.is_some() { 0 } else { fresh_cost };
         self.check_cookie(now, arrival, cost)?;
         self.check_room(arrival.reply.direct.ip())?;
+        let mut read = self.read_chain(now, arrival, &demux.allow)?;
+        if let Some(association) = known
+            && read.chained.is_none()
+            && !self.is_allowed(association, &arrival.service, &demux.allow)
+        {
+            read.refusal = read.refusal.or(Some(ErrorCode::NotAllowed));
+        }
+        if let Some((association, code)) = known.zip(read.refusal) {
+            // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
+            self.refuse_syn(arrival, association, code);
+            return Err(DropReason::NotAllowed);
+        }
         if let Some(wanted) = message.grant() {
             // The rule was found by the protocol of the session, and a grant is of TCP.
-            if session.protocol != 6 || arrival.app.is_some() {
+            if session.protocol != 6 || arrival.app.is_some() || read.chained.is_some() {
                 return Err(DropReason::Malformed);
             }
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
-        let (inner, verdict) = (inner_packet(arrival, session.protocol)?, self.answer_stack(message, &arrival.service));
+        self.begin_half_open(now, arrival, demux, known, read)
+    }
+
+    /// Makes the flow of a SYN, and asks its listener or its box.
+    fn begin_half_open(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival<'_>,
+        demux: &Demux,
+        known: Option<u32>,
+        read: Read,
+    ) -> Result<(), DropReason> {
+        let message = arrival.message;
+        let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
+        let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
+        let (inner, verdict) = (inner_packet(arrival, session.protocol)?, self.answer_stack(message, &destination));
         let cipher = verdict.cipher();
-        if let Some(association) = known
-            && !self.is_allowed(association, &arrival.service, &demux.allow)
-        {
-            // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
-            self.refuse_syn(arrival, association, ErrorCode::NotAllowed);
-            return Err(DropReason::NotAllowed);
-        }
-        let chosen = self.choose_tuple(arrival, session.protocol, session.client.port(), demux);
+        let direct = arrival.reply.direct.ip();
+        let of_chain = read.chained.as_ref().and_then(|chained| chained.setup.as_ref()).map(|setup| setup.client);
+        let client = of_chain.unwrap_or(SocketAddr::new(direct, session.client.port()));
+        let (is_at_box, refusal) = (read.is_at_box(), read.refusal);
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
-        let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };
-        let client = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
-        let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
+        let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
+        let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
+        flow.chain = read.chained;
         known.into_iter().for_each(|known| self.associations.touch(known, now));
         let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
@@ -116,21 +144,51 @@ impl Sal {
         // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes
         // again.
         let first = if cipher.is_some() { first.as_deref().and_then(bare) } else { first };
+        // A box is given a datagram before its sender is proved, as every listener is given a TCP SYN.
+        let is_shown_now = is_tcp || is_at_box;
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
             association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
             datagram_max,
-            first: if is_tcp { None } else { first.clone() },
-            syn: if is_tcp { first.clone() } else { None },
-            shown: shown_as(client, session.client.ip(), &app, self.own()),
+            first: if is_shown_now { None } else { first.clone() },
+            syn: if is_shown_now { first.clone() } else { None },
+            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box),
             cipher,
+            refusal,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
         }));
         self.flows.insert(flow);
-        self.half_open.add(client.ip());
-        self.answer_port(now, id, (claimed, arrival.reply.direct.ip()), message.flow_port());
+        self.half_open.add(direct);
+        self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
         self.note_demands(now, id, message, cipher.is_some());
+        if let Some(code) = refusal.filter(|_| is_at_box) {
+            // No box sees it, and nobody after it.
+            self.refuse_left(id, code, 0);
+            return Err(DropReason::NotAllowed);
+        }
+        if is_at_box && verdict != Verdict::Refused {
+            return self.show_box(now, id, first);
+        }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
+    }
+
+    /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
+    fn tuple_of_new(
+        &mut self,
+        id: FlowId,
+        arrival: &Arrival<'_>,
+        client: SocketAddr,
+        demux: &Demux,
+        read: &Read,
+    ) -> Result<Tuple, DropReason> {
+        let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
+        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
+            return Ok(tuple_of(id));
+        }
+        if read.is_at_box() {
+            return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
+        }
+        self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
     }
 
     /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
@@ -185,9 +243,9 @@ impl Sal {
     }
 
     /// The flow that a SYN is of, where this host has it already.
-    fn flow_to_answer(&mut self, session: SessionId, message: &Message<'_>) -> Option<FlowId> {
-        let known = self.flow_of_session(session, message.src_flow);
-        known.filter(|id| !self.may_be_left_behind(*id, message))
+    fn flow_to_answer(&mut self, session: SessionId, arrival: &Arrival<'_>) -> Option<FlowId> {
+        let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
+        known.filter(|id| !self.may_be_left_behind(*id, arrival.message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
@@ -205,9 +263,10 @@ impl Sal {
         // A listener whose queue was full has said nothing; it is asked again, as TCP itself would. Where the flow was
         // moved to another port, an old connection has answered.
         let is_silent = setup.answers.is_empty() && setup.moves == 0 && self.now.since(flow.since) >= LISTENER_PATIENCE;
-        if let Some(syn) = setup.syn.clone() {
+        let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.is_left());
+        if let Some(syn) = setup.syn.clone().filter(|_| self.other_half(flow).is_none()) {
             self.queue.inject(syn);
-            if is_silent {
+            if is_silent && !is_at_box {
                 self.turn_answers(id, arrival.reply);
                 self.answer(id, &[], Some(ErrorCode::ListenerSilent));
                 return Ok(());
@@ -321,35 +380,13 @@ impl Sal {
         }
     }
 
-    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up
-    /// takes. The others show more at a new handshake.
-    pub(crate) fn known_host(&self, claimed: HostId, service: &ServiceId, allow: &Allow) -> Option<u32> {
-        let association = self.associations.by_host(claimed)?;
-        let until_s = self.unix_s().saturating_add(ENDING_S);
-        let is_self = claimed == self.host_id();
-        let is_member = self.has_shown_enough(association, (service, allow), until_s);
-        (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
-    }
-
-    /// Whether a peer has shown until then what decides about its right to a service. A member of another authority,
-    /// who may not connect by that, may be one of the service's as well.
-    pub(crate) fn has_shown_enough(
-        &self,
-        association: &Association,
-        (service, allow): (&ServiceId, &Allow),
-        until_s: u64,
-    ) -> bool {
-        association.membership.as_ref().is_some_and(|membership| {
-            let may_connect = || self.is_allowed(association.local_id, service, allow);
-            membership.not_after_s > until_s && (membership.authority == service.authority() || may_connect())
-        })
-    }
-
     /// The listening program answered: its SYN-ACK goes inside ours, its RST refuses.
     pub(crate) fn handle_listener_packet(&mut self, id: FlowId, packet: &AppPacket<'_>) -> Result<(), DropReason> {
-        let Some(Setup::Responder(setup)) = self.flows.get(id).map(|flow| &flow.setup) else {
-            return Err(DropReason::Unexpected);
-        };
+        let Some(flow) = self.flows.get(id) else { return Err(DropReason::Unexpected) };
+        let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        if flow.chain.as_ref().is_some_and(|chain| chain.is_left()) {
+            return self.box_packet(id, packet);
+        }
         if packet.tcp_flags() & packet::tcp_flags::RST != 0 {
             self.answer(id, &[], Some(ErrorCode::Refused));
             self.drop_half_open(id);
@@ -392,7 +429,8 @@ impl Sal {
     /// Sends the SYN-ACK, with the program's own answer or a refusal inside, straight and through the router.
     pub(crate) fn answer(&mut self, id: FlowId, app_answer: &[u8], error: Option<ErrorCode>) {
         let Some(flow) = self.flows.get(id) else { return };
-        let (session, service, known) = (flow.session, flow.service, flow.association);
+        let (session, known) = (flow.session, flow.association);
+        let asked = flow.asked();
         let demands = flow.has(seen::DEMANDS);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
@@ -410,7 +448,7 @@ impl Sal {
                 Some(Setup::Responder(setup)) => setup.message_1.clone(),
                 _ => return,
             };
-            let prologue = prologue(session, &service, initiator_flow, wanted);
+            let prologue = prologue(session, &asked, initiator_flow, wanted);
             let answered = Responder::answer(&self.config.host_key, &mut self.rng, &prologue, &message_1, &mine);
             let Ok((handshake, answer)) = answered else {
                 self.counters.drop(DropReason::BadHandshake);
@@ -426,10 +464,11 @@ impl Sal {
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands })));
-        extensions
-            .extend(self.own_terms(&service).into_iter().chain(self.own_fence(&service)).filter(|_| error.is_none()));
+        extensions.extend(self.own_terms(&asked).into_iter().chain(self.own_fence(&asked)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
+        let passed = self.chain_answer(id, &chain, error);
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
+        extensions.extend(passed.as_deref().and_then(|value| Chain::parse(value).ok()).map(Extension::Chain));
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));
         let mut draft = Draft::new(Kind::SynAck, initiator_flow, id);
         draft.extensions = &extensions;
@@ -544,10 +583,11 @@ impl Sal {
             return Ok(());
         }
         let claimed = message.source_service().map(ServiceId);
+        let is_neighbour = self.is_neighbour(id, association, message);
         self.note_whereabouts(association, message);
         self.note_abilities(association, message);
         let (starts, asks) = (starts_direct(message), message.grant());
-        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks })
+        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
@@ -605,21 +645,21 @@ impl Sal {
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
-        let Proof { association, fresh, starts, claimed, asks } = proof;
+        let Proof { association, fresh, starts, claimed, asks, is_neighbour } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         // A greeting is over at once, and nothing needs the association for its sake.
-        let (service, flow_is_connection) = (flow.service, flow.app.protocol != GREETING);
+        let (flow_is_connection, is_chained) = (flow.app.protocol != GREETING, flow.chain.is_some());
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (allow, answered, client) = (setup.allow.clone(), setup.answered, setup.reply.direct.ip());
+        let (answered, client) = (setup.answered, setup.reply.direct.ip());
         self.find_peer(association, from);
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }
-        if !self.is_allowed(association, &service, &allow) {
+        if let Some(code) = self.why_refused(id, association, is_neighbour) {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
             }
-            self.say_fail(id, ErrorCode::NotAllowed);
+            self.say_fail(id, code);
             self.drop_half_open(id);
             return Err(DropReason::NotAllowed);
         }
@@ -628,7 +668,8 @@ impl Sal {
             self.associations.hold(association);
         }
         self.half_open.remove(client);
-        let source = claimed.and_then(|claimed| self.believed(association, claimed));
+        // Who passes a session on is not its client.
+        let source = claimed.filter(|_| !is_chained).and_then(|claimed| self.believed(association, claimed));
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         flow.source = source.map(Box::new);
         flow.association = association;
@@ -655,6 +696,7 @@ impl Sal {
         if handover.is_none() {
             self.begin_direct(now, id, starts);
         }
+        self.left_proved(now, id);
         if let Setup::Responder(setup) = setup {
             self.let_in(id, *setup);
         }
@@ -703,6 +745,7 @@ impl Sal {
     pub(crate) fn drop_half_open(&mut self, id: FlowId) {
         let Some(flow) = self.take_flow(id) else { return };
         self.counters.removed(RemoveReason::Unproved);
+        self.forget_right(&flow);
         let Setup::Responder(setup) = flow.setup else { return };
         self.half_open.remove(setup.reply.direct.ip());
         if let Some(answer) = setup.app_answer
@@ -710,28 +753,6 @@ impl Sal {
             && let Some(reset) = packet::reset_for(&answer)
         {
             self.queue.inject(reset);
-        }
-    }
-
-    /// Whether the proved host behind `association` is on the allow list (DESIGN §7, "Who may connect").
-    pub(crate) fn is_allowed(&self, association: u32, service: &ServiceId, allow: &Allow) -> bool {
-        let Some(association) = self.associations.get(association) else { return false };
-        if association.host == self.host_id() {
-            return true;
-        }
-        let unix_s = self.unix_s();
-        let membership = association.membership.as_ref().filter(|membership| membership.not_after_s > unix_s);
-        let is_of = |authority: &[u8]| membership.is_some_and(|membership| membership.authority[..] == *authority);
-        match allow {
-            Allow::Any => true,
-            Allow::Authority => is_of(&service.0[..8]),
-            Allow::List(items) => items.iter().any(|item| match item {
-                AllowItem::Host(host) => association.host == *host,
-                AllowItem::Group(group) => {
-                    is_of(&service.0[..8]) && membership.is_some_and(|membership| membership.groups.contains(group))
-                }
-                AllowItem::Authority(authority) => is_of(&authority[..]),
-            }),
         }
     }
 }

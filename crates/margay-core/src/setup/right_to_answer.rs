@@ -38,7 +38,7 @@ impl Sal {
             let is_client = self.associations.get(association).is_some_and(|other| other.host == related.host);
             return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
         }
-        let service = flow.service;
+        let service = flow.asked();
         let Some(answering) = self.associations.get(association) else {
             return Err("the association with the host that answered is gone; connect again".to_string());
         };
@@ -67,7 +67,7 @@ impl Sal {
     /// its number.
     pub(super) fn check_holder(&self, id: FlowId, message: &Message<'_>, association: u32) -> Result<(), String> {
         let Some((flow, peer)) = self.flows.get(id).zip(self.associations.get(association)) else { return Ok(()) };
-        match self.holder_since(peer.host, &flow.service, message.fence_number()) {
+        match self.holder_since(peer.host, &flow.asked(), message.fence_number()) {
             None => Ok(()),
             Some(holder) => Err(alloc::format!(
                 "the name is held by host {holder} now, and another host answered that held it before; connect again"

@@ -79,6 +79,26 @@ fn what_was_acknowledged_and_is_sent_again_shows_that_the_host_swallows_answers(
     assert_eq!((send(&rig), is_stalled()), (NEXT, true), "then the encapsulation");
 }
 
+#[test]
+fn what_a_box_is_to_see_comes_by_sal0_and_what_is_sent_again_is_no_sign_of_anything() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    rig.set_in_place(true);
+    let data = |rig: &Rig| rig.run(false, &segment(wire(true).reversed(), ACK, b"x")).0;
+    assert_eq!(data(&rig), NEXT);
+    rig.alter(|entry| entry.flags |= layout::FLOW_BY_SAL0);
+    assert_eq!(data(&rig), REDIRECT);
+    let end = 0xffff_f000_u32.wrapping_add(7);
+    rig.alter(|entry| {
+        entry.unanswered_since_ns = 0;
+        (entry.ingress.numbers.acknowledgement, entry.ingress.numbers.flags) = (end, 1);
+        entry.ingress.last_ns = LONG_AGO_NS;
+    });
+    let sent = |rig: &Rig| rig.run(true, &segment(app, ACK, b"request")).0;
+    assert_eq!((sent(&rig), sent(&rig)), (REDIRECT, REDIRECT));
+    assert_eq!(rig.entry().flags & layout::FLOW_STALLED, 0);
+}
+
 /// Cuts the payload of a packet in two.
 fn halves(packet: &[u8], identification: u32) -> [Vec<u8>; 2] {
     let is_v4 = packet[0] >> 4 == 4;

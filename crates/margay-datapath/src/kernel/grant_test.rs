@@ -263,6 +263,7 @@ fn what_the_agent_knows_by_itself_it_hears_the_end_of() {
             remote_port: grant.remote_port + 2,
             egress: true,
             accept: true,
+            by_sal0: false,
         };
         cache.install(&flow).expect("its own place");
         let entry = get::<flow_entry>(&cache.loaded.maps.flows, opened.0.bytes()).expect("it is there");
@@ -288,6 +289,7 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
             remote_port: grant.remote_port + 2,
             egress: true,
             accept: true,
+            by_sal0: false,
         };
         cache.note_opened(&noted);
         assert_eq!(cache.state(flow).map(|state| (state.flow, state.fresh)), Some((flow, false)));
@@ -403,8 +405,15 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
         assert_eq!(elements(&cache), [0, 0, 1], "its record is kept");
 
         let opened = open(&cache, &grant, 0, OPENED);
-        let wire =
-            Wire { path: PATH, local_port: 61_001, remote_port: 61_952, sending: true, accepting: true, begun: true };
+        let wire = Wire {
+            path: PATH,
+            local_port: 61_001,
+            remote_port: 61_952,
+            sending: true,
+            accepting: true,
+            begun: true,
+            by_sal0: false,
+        };
         direct.note_opened(FlowId(1000), opened.1.into(), 1, &wire);
         assert!(direct.state(FlowId(1000)).is_some());
         direct.remove_grant(grant.id, |_| false);

@@ -24,6 +24,7 @@ pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const FLOW_FRESH: u32 = 8;
 #[cfg(test)]
 pub(super) const FLOW_UNTOLD: u32 = 16;
+pub(super) const FLOW_BY_SAL0: u32 = 32;
 pub(super) const PATH_HELD: u32 = 1;
 pub(super) const PATH_WATCHED: u32 = 2;
 const NUMBERS_KNOWN: u8 = 1;
@@ -301,7 +302,8 @@ pub(super) fn listener_key_of(listener: SocketAddr) -> listener_key {
 }
 
 pub(super) fn flags_of(flow: &WireFlow) -> u32 {
-    (if flow.egress { FLOW_EGRESS } else { 0 }) | (if flow.accept { FLOW_ACCEPT } else { 0 })
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    flag(flow.egress, FLOW_EGRESS) | flag(flow.accept, FLOW_ACCEPT) | flag(flow.by_sal0, FLOW_BY_SAL0)
 }
 
 pub(super) fn path_entry_of(path: &WirePath) -> path_entry {

@@ -114,6 +114,8 @@ pub struct WireFlow {
     pub egress: bool,
     /// Give direct packets to the application.
     pub accept: bool,
+    /// By `sal0`, and never in place on the card: a box is to see them there.
+    pub by_sal0: bool,
 }
 
 /// What passed of a connection's end.

@@ -63,6 +63,7 @@ fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
         remote_port: REMOTE_PORT,
         egress,
         accept,
+        by_sal0: false,
     }
 }
 

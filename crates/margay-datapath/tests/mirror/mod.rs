@@ -179,6 +179,7 @@ impl Core for Mirror {
             sending: true,
             accepting: true,
             begun: true,
+            by_sal0: false,
         };
         let entry = Entry {
             flow,

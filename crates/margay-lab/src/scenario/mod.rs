@@ -10,6 +10,7 @@ mod bad_weather;
 mod black_hole;
 mod both_move;
 mod cache_off;
+mod chain;
 mod cloned_key;
 mod containers;
 mod datagram_failover;
@@ -204,6 +205,10 @@ pub const ALL: &[Scenario] = &[
     datagram_failover::SCENARIO,
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,
+    chain::setup::SCENARIO,
+    chain::boxes::SCENARIO,
+    chain::policy::SCENARIO,
+    chain::attacks::SCENARIO,
     handover::SCENARIO,
     handover_attacks::SCENARIO,
     handover_weather::SCENARIO,

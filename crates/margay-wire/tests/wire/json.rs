@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 
 use margay_wire::{
-    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, ChangeRepr, ChangeStep, DATA_HEADER_LEN,
-    DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, HandoverRepr,
-    KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr, QuietRepr,
-    ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
+    ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind,
+    HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr,
+    QuietRepr, ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr,
+    is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -86,6 +87,23 @@ fn of_handover(handover: &HandoverRepr) -> Value {
     })
 }
 
+fn of_chain(chain: &Chain<'_>) -> Value {
+    let one = |one: BoxRepr| json!({"service": hex(&one.service), "flags": one.flags.bits()});
+    json!({
+        "type": "CHAIN",
+        "is_answer": chain.is_answer(),
+        "shared": chain.shared(),
+        "failed_at": chain.failed_at(),
+        "destination": hex(&chain.destination()),
+        "time_s": chain.time_s(),
+        "host_key": hex(&chain.host_key()),
+        "signature": hex(&chain.signature()),
+        "boxes": chain.boxes().map(one).collect::<Vec<_>>(),
+        "hosts": chain.hosts().map(|host| hex(&host)).collect::<Vec<_>>(),
+        "certificates": hex(chain.certificates()),
+    })
+}
+
 fn of_change(change: &ChangeRepr) -> Value {
     let ChangeRepr { step, stack, demands, number } = change;
     json!({"type": "CHANGE", "step": *step as u8, "stack": stack, "demands": demands, "number": number})
@@ -115,6 +133,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "message": hex(exchange.message),
         }),
         Extension::Certificate(chain) => json!({"type": "CERTIFICATE", "chain": hex(chain)}),
+        Extension::Chain(chain) => of_chain(chain),
         Extension::Rendezvous(address) => json!({"type": "RENDEZVOUS", "address": address.to_string()}),
         Extension::Error(error) => json!({"type": "ERROR", "code": u16::from(error.code), "text": error.text}),
         Extension::Auth(auth) => {
@@ -124,6 +143,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack.stack, "demands": stack.demands}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
+        Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
@@ -146,20 +166,24 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             let places: Vec<_> = arrivals.places.iter().enumerate().filter_map(place).collect();
             json!({"type": "ARRIVALS", "number": arrivals.number, "places": places})
         }
-        Extension::Notice(notice) => json!({
-            "type": "NOTICE",
-            "epoch": notice.epoch,
-            "sequence": notice.sequence,
-            "until_s": notice.until_s,
-            "bits": notice.bits,
-            "withdrawn": notice.withdrawn,
-            "prefix": hex(&notice.prefix),
-            "host_key": hex(&notice.host_key),
-            "signature": hex(&notice.signature),
-        }),
+        Extension::Notice(notice) => of_notice(notice),
         Extension::Grant(grant) => of_grant(grant),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
+}
+
+fn of_notice(notice: &NoticeRepr) -> Value {
+    json!({
+        "type": "NOTICE",
+        "epoch": notice.epoch,
+        "sequence": notice.sequence,
+        "until_s": notice.until_s,
+        "bits": notice.bits,
+        "withdrawn": notice.withdrawn,
+        "prefix": hex(&notice.prefix),
+        "host_key": hex(&notice.host_key),
+        "signature": hex(&notice.signature),
+    })
 }
 
 fn of_grant(grant: &GrantRepr) -> Value {
@@ -280,6 +304,10 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             long = unhex(text(value, "chain"));
             Extension::Certificate(&long)
         }
+        "CHAIN" => {
+            long = chain(value)?;
+            Extension::Chain(Chain::parse(&long)?)
+        }
         "RENDEZVOUS" => Extension::Rendezvous(socket(&value["address"])),
         "ERROR" => Extension::Error(ErrorRepr { code: number::<u16>(value, "code").into(), text: text(value, "text") }),
         "AUTH" => {
@@ -291,6 +319,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "CHANGE" => Extension::Change(change(value)?),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
+        "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),
         "FLOW_PORT" => Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts: flag(value, "starts") }),
@@ -305,21 +334,50 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             let (number, place) = (number(value, "number"), number(value, "place"));
             Extension::Stripe(StripeRepr { number, place, ends, leads })
         }
-        "ARRIVALS" => {
-            let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
-            for place in value["places"].as_array().expect("a list of places") {
-                let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
-                let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
-                arrivals.places[number::<usize>(place, "place")] = Some(arrival);
-            }
-            Extension::Arrivals(arrivals)
-        }
+        "ARRIVALS" => Extension::Arrivals(arrivals(value)),
         "NOTICE" => Extension::Notice(notice(value)),
         "GRANT" => Extension::Grant(grant(value)),
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn arrivals(value: &Value) -> ArrivalsRepr {
+    let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
+    for place in value["places"].as_array().expect("a list of places") {
+        let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
+        let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
+        arrivals.places[number::<usize>(place, "place")] = Some(arrival);
+    }
+    arrivals
+}
+
+fn chain(value: &Value) -> Result<Vec<u8>, Error> {
+    let list = |key: &str| value[key].as_array().unwrap_or_else(|| panic!("no list {key} in {value}"));
+    let one = |one: &Value| {
+        let flags = BoxFlags::from_bits(number(one, "flags")).unwrap_or_else(|| panic!("{one} has other flags"));
+        BoxRepr { service: bytes(one, "service"), flags }
+    };
+    let boxes: Vec<BoxRepr> = list("boxes").iter().map(one).collect();
+    let host = |host: &Value| unhex(host.as_str().expect("text")).try_into().expect("sixteen bytes");
+    let hosts: Vec<[u8; 16]> = list("hosts").iter().map(host).collect();
+    let certificates = unhex(text(value, "certificates"));
+    let repr = ChainRepr {
+        is_answer: value["is_answer"].as_bool().unwrap_or_else(|| panic!("no is_answer in {value}")),
+        shared: number(value, "shared"),
+        failed_at: number(value, "failed_at"),
+        destination: bytes(value, "destination"),
+        time_s: number(value, "time_s"),
+        host_key: bytes(value, "host_key"),
+        signature: bytes(value, "signature"),
+        boxes: &boxes,
+        hosts: &hosts,
+        certificates: &certificates,
+    };
+    let mut written = vec![0xee; repr.value_len()];
+    repr.emit(&mut written)?;
+    Ok(written)
 }
 
 fn grant(value: &Value) -> GrantRepr {

@@ -56,6 +56,25 @@ fn grant() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Some boxes that were passed or left out, then some that are ahead.
+fn chain() -> impl Strategy<Value = Value> {
+    let one = |flags: [u8; 4]| {
+        (bytes(12), select(flags.to_vec())).prop_map(|(service, flags)| json!({"service": service, "flags": flags}))
+    };
+    let boxes = (vec(one([4, 5, 8, 10]), 0..4), vec(one([0, 1, 2, 3]), 1..=5));
+    let head = (any::<bool>(), 0..=3_u8, 0..=1_u8, bytes(32), any::<u64>(), bytes(32), bytes(64));
+    (head, boxes, vec(bytes(16), 4), some_bytes()).prop_map(|(head, (mut boxes, ahead), mut hosts, certificates)| {
+        let (is_answer, shared, failed_at, destination, time_s, host_key, signature) = head;
+        hosts.truncate(boxes.iter().filter(|one| one["flags"].as_u64().is_some_and(|flags| flags & 8 != 0)).count());
+        boxes.extend(ahead);
+        json!({
+            "type": "CHAIN", "is_answer": is_answer, "shared": shared, "failed_at": failed_at,
+            "destination": destination, "time_s": time_s, "host_key": host_key, "signature": signature,
+            "boxes": boxes, "hosts": hosts, "certificates": certificates,
+        })
+    })
+}
+
 fn handover() -> impl Strategy<Value = Value> {
     (bytes(16), bytes(16), socket()).prop_map(
         |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
@@ -114,30 +133,36 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         let place = |place| json!({"place": place, "packet_number": of.0, "at_us": of.1, "bytes": of.2});
         json!({"type": "ARRIVALS", "number": number, "places": places.into_iter().map(place).collect::<Vec<_>>()})
     });
-    let notice = (any::<(u32, u32, u64, bool)>(), 0..=256_u16, bytes(32), bytes(32), bytes(64)).prop_map(
-        |((epoch, sequence, until_s, withdrawn), bits, prefix, host_key, signature)| {
-            json!({
-                "type": "NOTICE", "epoch": epoch, "sequence": sequence, "until_s": until_s, "bits": bits,
-                "withdrawn": withdrawn, "prefix": prefix, "host_key": host_key, "signature": signature,
-            })
-        },
-    );
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, fence, change());
-    let all =
-        (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u, v))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v]
-        });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=22)).prop_shuffle();
+    let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
+    let last = (chain(), seen, fence, change());
+    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
+    let all = (first, second, third).prop_map(
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x]
+        },
+    );
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=24)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {
         some.extend(auth);
         some
     })
+}
+
+fn notice() -> impl Strategy<Value = Value> {
+    (any::<(u32, u32, u64, bool)>(), 0..=256_u16, bytes(32), bytes(32), bytes(64)).prop_map(
+        |((epoch, sequence, until_s, withdrawn), bits, prefix, host_key, signature)| {
+            json!({
+                "type": "NOTICE", "epoch": epoch, "sequence": sequence, "until_s": until_s, "bits": bits,
+                "withdrawn": withdrawn, "prefix": prefix, "host_key": host_key, "signature": signature,
+            })
+        },
+    )
 }
 
 fn resolvable() -> impl Strategy<Value = Value> {

@@ -145,6 +145,7 @@ mod test {
             moved: None,
             moves: 0,
             trouble: None,
+            chain: None,
         };
         Event::FlowClosed { flow: Box::new(flow), reason, carried: FlowCounters::default() }
     }

@@ -186,7 +186,7 @@ impl Fallbacks {
         is_configured
             || self.core.0.with_sal(|sal, _| match sal.resolve(&name.service_id()) {
                 Resolution::Forward(_, hop) => !hop.router,
-                Resolution::Demux(..) | Resolution::Delay(..) => true,
+                Resolution::Demux(..) | Resolution::Box(..) | Resolution::Delay(..) => true,
                 Resolution::Drop(_) | Resolution::None => false,
             })
     }

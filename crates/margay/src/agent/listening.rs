@@ -1,19 +1,21 @@
-//! Listeners of services, the sockets that take what is sent there, and the rules of the service table that follow.
+//! Listeners of services, the sockets that take what is sent there, and the rules of the service table that follow; and
+//! boxes, which take nothing, and are passed.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use margay_core::chain::Middlebox;
 use margay_core::table::{Action, Demux};
 use serde::{Deserialize, Serialize};
 
 use crate::allow;
-use crate::listener::{Protocol, is_loopback};
+use crate::listener::{MiddleboxKind, Protocol, is_loopback};
 
-/// A listening socket of a service.
+/// A listening socket of a service, or a box that has its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listener {
-    /// Where it listens.
+    /// Where it listens; a box does nowhere.
     pub address: SocketAddr,
     /// Port that clients use; none: every port.
     pub service_port: Option<u16>,
@@ -21,6 +23,9 @@ pub struct Listener {
     pub protocol: Option<Protocol>,
     /// Who may connect, as written.
     pub allow: Vec<String>,
+    /// It is a box.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub middlebox: Option<MiddleboxKind>,
     /// Who says so.
     #[serde(skip)]
     pub origin: Origin,
@@ -56,6 +61,19 @@ pub struct Place {
 pub type Listening = HashSet<Place>;
 
 impl Listener {
+    /// A box.
+    pub fn of_box(kind: MiddleboxKind, allow: Vec<String>, origin: Origin) -> Self {
+        Self {
+            address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            service_port: None,
+            protocol: None,
+            allow,
+            middlebox: Some(kind),
+            origin,
+            takes_both: false,
+        }
+    }
+
     /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
     fn carried(&self) -> Option<Protocol> {
         let has_no_datagrams = self.address.is_ipv6() && is_loopback(self.address);
@@ -101,6 +119,11 @@ impl Listener {
 
     /// What brings clients to it; `None` where nothing can: connections reach the loopback only where it is looked up.
     fn action(&self, other_family: Option<IpAddr>, is_looked_up: bool) -> Option<Action> {
+        // Checked when it was published.
+        let allow = allow::parse(&self.allow).unwrap_or_default();
+        if let Some(kind) = self.middlebox {
+            return Some(Action::Box(Middlebox { kind: kind.core(), allow }));
+        }
         let has_no_connections = self.is_reached_by_lookup() && !is_looked_up;
         let protocol = self.carried().or(has_no_connections.then_some(Protocol::Udp));
         if has_no_connections && protocol == Some(Protocol::Tcp) {
@@ -112,8 +135,7 @@ impl Listener {
             is_looked_up,
             service_port: self.service_port,
             protocol: protocol.map(Protocol::number),
-            // Checked when it was published.
-            allow: allow::parse(&self.allow).unwrap_or_default(),
+            allow,
         }))
     }
 }
@@ -154,6 +176,9 @@ pub fn actions(listeners: &[Listener], looked_up: &HashSet<SocketAddr>) -> Vec<A
 
 #[cfg(test)]
 mod test {
+    use margay_core::chain::BoxKind;
+    use margay_core::table::Allow;
+
     use super::*;
 
     fn listener(address: &str) -> Listener {
@@ -162,9 +187,20 @@ mod test {
             service_port: Some(80),
             protocol: Some(Protocol::Tcp),
             allow: Vec::new(),
+            middlebox: None,
             origin: Origin::Order,
             takes_both: false,
         }
+    }
+
+    #[test]
+    fn a_box_is_passed_and_takes_nothing() {
+        let allow = vec!["group:ops".to_owned()];
+        let found = actions(&[Listener::of_box(MiddleboxKind::Sniff, allow, Origin::Order)], &HashSet::new());
+        let [Action::Box(Middlebox { kind: BoxKind::Sniff, allow: Allow::List(items) })] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(items.len(), 1);
     }
 
     fn places(listeners: &[Listener]) -> Vec<(String, Option<String>)> {

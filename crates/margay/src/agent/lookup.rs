@@ -75,6 +75,7 @@ mod test {
             service_port: None,
             protocol,
             allow: Vec::new(),
+            middlebox: None,
             origin: Origin::Order,
             takes_both: false,
         }

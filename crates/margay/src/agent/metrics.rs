@@ -183,6 +183,7 @@ impl Collector for Figures {
         of_stack_changes(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
+        of_chains(agent, &core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
         of_signalling(&core, &mut encoder)?;
@@ -343,6 +344,23 @@ fn of_grants(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(),
                 "flows_brief",
                 "Flows set up by grants that were over before the agent was told of them",
                 core.flows_brief,
+            ),
+        ],
+    )
+}
+
+/// Sessions that pass boxes.
+fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let rules = agent.map_or(0, |agent| agent.core.0.with_sal(|sal, _| sal.chain_policy().rules.len()));
+    each_gauge(encoder, &[("chain_rules", "Rules of chains that this host goes by", rules)])?;
+    counters(
+        encoder,
+        &[
+            ("chains_joined", "Sessions that have passed a box of this host", core.chains_joined),
+            (
+                "chains_refused",
+                "Sessions refused at a box of this host: by the box, or since nobody was there to go on to",
+                core.chains_refused,
             ),
         ],
     )

@@ -7,6 +7,7 @@ mod absence;
 pub mod active;
 pub mod api;
 pub mod authority;
+pub mod chain;
 pub mod check;
 pub mod cluster;
 pub mod core;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use margay_control::registration::Instance;
-use margay_core::Role;
 use margay_core::key::HostId;
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId};
+use margay_core::{FlowInfo, Role};
 use parking_lot::Mutex;
 
 use super::{Agent, home};
@@ -102,14 +102,19 @@ pub fn prefix(agent: &Agent, prefix: &Prefix) -> String {
     known.unwrap_or_else(|| prefix.to_string())
 }
 
-/// Asks this host's routers who the peers of its programs' connections are, as far as that is not known.
+/// Asks this host's routers who the peers of its programs' connections are, and where boxes are that sessions pass, as
+/// far as that is not known.
 pub async fn ask(agent: &Agent) {
     let known = hosts(agent);
     let services: BTreeSet<ServiceId> = agent.core.0.with_sal(|sal, _| {
         let is_unknown = |peer: &HostId| !known.contains_key(peer);
-        let flows =
-            sal.flows().filter(|flow| flow.role == Role::Initiator && flow.peer.as_ref().is_some_and(is_unknown));
-        flows.map(|flow| flow.service).collect()
+        let names = |flow: FlowInfo| {
+            let is_asked = flow.role == Role::Initiator && flow.peer.as_ref().is_some_and(is_unknown);
+            let boxes = flow.chain.into_iter().flat_map(|chain| chain.boxes);
+            let boxes = boxes.filter(|one| one.host.as_ref().is_some_and(is_unknown)).map(|one| one.service);
+            boxes.chain(is_asked.then_some(flow.service))
+        };
+        sal.flows().flat_map(names).collect()
     });
     let due = agent.naming.due(services, Instant::now());
     let of = async |service: ServiceId| {

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, Notify};
 use super::active::configured::rules;
 use super::network::{self, Look};
 use super::service::Publication;
-use super::{Agent, home};
+use super::{Agent, chain, home};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::config_changes::{self, Needs};
 use crate::log;
@@ -197,6 +197,9 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
     let are_cards_others = before.inside != now.inside;
     *agent.configuration.effective.write() = Arc::new(now);
     agent.health.reconsider();
+    if before.required() != agent.config().required() {
+        tokio::task::block_in_place(|| chain::renew(agent));
+    }
     if are_cards_others {
         network::refresh(agent, Look::Changed).await;
     }

@@ -307,7 +307,9 @@ impl<C: Core> RuleBook<C> {
         let found = self.core.with_sal(|sal, _| sal.rule(id).map(|(_, rule)| rule.action.clone()));
         Err(match found {
             None => RuleError::Unknown(id.0),
-            Some(Action::Demux(_)) => RuleError::NotOurs(id.0, "this host publishes it; see `margay service list`"),
+            Some(Action::Demux(_) | Action::Box(_)) => {
+                RuleError::NotOurs(id.0, "this host publishes it; see `margay service list`")
+            }
             Some(Action::Delay(_)) => RuleError::NotOurs(id.0, "a [[resolver]] section of the configuration gives it"),
             Some(Action::Forward(_)) if self.core.with_sal(|sal, _| sal.resolved_by(id).is_some()) => {
                 RuleError::NotOurs(id.0, "a resolver's answer made it; it goes with the rule that delays, or by itself")

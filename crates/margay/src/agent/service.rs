@@ -40,6 +40,9 @@ use crate::config::ServiceSection;
 use crate::listener::{self, Protocol, WEIGHT_MAX};
 use crate::{allow, host};
 
+/// Why a box is not served.
+pub const NO_FORWARDING: &str = "this host forwards no sessions: write `boxes = true` into [host] of its configuration, \
+                                 and run `margay up --restart`";
 /// More listeners of one host are a mistake.
 const LISTENERS_MAX: usize = 10_000;
 
@@ -67,6 +70,7 @@ impl Publication {
                 service_port: section.service_port(),
                 protocol: section.protocol,
                 allow: section.allow.clone(),
+                middlebox: None,
                 origin: Origin::Configuration,
                 takes_both: false,
             },
@@ -119,6 +123,8 @@ pub struct Services {
     looked_up: Mutex<HashSet<SocketAddr>>,
     look_up: LookUp,
     ranges: Ranges,
+    /// This host's kernel forwards what comes by `sal0`.
+    forwards: bool,
     /// All that listened at the start is known.
     has_all: AtomicBool,
     changes: watch::Sender<u64>,
@@ -155,8 +161,8 @@ pub struct Surroundings {
 }
 
 impl Services {
-    /// Nothing is published yet.
-    pub fn new(around: Surroundings) -> Self {
+    /// Nothing is published yet. `forwards`: this host's kernel forwards what comes by `sal0`.
+    pub fn new(around: Surroundings, forwards: bool) -> Self {
         let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges, end_datagrams } = around;
         let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
         let (looked_up, changes) = (Mutex::default(), watch::Sender::default());
@@ -174,6 +180,7 @@ impl Services {
             looked_up,
             look_up,
             ranges,
+            forwards,
             has_all: AtomicBool::new(false),
             changes,
             drained: Mutex::default(),
@@ -296,9 +303,14 @@ impl Services {
     }
 
     fn check(&self, name: &Name, listener: &Listener, terms: Terms) -> Result<(), PublishError> {
-        listener::deliverable(listener.address, self.ranges)
-            .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow, self.ranges))
-            .map_err(PublishError::Misuse)?;
+        let is_sound = if listener.middlebox.is_some() {
+            listener::box_name(name)
+        } else {
+            let Listener { address, protocol, .. } = *listener;
+            listener::deliverable(address, self.ranges)
+                .and_then(|()| listener::expects_others(address, protocol, &listener.allow, self.ranges))
+        };
+        is_sound.map_err(PublishError::Misuse)?;
         check_weight(terms.weight)?;
         listener::usable_port(listener.service_port).map_err(PublishError::Misuse)?;
         listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
@@ -317,6 +329,11 @@ impl Services {
         service.is_drained = self.drained.lock().has(&service.name.prefix());
         service.fitness = self.fitness.lock().get(&service.name.prefix()).cloned().unwrap_or_default();
         self.note_families(&mut service);
+        if service.is_box() && service.listeners.iter().any(|listener| listener.middlebox.is_none()) {
+            let text =
+                format!("{name} is the name of a box here, and of a program; withdraw the one, or rename the other");
+            return Err(PublishError::Misuse(text));
+        }
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
         let total: usize = published.iter().map(|service| service.listeners.len()).sum();
         if service.listeners.len() > had && total + service.listeners.len() - had > LISTENERS_MAX {
@@ -358,6 +375,7 @@ impl Services {
     fn is_taken(&self, listener: &Listener, counts: impl Fn(Protocol) -> bool) -> bool {
         self.listening.lock().as_ref().is_none_or(|sockets| {
             listener.origin == Origin::Socket
+                || listener.middlebox.is_some()
                 || !is_local(listener.address.ip(), self.ranges)
                 || sockets.iter().any(|place| counts(place.protocol) && listener.is_taken_by(place))
         })
@@ -376,6 +394,9 @@ impl Services {
     fn standing(&self, service: &Published) -> (bool, String) {
         if !self.has_socket(service) {
             return (false, String::new());
+        }
+        if service.is_box() && !self.forwards {
+            return (false, NO_FORWARDING.to_owned());
         }
         let admitted = self.router.as_ref().map_or(Ok(()), |router| router.admit_own(self.own_service(service)));
         admitted.map_or_else(|error| (false, error.to_string()), |()| (true, String::new()))
@@ -624,6 +645,11 @@ impl Services {
             }
         }
         self.router.iter().for_each(|router| router.renew_own_notices());
+    }
+
+    /// Whether this host's kernel forwards what comes by `sal0`, so that boxes can be served.
+    pub fn forwards(&self) -> bool {
+        self.forwards
     }
 
     /// Told whenever this host may serve something else.

@@ -13,7 +13,7 @@ use margay_core::{AssociationSetup, Ranges};
 use super::fitness::Sick;
 use super::*;
 use crate::agent::listening::Place;
-use crate::listener::Protocol;
+use crate::listener::{MiddleboxKind, Protocol};
 
 /// A core that remembers what it was told.
 #[derive(Default)]
@@ -64,13 +64,14 @@ struct Host {
     dir: StateDir,
     store: Arc<Store>,
     core: Arc<Recorder>,
+    forwards: bool,
 }
 
 fn host() -> Host {
     let base = tempfile::tempdir().expect("a directory");
     let dir = StateDir::open(base.path().join("state")).expect("made");
     let store = Arc::new(Store::open(&dir).expect("made"));
-    Host { _base: base, dir, store, core: Arc::default() }
+    Host { _base: base, dir, store, core: Arc::default(), forwards: true }
 }
 
 impl Host {
@@ -85,7 +86,7 @@ impl Host {
             host_name: "alpha".into(),
             software: "test".into(),
         };
-        Services::new(Surroundings {
+        let around = Surroundings {
             core: Arc::clone(&self.core) as Arc<dyn SalControl>,
             local,
             keyring: Keyring::open(&self.dir).expect("opened"),
@@ -99,7 +100,8 @@ impl Host {
                 let core = Arc::clone(&self.core);
                 Box::new(move |prefix| core.ended.lock().push(*prefix))
             },
-        })
+        };
+        Services::new(around, self.forwards)
     }
 
     fn ports(&self) -> Vec<u16> {
@@ -132,10 +134,48 @@ fn publication(name: &str, listen: &str) -> Publication {
         service_port: Some(80),
         protocol: None,
         allow: Vec::new(),
+        middlebox: None,
         origin: Origin::Order,
         takes_both: false,
     };
     Publication { name: name.parse().expect("literal"), listener, terms: TERMS, checks: Checks::default() }
+}
+
+fn of_box(name: &str) -> Publication {
+    let listener = Listener::of_box(MiddleboxKind::Forward, Vec::new(), Origin::Order);
+    Publication { listener, ..publication(name, "0.0.0.0:80") }
+}
+
+#[tokio::test]
+async fn a_box_needs_no_socket_and_comes_back_after_a_restart() {
+    let mut host = host();
+    let services = host.services();
+    services.set_listening(Listening::new());
+    services.publish(of_box("fw.shop")).expect("published");
+    let services = host.services();
+    services.set_listening(Listening::new());
+    services.restore(&[]).expect("restored");
+    let has_box = |host: &Host| host.core.rules.lock().values().any(|(_, rule)| matches!(rule.action, Action::Box(_)));
+    assert!(has_box(&host));
+    host.forwards = false;
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    let found = services.find(&"fw.shop".parse().expect("a name")).expect("kept");
+    assert!(!has_box(&host) && !found.is_served && found.refused.contains("boxes = true"), "{}", found.refused);
+}
+
+#[tokio::test]
+async fn a_name_is_a_boxs_or_a_programs_and_a_boxs_is_a_whole_service() {
+    let mut host = host();
+    let services = host.services();
+    services.publish(of_box("fw.shop")).expect("published");
+    let error = services.publish(publication("fw.shop", "0.0.0.0:80")).expect_err("it is a box");
+    assert!(error.to_string().contains("fw.shop is the name of a box"), "{error}");
+    let error = services.publish(of_box("fw.shop/key:one")).expect_err("no box's name");
+    assert!(error.to_string().contains("whole service"), "{error}");
+    assert_eq!(host.core.rules.lock().len(), 1);
+    assert_eq!(services.withdraw(&"fw.shop".parse().expect("a name"), None).await.expect("withdrawn"), 1);
+    assert!(host.core.rules.lock().is_empty());
 }
 
 #[tokio::test]

@@ -49,8 +49,8 @@ use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
-    Agent, Configuration, INTERFACE, StartedWith, authority, cluster, dns, flows, home, metrics, reload, remote, trace,
-    upkeep,
+    Agent, Configuration, INTERFACE, StartedWith, authority, chain, cluster, dns, flows, home, metrics, reload, remote,
+    trace, upkeep,
 };
 use crate::config::Config;
 use crate::{host, start};
@@ -85,6 +85,7 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     }
     restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
+    chain::renew(&agent);
     begin(&agent.core, &agent.services, agent.config().router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
@@ -198,7 +199,7 @@ fn authorities_of(tokens: &[HomeConfig]) -> Vec<String> {
 fn publish(config: &Config, around: Surroundings) -> Result<(Arc<Services>, Drains, Health)> {
     let drains = Drains::open(around.dir.clone(), &around.clock).into_diagnostic()?;
     let health = Health::open(around.dir.clone()).into_diagnostic()?;
-    let services = Services::new(around);
+    let services = Services::new(around, config.host.boxes);
     services.restore_drained(drains.drained());
     services.restore_fitness(health.restored());
     services.restore(&configured(config)).into_diagnostic().wrap_err("services cannot be published")?;
@@ -406,6 +407,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let rebalances = tokio::spawn(rebalance::auto::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
+    chain::start(agent).into_diagnostic()?;
+    let chains = tokio::spawn(chain::follow(Arc::clone(agent)));
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
@@ -434,12 +437,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
-    upkeep.abort();
-    rules.abort();
-    reloads.abort();
-    programs.abort();
-    health.abort();
-    rebalances.abort();
+    [upkeep, rules, reloads, chains, programs, health, rebalances].iter().for_each(|task| task.abort());
     agent.health.end().await;
     takers.into_iter().for_each(|task| task.abort());
     agent.relocations.end().await;

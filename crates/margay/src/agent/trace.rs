@@ -17,7 +17,7 @@ use margay_core::key::HostId;
 use margay_core::name::{Prefix, authority_block};
 use margay_core::notice::Heard;
 use margay_core::segment::SEGMENT;
-use margay_core::table::{Action, Allow, AllowItem, Demux, NextHop};
+use margay_core::table::{Action, Allow, AllowItem, NextHop};
 use margay_core::way::Sender;
 use margay_datapath::clock;
 
@@ -109,6 +109,7 @@ fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
             // What a program here sends needs no tag: its answers come straight back.
             Some(Action::Forward(hop) | Action::ForwardAll(hop)) => (own || sal.is_hop_known(hop), None),
             Some(Action::Demux(demux)) => (true, sal.may_connect(client, &service, &demux.allow)),
+            Some(Action::Box(middlebox)) => (true, sal.may_connect(client, &service, &middlebox.allow)),
             Some(Action::Delay(_) | Action::Drop) | None => (true, None),
         };
         let found = |one: &margay_core::explain::Considered<'_>| Considered {
@@ -140,16 +141,16 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
     let rule = named(&info);
     match &chosen.found.rule.action {
         Action::Drop => {
-            let heard = if own {
-                "its program is refused at once"
-            } else {
-                "its client hears nothing, and gives up after a while"
-            };
-            (hop.act, hop.why) = ("discard".to_owned(), format!("discards it by {rule}; {heard}"));
+            (hop.act, hop.why) = ("discard".to_owned(), discarded(&rule, own));
             (hop, Next::End)
         }
         Action::Demux(demux) => {
-            (hop.act, hop.why) = delivered(demux, &rule, explained.may_connect);
+            let to = format!("the listener at {}", demux.listener);
+            (hop.act, hop.why) = delivered(&to, &demux.allow, &rule, explained.may_connect);
+            (hop, Next::End)
+        }
+        Action::Box(middlebox) => {
+            (hop.act, hop.why) = delivered("the box of that name", &middlebox.allow, &rule, explained.may_connect);
             (hop, Next::End)
         }
         Action::Delay(resolver) => {
@@ -240,17 +241,19 @@ fn answers(agent: &Agent, question: &Question, explained: &Explained) -> Vec<Str
     notes
 }
 
-fn delivered(demux: &Demux, rule: &str, may_connect: Option<bool>) -> (String, String) {
-    let listener = demux.listener;
+fn discarded(rule: &str, own: bool) -> String {
+    let heard =
+        if own { "its program is refused at once" } else { "its client hears nothing, and gives up after a while" };
+    format!("discards it by {rule}; {heard}")
+}
+
+fn delivered(to: &str, allow: &Allow, rule: &str, may_connect: Option<bool>) -> (String, String) {
     let (act, who) = match may_connect {
         Some(true) => ("deliver", "its allow list lets the client in".to_owned()),
         Some(false) => ("refuse", "its allow list does not let the client in".to_owned()),
-        None => (
-            "deliver",
-            format!("whether the client may connect shows when the two meet: {} may", allowed(&demux.allow)),
-        ),
+        None => ("deliver", format!("whether the client may connect shows when the two meet: {} may", allowed(allow))),
     };
-    (act.to_owned(), format!("hands it to the listener at {listener} by {rule}; {who}"))
+    (act.to_owned(), format!("hands it to {to} by {rule}; {who}"))
 }
 
 fn allowed(allow: &Allow) -> String {

@@ -1,5 +1,6 @@
 //! `margay flow`.
 
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -152,21 +153,56 @@ pub fn label(flow: &FlowInfo) -> String {
     if flow.name.is_empty() { digits() } else { flow.name.clone() }
 }
 
+/// The boxes that a session passes, from its client to its server.
+pub(super) fn hops(chain: &ChainInfo) -> String {
+    let of_box = |one: &ChainBox| {
+        let host = if one.host_name.is_empty() { one.host_id.get(..12).unwrap_or_default() } else { &one.host_name };
+        match (one.left_out, host) {
+            (true, _) => format!("({} left out)", one.name),
+            (false, "") => one.name.clone(),
+            (false, host) => format!("{} at {host}", one.name),
+        }
+    };
+    let ends = |end: &str| std::iter::once(end.to_owned());
+    ends("client").chain(chain.boxes.iter().map(of_box)).chain(ends("server")).collect::<Vec<_>>().join(" > ")
+}
+
+/// Which of a session's hops a flow is.
+fn hop(chain: &ChainInfo) -> &'static str {
+    match chain.place.as_str() {
+        "first" => "from the client's host to the first box",
+        "left" => "from the host before, to a box of this host",
+        "right" => "from a box of this host, to the next host",
+        _ => "from the last box to the server's host",
+    }
+}
+
+/// Whether a flow is this half of a session at a box of this host.
+fn is_half(flow: &FlowInfo, place: &str) -> bool {
+    flow.chain.as_ref().is_some_and(|chain| chain.place == place)
+}
+
 /// The peer by its name, where that is known, and its address.
 pub fn peer(flow: &FlowInfo) -> String {
     let remote = if flow.remote.is_empty() { "?" } else { &flow.remote };
     if flow.peer_name.is_empty() { remote.to_owned() } else { format!("{} ({remote})", flow.peer_name) }
 }
 
-/// Flows, one per row.
+/// Flows, one per row; a session that passes a box of this host is one row, too.
 pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
-    let rows = flows.iter().map(|flow| {
+    let halves = |place: &'static str| flows.iter().filter(move |flow| is_half(flow, place));
+    let left: HashSet<&str> = halves("left").map(|flow| flow.session.as_str()).collect();
+    let right: HashMap<&str, &FlowInfo> = halves("right").map(|flow| (flow.session.as_str(), flow)).collect();
+    let is_shown = |flow: &&FlowInfo| !(is_half(flow, "right") && left.contains(flow.session.as_str()));
+    let rows = flows.iter().filter(is_shown).map(|flow| {
         let way = if flow.role == "initiator" { "to" } else { "from" };
+        let onward = right.get(flow.session.as_str()).filter(|_| is_half(flow, "left"));
+        let onward = onward.map(|onward| format!(" to {}", peer(onward))).unwrap_or_default();
         vec![
             flow.flow.clone(),
             label(flow),
             flow.protocol.clone(),
-            format!("{way} {}", peer(flow)),
+            format!("{way} {}{onward}", peer(flow)),
             flow.lifecycle.clone(),
             flow.path.clone(),
             span(Duration::from_millis(flow.age_ms)),
@@ -231,8 +267,9 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
         ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
+    let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(trouble).collect::<Vec<_>>())
+    out.facts(&facts.into_iter().chain(chain).chain(trouble).collect::<Vec<_>>())
 }
 
 /// How it is protected, why, and who demands that.
@@ -319,6 +356,25 @@ async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hops_are_told_from_the_client_to_the_server() {
+        let of_box = |name: &str, host_id: &str, host_name: &str, left_out: bool| ChainBox {
+            name: name.into(),
+            host_id: host_id.into(),
+            host_name: host_name.into(),
+            left_out,
+        };
+        let boxes = vec![
+            of_box("fw.shop", "00112233445566778899aabbccddeeff", "box1", false),
+            of_box("av.shop", "", "", true),
+            of_box("ids.shop", "00112233445566778899aabbccddeeff", "", false),
+            of_box("tap.shop", "", "", false),
+        ];
+        let chain = ChainInfo { place: "first".into(), boxes };
+        let wanted = "client > fw.shop at box1 > (av.shop left out) > ids.shop at 001122334455 > tap.shop > server";
+        assert_eq!(hops(&chain), wanted);
+    }
 
     #[test]
     fn the_state_says_who_closed_and_how_old_the_flow_is() {

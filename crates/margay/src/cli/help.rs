@@ -7,9 +7,9 @@ use clap::Command;
 /// Headings, and the verbs under each.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Start and stop", &["up", "down", "reload", "agent", "enable", "disable"]),
-    ("Services", &["run", "service", "drain", "undrain", "rebalance", "ensemble"]),
+    ("Services", &["run", "service", "middlebox", "drain", "undrain", "rebalance", "ensemble"]),
     ("Flows and paths", &["flow", "path", "stack", "cache"]),
-    ("Routing", &["route", "router", "policy"]),
+    ("Routing", &["route", "router", "policy", "chain"]),
     ("Identity", &["id", "audit"]),
     ("Look and try", &["status", "check", "trace", "completions"]),
 ];

@@ -2,6 +2,7 @@
 
 mod audit;
 mod cache;
+mod chain;
 mod check;
 mod complete;
 mod drain;
@@ -10,6 +11,7 @@ mod ensemble;
 mod flow;
 mod help;
 mod id;
+mod middlebox;
 mod output;
 mod path;
 mod policy;
@@ -109,6 +111,9 @@ enum Verb {
     /// Services: publish, withdraw, set, list, show, resolve
     #[command(subcommand)]
     Service(service::ServiceVerb),
+    /// Boxes that sessions pass on this host, as chains of the policy say: serve
+    #[command(subcommand)]
+    Middlebox(middlebox::MiddleboxVerb),
     /// Start a program, and serve a name while it listens
     Run(run::RunArgs),
     /// Take a name, or all of this host, out of service: no new flows, and those that are there end in time
@@ -139,7 +144,10 @@ enum Verb {
     /// Routers of other sites: what is announced to them, and by them
     #[command(subcommand)]
     Router(router::RouterVerb),
-    /// Policies: rules and grants as a file declares them
+    /// Chains of boxes that sessions pass: show
+    #[command(subcommand)]
+    Chain(chain::ChainVerb),
+    /// Policies: rules, grants and chains as a file declares them
     #[command(subcommand)]
     Policy(policy::PolicyVerb),
     /// What would happen to a connection to a name now, hop by hop, and why
@@ -358,6 +366,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
     match verb {
         Verb::Status(args) => status::status(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Middlebox(verb) => middlebox::middlebox(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Run(args) => run::run(client, args).await,
         Verb::Drain(args) => drain::drain(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Undrain(args) => drain::undrain(client, args, out).await.map(|()| ExitCode::SUCCESS),
@@ -366,6 +375,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Router(verb) => router::router(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Chain(verb) => chain::chain(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Policy(verb) => policy::policy(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),

@@ -10,19 +10,19 @@ use miette::{IntoDiagnostic, Result, WrapErr};
 use serde::Deserialize;
 
 use super::{Client, Json, Out, refused};
-use crate::listener::ServiceName;
+use crate::listener::{Protocol, ServiceName, port_number};
 use crate::misread::{self, Misread};
 use margay_control::quantity::count_of;
 
 #[derive(Subcommand)]
 pub enum PolicyVerb {
-    /// Make rules and grants of an agent what a file declares; rules that are not in it are deleted
+    /// Make rules, grants and chains of an agent what a file declares; rules and chains that are not in it are deleted
     Apply(ApplyArgs),
 }
 
 #[derive(Args)]
 pub struct ApplyArgs {
-    /// A TOML file of `[[route]]` and `[[grant]]` sections
+    /// A TOML file of `[[route]]`, `[[grant]]`, `[[chain]]` and `[[require]]` sections
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Only show what would change
@@ -41,6 +41,11 @@ struct Policy {
     /// What members may serve; others are left alone.
     #[serde(default)]
     grant: Vec<GrantSection>,
+    /// All chains of the authorities whose keys are on the router; without the word they are left alone, `chain = []`
+    /// declares that there are none.
+    chain: Option<Vec<ChainSection>>,
+    /// The same of what services require.
+    require: Option<Vec<RequireSection>>,
 }
 
 /// `[[route]]`
@@ -82,6 +87,76 @@ struct GrantSection {
     names: Vec<String>,
 }
 
+/// `[[chain]]`
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct ChainSection {
+    /// By which errors call it.
+    name: String,
+    /// Sessions to this name, or with `*.authority` to all names of an authority.
+    #[serde(rename = "for")]
+    services: String,
+    protocol: Option<Protocol>,
+    /// A port of the service, or some: `"8000-8999"`.
+    #[serde(default, deserialize_with = "ports")]
+    port: Option<Ports>,
+    /// Whose sessions: `host:<id>`, `group:<name>`; everybody's unless given.
+    #[serde(default)]
+    from: Vec<String>,
+    /// Names of boxes, in order; none: such sessions go through no boxes.
+    through: Vec<ServiceName>,
+    /// What happens where nobody serves a box.
+    #[serde(default)]
+    missing: Missing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ports {
+    first: u16,
+    last: u16,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Missing {
+    /// Sessions are refused.
+    #[default]
+    Refuse,
+    /// They go on without it.
+    Bypass,
+}
+
+/// `[[require]]`
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct RequireSection {
+    /// The service, or `*.authority`.
+    name: String,
+    /// Boxes that its sessions must have passed.
+    boxes: Vec<ServiceName>,
+}
+
+fn ports<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Ports>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "write a port, as 80, or ports, as \"8000-8999\"")]
+    enum Written {
+        Number(u16),
+        Text(String),
+    }
+    let one = |text: &str| port_number(text.trim()).map_err(serde::de::Error::custom);
+    let ports = match Written::deserialize(from)? {
+        Written::Number(number) => {
+            let port = one(&number.to_string())?;
+            Ports { first: port, last: port }
+        }
+        Written::Text(text) => {
+            let (first, last) = text.split_once('-').unwrap_or((&text, &text));
+            Ports { first: one(first)?, last: one(last)? }
+        }
+    };
+    Ok(Some(ports))
+}
+
 fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     let parsed = humantime::parse_duration(&text);
@@ -91,7 +166,11 @@ fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D
 impl Policy {
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
     fn parse(text: &str, path: &Path) -> Result<Self, Misread> {
-        misread::read(text, path, "a policy has [[route]] and [[grant]] sections; docs/book/routing.md shows one")
+        misread::read(
+            text,
+            path,
+            "a policy has [[route]], [[grant]], [[chain]] and [[require]] sections; docs/book/routing.md and docs/book/chains.md show some",
+        )
     }
 
     fn request(self, dry_run: bool) -> PolicyApplyRequest {
@@ -120,7 +199,38 @@ impl Policy {
             routes: self.route.map(|all| PolicyRoutes { routes: all.into_iter().map(route).collect() }),
             grants: self.grant.into_iter().map(grant).collect(),
             dry_run,
+            chains: self
+                .chain
+                .map(|all| PolicyChains { chains: all.into_iter().map(ChainSection::declared).collect() }),
+            required: self
+                .require
+                .map(|all| PolicyRequirements { required: all.into_iter().map(RequireSection::declared).collect() }),
         }
+    }
+}
+
+fn written(names: Vec<ServiceName>) -> Vec<String> {
+    names.into_iter().map(|name| name.0.written().to_owned()).collect()
+}
+
+impl ChainSection {
+    fn declared(self) -> PolicyChain {
+        PolicyChain {
+            name: self.name,
+            services: self.services,
+            protocol: self.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
+            first_port: self.port.map_or(0, |ports| ports.first.into()),
+            last_port: self.port.map_or(0, |ports| ports.last.into()),
+            clients: self.from,
+            boxes: written(self.through),
+            bypass: self.missing == Missing::Bypass,
+        }
+    }
+}
+
+impl RequireSection {
+    fn declared(self) -> PolicyRequirement {
+        PolicyRequirement { services: self.name, boxes: written(self.boxes) }
     }
 }
 
@@ -140,6 +250,9 @@ pub async fn policy(mut client: Client, verb: PolicyVerb, out: &mut Out) -> Resu
             _ => '~',
         };
         out.line(&format!("{sign} {} {}", change.what, change.text))?;
+    }
+    for warning in &reply.warnings {
+        out.line(&format!("warning: {warning}"))?;
     }
     match (reply.changes.len(), args.dry_run) {
         (0, _) => out.line("nothing to change"),
@@ -188,6 +301,49 @@ names = ["web.shop"]
     }
 
     #[test]
+    fn a_file_says_which_sessions_go_through_which_boxes() {
+        let text = r#"
+[[chain]]
+name = "staff"
+for = "web.shop"
+protocol = "tcp"
+port = "8000-8999"
+from = ["group:staff"]
+through = ["fw.shop", "IDS.shop"]
+missing = "bypass"
+
+[[chain]]
+name = "rest"
+for = "*.shop"
+port = 80
+through = []
+
+[[require]]
+name = "web.shop"
+boxes = ["fw.shop"]
+"#;
+        let request = parse(text).expect("fine").request(false);
+        let chains = request.chains.expect("declared").chains;
+        let staff = PolicyChain {
+            name: "staff".to_owned(),
+            services: "web.shop".to_owned(),
+            protocol: "tcp".to_owned(),
+            first_port: 8000,
+            last_port: 8999,
+            clients: vec!["group:staff".to_owned()],
+            boxes: vec!["fw.shop".to_owned(), "ids.shop".to_owned()],
+            bypass: true,
+        };
+        assert_eq!(chains[0], staff);
+        assert_eq!((chains[1].first_port, chains[1].last_port, chains[1].bypass), (80, 80, false));
+        assert_eq!(request.required.expect("declared").required[0].boxes, ["fw.shop"]);
+        let none = parse("").expect("fine").request(false);
+        assert!(none.chains.is_none() && none.required.is_none(), "what is not spoken of is left alone");
+        let gone = parse("chain = []").expect("fine").request(false);
+        assert!(gone.chains.is_some_and(|all| all.chains.is_empty()) && gone.required.is_none());
+    }
+
+    #[test]
     fn what_makes_no_sense_is_named_with_its_place() {
         for (text, wanted) in [
             ("[[route]]\nname = \"web.shop\"\naction = \"send\"\n", "send"),
@@ -196,6 +352,13 @@ names = ["web.shop"]
             ("[[route]]\naction = \"drop\"\n", "name"),
             ("[[route]]\nname = \"web.shop\"\naction = \"drop\"\nidle_timeout = \"soon\"\n", "30s"),
             ("[[grants]]\n", "grants"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\n", "through"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = [\"fw shop\"]\n", "fw shop"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = []\nport = \"web\"\n", "`web` is no port"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = []\nport = 0\n", "`0` is no port"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = []\nport = []\n", "8000-8999"),
+            ("[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = []\nmissing = \"skip\"\n", "skip"),
+            ("[[require]]\nname = \"web.shop\"\n", "boxes"),
             ("[[grant]]\nhost = \"1\"\n", "names"),
         ] {
             let error = parse(text).expect_err(text);

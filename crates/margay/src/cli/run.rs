@@ -12,6 +12,7 @@ use std::{env, fs};
 
 use clap::Args;
 use margay_control::api::v1::*;
+use margay_core::name::Name;
 use miette::Result;
 use rustix::fs::{Access, access};
 use rustix::net::SocketType;
@@ -23,7 +24,7 @@ use super::drainer::Drainer;
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
 use crate::fields::Patience;
-use crate::listener::{Protocol, partition_count};
+use crate::listener::{MiddleboxKind, Protocol, ServiceName, partition_count};
 
 /// What shells say of a program that is not there, and of one that cannot be started.
 const NOT_FOUND: u8 = 127;
@@ -54,8 +55,15 @@ pub struct OfferArgs {
     /// The name; the port that clients use, and the program's port where that is another one: web.shop, web.shop:80,
     /// web.shop:80:8000. Without ports every TCP port that the program listens on is served, and UDP ports below 1024.
     /// May be repeated
-    #[arg(long, value_name = "NAME[:PORT[:LISTEN]]", required = true)]
+    #[arg(long, value_name = "NAME[:PORT[:LISTEN]]", required_unless_present = "middlebox")]
     pub service: Vec<Wanted>,
+    /// The program is a box of this name, which sessions pass, as chains of the policy say; it is served while the
+    /// program runs. May be repeated
+    #[arg(long, value_name = "NAME", requires = "kind", conflicts_with_all = ["service", "protocol", "partitions", "sticky"])]
+    pub middlebox: Vec<ServiceName>,
+    /// What the box does
+    #[arg(long, requires = "middlebox", conflicts_with = "service")]
+    pub kind: Option<MiddleboxKind>,
     /// Only this protocol
     #[arg(long)]
     pub protocol: Option<Protocol>,
@@ -91,6 +99,25 @@ pub struct OfferArgs {
     pub drained: DrainTermsArgs,
 }
 
+impl OfferArgs {
+    /// What is served, of services once for each of its ports.
+    pub fn names(&self) -> Vec<&str> {
+        let boxes = self.middlebox.iter().map(|name| &name.0);
+        self.service.iter().map(|wanted| &wanted.name).chain(boxes).map(Name::written).collect()
+    }
+
+    fn offers(&self) -> Vec<ProgramOffer> {
+        let of_service = |wanted: &Wanted| ProgramOffer {
+            name: wanted.name.written().to_owned(),
+            port: wanted.port.map(u32::from),
+            listen_port: wanted.listen_port.map(u32::from),
+        };
+        let of_box =
+            |name: &ServiceName| ProgramOffer { name: name.0.written().to_owned(), port: None, listen_port: None };
+        self.service.iter().map(of_service).chain(self.middlebox.iter().map(of_box)).collect()
+    }
+}
+
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     if let Some(program) = args.command.first() {
         if !is_there(program) {
@@ -102,14 +129,9 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(NOT_STARTED));
         }
     }
-    let offer = |wanted: &Wanted| ProgramOffer {
-        name: wanted.name.written().to_owned(),
-        port: wanted.port.map(u32::from),
-        listen_port: wanted.listen_port.map(u32::from),
-    };
     let of = &args.offer;
     let request = ProgramAttachRequest {
-        offers: of.service.iter().map(offer).collect(),
+        offers: of.offers(),
         protocol: of.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
         allow: of.allow.clone(),
         weight: of.weight,
@@ -124,15 +146,17 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
         passed: passed_sockets(),
         whole_cgroup: args.unit,
+        middlebox: of.kind.map(MiddleboxKind::label).unwrap_or_default().to_owned(),
     };
     client.program_attach(request).await.map_err(refused)?;
     if args.command.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     if std::io::stderr().is_terminal() {
-        let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+        let names = args.offer.names();
+        let when = if args.offer.kind.is_some() { "while this program runs" } else { "when this program listens" };
         eprintln!(
-            "margay: {} is served when this program listens; `margay service show {}` says how it stands",
+            "margay: {} is served {when}; `margay service show {}` says how it stands",
             names.join(", "),
             names.first().copied().unwrap_or_default()
         );
@@ -141,7 +165,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     command.args(&args.command[1..]);
     match args.drain {
         Some(deadline) => {
-            let names = args.offer.service.iter().map(|wanted| wanted.name.written().to_owned()).collect();
+            let names = args.offer.names().into_iter().map(str::to_owned).collect();
             supervised::run(command, Drainer::new(client, names, deadline)).await
         }
         // This process becomes the program: its number, its parent and its descriptors stay.

@@ -174,6 +174,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         quiet_ms: args.drained.quiet_ms()?,
         health: args.checks.health(),
         load: args.checks.load(),
+        middlebox: String::new(),
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -182,7 +183,8 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
     out.line(&format!("{} is published: {}", info.name, state(&info)))
 }
 
-fn state(info: &ServiceInfo) -> String {
+/// How it stands with a service of this host, in a few words.
+pub(super) fn state(info: &ServiceInfo) -> String {
     if let Some(why) = out_of_service(info) {
         return format!("takes no new flows ({why}); {} there", count(info.flows, "flow"));
     }
@@ -197,6 +199,11 @@ fn state(info: &ServiceInfo) -> String {
     if why.is_empty() { text.to_owned() } else { format!("{text} ({})", why.join("; ")) }
 }
 
+/// Where a listener is; a box has no address.
+fn place(listener: &ListenerInfo) -> String {
+    if listener.middlebox.is_empty() { listener.address.clone() } else { format!("box ({})", listener.middlebox) }
+}
+
 async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     let reply = client.service_list(ServiceListRequest {}).await.map_err(refused)?.into_inner();
     if json.json {
@@ -209,7 +216,7 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
                 service.name.clone(),
                 listener.service_port.map_or("any".into(), |port| port.to_string()),
                 "this host".into(),
-                listener.address.clone(),
+                place(listener),
                 weight(service),
                 match (out_of_service(service), service.state.as_str()) {
                     (Some(why), _) => why,
@@ -266,15 +273,7 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
             out.line(&format!("  {line}"))?;
         }
         for listener in &service.listeners {
-            let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
-            let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
-            let who = listener.allow.join(", ");
-            let origin = match listener.origin.as_str() {
-                "socket" => "while a program listens",
-                "configuration" => "by the configuration",
-                _ => "until it is withdrawn",
-            };
-            out.line(&format!("  {port} ({protocol}) at {}, for {who}, {origin}", listener.address))?;
+            out.line(&format!("  {}", listening(listener)))?;
         }
         for known in service.registrations.iter().filter(|known| known.certificate_expires_unix_s > 0) {
             out.line(&format!(
@@ -306,6 +305,27 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
     Ok(())
 }
 
+/// A listener or a box: what it takes, from whom, and until when.
+fn listening(listener: &ListenerInfo) -> String {
+    let who = listener.allow.join(", ");
+    let until = match listener.origin.as_str() {
+        "socket" if !listener.middlebox.is_empty() => "while its program runs",
+        "socket" => "while a program listens",
+        "configuration" => "by the configuration",
+        _ => "until it is withdrawn",
+    };
+    let what = match listener.middlebox.as_str() {
+        "" => {
+            let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
+            let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
+            format!("{port} ({protocol}) at {}", listener.address)
+        }
+        "sniff" => "a box that looks at packets".to_owned(),
+        _ => "a box that forwards packets".to_owned(),
+    };
+    format!("{what}, for {who}, {until}")
+}
+
 /// How a name is served that one host alone may serve.
 fn alone(service: &ServiceInfo) -> Option<&'static str> {
     match (service.exclusive, service.fence, service.held) {
@@ -324,6 +344,7 @@ fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
         "forward" => format!("to {}, which knows more", reply.next_hop),
         "ask" => "to all hosts of the network segment: this host knows no router".to_owned(),
         "delay" => format!("held until the resolver {} has said where they go", reply.next_hop),
+        "box" => "to the box of that name here".to_owned(),
         "drop" => "discarded, by a rule".to_owned(),
         _ => "nowhere: this host knows no router".to_owned(),
     };

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use margay_control::api::v1::{RouteInfo, TraceHop, TraceReply, TraceRequest, TraceRule};
+use margay_control::api::v1::{PolicyChain, RouteInfo, TraceHop, TraceReply, TraceRequest, TraceRule};
+use margay_control::chains::written;
 use miette::Result;
 
 use super::output::{count, span};
@@ -41,7 +42,7 @@ pub async fn trace(mut client: Client, args: TraceArgs, out: &mut Out) -> Result
 /// One block for each hop: what it does, its rules with what became of each (the one that decides is marked), and what
 /// else there is to know.
 fn lines(reply: &TraceReply) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = reply.chain.iter().map(chain).collect();
     for (number, hop) in (1..).zip(&reply.hops) {
         let here = if number == 1 { " (this host)" } else { "" };
         lines.push(format!("{number:2}  {}{here}: {}", host(hop), hop.why));
@@ -62,6 +63,18 @@ fn lines(reply: &TraceReply) -> Vec<String> {
     };
     lines.push(end);
     lines
+}
+
+/// The chain that decides, before the way that a session without one would go.
+fn chain(chain: &PolicyChain) -> String {
+    match chain.boxes.first() {
+        Some(first) => format!(
+            "sessions go by chain {}: first to the first box (`margay trace {first}`), and from the last one on as \
+             follows, from that box's host",
+            written(chain)
+        ),
+        None => format!("sessions go by chain {}", written(chain)),
+    }
 }
 
 fn host(hop: &TraceHop) -> String {
@@ -116,6 +129,7 @@ mod test {
         let mut reply = TraceReply {
             name: "web.shop".to_owned(),
             reached: true,
+            chain: None,
             hops: vec![hop("client", "forward", "sends"), router],
         };
         reply.hops.push(hop("web1", "deliver", "hands it over"));
@@ -129,6 +143,14 @@ mod test {
             "web.shop is reached at web1",
         ];
         assert_eq!(lines(&reply), wanted);
+        let boxes = vec!["fw.shop".to_owned()];
+        let inspect =
+            PolicyChain { name: "inspect".to_owned(), services: "web.shop".to_owned(), ..PolicyChain::default() };
+        reply.chain = Some(PolicyChain { boxes, ..inspect.clone() });
+        assert!(lines(&reply)[0].contains("inspect: web.shop through fw.shop"), "{:?}", lines(&reply));
+        assert!(lines(&reply)[0].contains("`margay trace fw.shop`"));
+        reply.chain = Some(inspect);
+        assert_eq!(lines(&reply)[0], "sessions go by chain inspect: web.shop through no boxes");
         reply.hops.push(hop("10.0.0.9:54324", "unasked", "it does not answer"));
         let end = "what 10.0.0.9:54324 would do is not known: the trace ends before it reaches web.shop";
         assert_eq!(lines(&reply).last().map(String::as_str), Some(end));

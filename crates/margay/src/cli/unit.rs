@@ -130,6 +130,12 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
         let ports = [wanted.port, wanted.listen_port].into_iter().flatten().map(|port| format!(":{port}"));
         words.extend(["--service".to_owned(), format!("{}{}", wanted.name.written(), ports.collect::<String>())]);
     }
+    for name in &offer.middlebox {
+        words.extend(["--middlebox".to_owned(), name.0.written().to_owned()]);
+    }
+    if let Some(kind) = offer.kind {
+        words.extend(["--kind".to_owned(), kind.label().to_owned()]);
+    }
     if let Some(protocol) = offer.protocol {
         words.extend(["--protocol".to_owned(), protocol.label().to_owned()]);
     }
@@ -188,7 +194,7 @@ fn draining(args: &EnableArgs, unit: &str, section: &str, program: &Path, deadli
     }
     let own = OwnStop::read(&args.place.files(unit)?, stop::least_timeout(deadline))?;
     // A name is there once for each of its ports.
-    let names: BTreeSet<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+    let names: BTreeSet<_> = args.offer.names().into_iter().collect();
     Ok(stop::lines(program, &names.into_iter().collect::<Vec<_>>(), deadline, &own))
 }
 
@@ -205,7 +211,7 @@ pub fn enable(args: &EnableArgs, out: &mut Out) -> Result<()> {
     fs::create_dir_all(&directory).into_diagnostic().wrap_err_with(refuse)?;
     fs::write(&path, drop_in).into_diagnostic().wrap_err_with(refuse)?;
     args.place.reload(&unit, args.now)?;
-    let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+    let names = args.offer.names();
     let when = if args.now { "now" } else { "from its next start" };
     let drained = args.drain.map(|deadline| format!(", and drains for {} at most before it stops", span(deadline)));
     let drained = drained.unwrap_or_default();
@@ -269,6 +275,14 @@ mod test {
         disable(&args, &mut Out::new()).expect("removed");
         assert!(!path.parent().expect("a directory").exists());
         assert!(disable(&args, &mut Out::new()).expect_err("it is gone").to_string().contains("was not enabled"));
+    }
+
+    #[test]
+    fn a_unit_that_is_a_box_says_so_again() {
+        let args = enable_args("--middlebox ids.shop --kind sniff --weight 7 suricata").expect("good words");
+        let wanted = ["--middlebox", "ids.shop", "--kind", "sniff", "--weight", "7"];
+        assert_eq!(words(&args.offer).expect("no special characters"), wanted);
+        assert_eq!(args.offer.names(), ["ids.shop"]);
     }
 
     #[test]
@@ -336,7 +350,9 @@ mod test {
         // A unit that serves nothing has nothing to drain.
         let no_drain =
             ["--drain 30s nginx", "--service web.shop --drain 0s nginx", "--service web.shop --drain x nginx"];
-        for words in no_offer.into_iter().chain(no_drain) {
+        let no_box =
+            ["--middlebox ids.shop suricata", "--service web.shop --kind sniff nginx", "--kind sniff suricata"];
+        for words in no_offer.into_iter().chain(no_drain).chain(no_box) {
             assert!(enable_args(words).is_err(), "{words}");
         }
     }

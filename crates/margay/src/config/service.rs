@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use margay_control::registration::Terms;
 use margay_core::Ranges;
+use margay_core::chain::Requirement;
+use margay_core::name::ServiceId;
 use margay_core::quiet::QUIET_MS_DEFAULT;
+use margay_wire::BOXES_MAX;
 use serde::Deserialize;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
@@ -80,6 +83,9 @@ pub struct ServiceSection {
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "fields::allow_list")]
     pub allow: Vec<String>,
+    /// Boxes, by their names: it takes only sessions that have passed all of them, whatever the policy of chains says.
+    #[serde(default)]
+    pub require: Vec<ServiceName>,
 }
 
 /// What becomes of a service's connections when it is drained, as the file and the command line have it.
@@ -150,8 +156,17 @@ impl ServiceSection {
             sticky: self.sticky,
             give_up_after_ms: self.give_up_after_ms(),
             quiet_ms: self.ends_quiet_ms(),
+            middlebox: None,
         };
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
+    }
+
+    /// What it requires of chains, if it does.
+    pub(super) fn requirement(&self) -> Option<Requirement> {
+        let name = &self.name.0;
+        let services = if name.is_service() { name.service_prefix() } else { name.prefix() };
+        let boxes: Vec<ServiceId> = self.require.iter().map(|name| name.0.service_id()).collect();
+        (!boxes.is_empty()).then_some(Requirement { services, boxes })
     }
 
     /// Which checks of a name this section and another one of it both say, and not alike.
@@ -178,6 +193,14 @@ impl ServiceSection {
         if self.rebalance == Rebalance::Auto && (self.partitions > 0 || self.exclusive) {
             let what = format!("connections of {name} cannot go to other instances: each has a host of its own");
             return Err((what, "remove `rebalance`, or `partitions` and `exclusive`".to_owned()));
+        }
+        for name in &self.require {
+            listener::box_name(&name.0).map_err(|what| (what, "correct `require`".to_owned()))?;
+        }
+        if self.require.len() > BOXES_MAX {
+            let what =
+                format!("{name} requires {} boxes, and a session passes {BOXES_MAX} at most", self.require.len());
+            return Err((what, "write fewer into `require`".to_owned()));
         }
         self.health.as_ref().map_or(Ok(()), |health| health.check(self.protocol))?;
         self.load.as_ref().map_or(Ok(()), LoadSection::check)?;

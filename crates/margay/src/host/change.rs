@@ -13,7 +13,7 @@ use super::guard::{self, Opening};
 use super::netlink::{Block, Link, ListedRule, Netlink, Route, Rule};
 use super::resolv_conf::{self, Before, Undone};
 use super::{plan, resolved, responder_way, rule_place, sysctl};
-use crate::agent::RESPONDER_INTERFACE;
+use crate::agent::{INTERFACE, RESPONDER_INTERFACE};
 
 /// One change. It carries what is needed to undo it, since the undoing process is another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +76,9 @@ pub enum Change {
         /// Packets from this address, where there is one,
         #[serde(default)]
         from: Option<IpAddr>,
+        /// or from all that begin with so many bits of it,
+        #[serde(default)]
+        from_bits: Option<u8>,
         /// to these, where there are some,
         #[serde(default)]
         to: Option<Block>,
@@ -86,6 +89,13 @@ pub enum Change {
         table: u32,
         /// in this place, or before whoever is there (see [`rule_place`]).
         priority: u32,
+    },
+    /// Forwarding for the whole host, where the kernel cannot be told of one interface alone.
+    Forwarding {
+        /// Path under `/proc/sys`.
+        key: String,
+        /// What it was before.
+        before: String,
     },
     /// A table of nftables that drops what bears a virtual address at a card.
     Guard {
@@ -173,20 +183,28 @@ impl fmt::Display for Change {
                 }
                 source.map_or(Ok(()), |source| write!(f, ", source {source}"))
             }
-            Self::Rule { from, to, source_port, table, priority } => {
+            Self::Rule { from, from_bits, to, source_port, table, priority } => {
                 f.write_str("let packets")?;
                 source_port.map_or(Ok(()), |port| write!(f, " from port {port}"))?;
                 from.map_or(Ok(()), |from| {
                     write!(f, "{} {from}", if source_port.is_some() { " of" } else { " from" })
                 })?;
+                from_bits.map_or(Ok(()), |bits| write!(f, "/{bits}"))?;
                 to.map_or(Ok(()), |to| write!(f, " to {to}"))?;
                 write!(f, " ask table {table} (rule {priority}, before those of others): ")?;
-                f.write_str(match (to, source_port) {
-                    (Some(_), _) => "a VPN does not get them",
-                    (None, Some(_)) => "the responder's answers to containers go back to them",
-                    (None, None) => "answers to clients go to sal0",
+                f.write_str(match (to, source_port, from_bits) {
+                    (Some(_), _, _) => "a VPN does not get them",
+                    (None, Some(_), _) => "the responder's answers to containers go back to them",
+                    (None, None, None) => "answers to clients go to sal0",
+                    (None, None, Some(_)) => "what passes boxes comes back to sal0",
                 })
             }
+            Self::Forwarding { key, .. } => write!(
+                f,
+                "set {} to 1, for the whole host: this kernel has no `force_forwarding` for {INTERFACE} alone; router \
+                 advertisements are taken only where accept_ra is 2 then",
+                key.replace('/', ".")
+            ),
             Self::Guard { inside, .. } => {
                 write!(f, "add the nftables table {}: it drops what bears a virtual address at a card", guard::TABLE)?;
                 inside.iter().try_for_each(|opening| write!(f, "; not at {opening}"))
@@ -226,12 +244,25 @@ fn usual_networks() -> [Block; 2] {
 /// Link-local, so that it means nothing elsewhere.
 const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
+/// Bits of an address that a rule is about.
+const fn bits_of(address: IpAddr, bits: Option<u8>) -> u8 {
+    match (bits, address) {
+        (Some(bits), _) => bits,
+        (None, IpAddr::V4(_)) => 32,
+        (None, IpAddr::V6(_)) => 128,
+    }
+}
+
 impl Change {
     /// The policy rule that it makes.
     const fn rule(&self) -> Option<Rule> {
         match self {
-            Self::Rule { from, to, source_port, table, priority } => {
-                Some(Rule { priority: *priority, from: *from, to: *to, source_port: *source_port, table: *table })
+            Self::Rule { from, from_bits, to, source_port, table, priority } => {
+                let from = match from {
+                    Some(address) => Some(Block { address: *address, bits: bits_of(*address, *from_bits) }),
+                    None => None,
+                };
+                Some(Rule { priority: *priority, from, to: *to, source_port: *source_port, table: *table })
             }
             _ => None,
         }
@@ -262,7 +293,10 @@ impl Change {
 
     /// Whether nobody tells of somebody else's change of it: it has to be looked at.
     pub const fn is_silent(&self) -> bool {
-        matches!(self, Self::Parameter { .. } | Self::ReservedPort { .. } | Self::ResolvConf { .. })
+        matches!(
+            self,
+            Self::Parameter { .. } | Self::Forwarding { .. } | Self::ReservedPort { .. } | Self::ResolvConf { .. }
+        )
     }
 
     /// Whether it lives in the kernel and is gone after a reboot.
@@ -272,7 +306,7 @@ impl Change {
 
     /// Whether it holds what was there before: an older memory of it is the better one.
     pub const fn remembers(&self) -> bool {
-        matches!(self, Self::ReservedPort { .. } | Self::ResolvConf { .. })
+        matches!(self, Self::Forwarding { .. } | Self::ReservedPort { .. } | Self::ResolvConf { .. })
     }
 
     /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by
@@ -292,9 +326,9 @@ impl Change {
                 (a, of_a) == (b, of_b)
             }
             (
-                Self::Rule { from: a, to: to_a, source_port: of_a, .. },
-                Self::Rule { from: b, to: to_b, source_port: of_b, .. },
-            ) => (a, to_a, of_a) == (b, to_b, of_b),
+                Self::Rule { from: a, from_bits: bits_a, to: to_a, source_port: of_a, .. },
+                Self::Rule { from: b, from_bits: bits_b, to: to_b, source_port: of_b, .. },
+            ) => (a, bits_a, to_a, of_a) == (b, bits_b, to_b, of_b),
             (Self::ReservedPort { port: a, .. }, Self::ReservedPort { port: b, .. }) => a == b,
             // Another responder comes on top of the first, and remembers it: they are undone one after the other.
             (Self::ResolvConf { server: a, .. }, Self::ResolvConf { server: b, .. }) => a == b,
@@ -370,6 +404,11 @@ impl Change {
                     _ => State::Differs(format!("{found:?} are its places, and others are before it, or were")),
                 })
             }
+            Self::Forwarding { key, .. } => Ok(match sysctl::read(key)? {
+                None => State::Absent,
+                Some(now) if now == "1" => State::Present,
+                Some(now) => State::Differs(now),
+            }),
             Self::Guard { inside, networks } => guard::state(inside, *networks),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
@@ -427,6 +466,7 @@ impl Change {
                 }
                 Ok(())
             }
+            Self::Forwarding { key, .. } => sysctl::write(key, "1"),
             Self::Guard { inside, networks } => guard::apply(inside, *networks),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
@@ -456,6 +496,12 @@ impl Change {
                 let Some(rule) = self.rule() else { return Ok(None) };
                 for copy in copies(&rule, &net.rules().await?) {
                     gone_is_well(net.remove_rule(&copy).await)?;
+                }
+                Ok(None)
+            }
+            Self::Forwarding { key, before } => {
+                if before != "1" && sysctl::read(key)?.is_some_and(|now| now == "1") {
+                    sysctl::write(key, before)?;
                 }
                 Ok(None)
             }

@@ -42,8 +42,9 @@ fn undoing(change: &Change) -> Option<String> {
         Change::Route { interface, table, destination, .. } => {
             format!("{} route del {destination} dev {interface} table {table}", family(&destination.address))
         }
-        Change::Rule { from: Some(from), source_port: None, table, .. } => {
-            format!("{} rule del from {from} table {table}", family(from))
+        Change::Rule { from: Some(from), from_bits, source_port: None, table, .. } => {
+            let bits = from_bits.map(|bits| format!("/{bits}")).unwrap_or_default();
+            format!("{} rule del from {from}{bits} table {table}", family(from))
         }
         Change::Rule { to: Some(to), table, .. } => format!("{} rule del to {to} table {table}", family(&to.address)),
         Change::Rule { from: Some(from), source_port: Some(port), table, .. } => {

@@ -109,13 +109,13 @@ pub struct Route {
     pub source: Option<IpAddr>,
 }
 
-/// A policy rule: packets from one address, from one port of it, or to a block, look into one table.
+/// A policy rule: packets from a block, from one port of it, or to a block, look into one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Lower is asked first.
     pub priority: u32,
-    /// Source address, whole.
-    pub from: Option<IpAddr>,
+    /// Source.
+    pub from: Option<Block>,
     /// Destination.
     pub to: Option<Block>,
     /// Source port, where it is about one alone.
@@ -132,7 +132,7 @@ impl Rule {
 
     /// The address, or the first one of the network, that it is about.
     pub fn about(&self) -> Option<IpAddr> {
-        self.from.or(self.to.map(|to| to.address))
+        self.from.or(self.to).map(|block| block.address)
     }
 }
 
@@ -460,13 +460,12 @@ fn listed_rule(message: &RuleMessage) -> ListedRule {
     let header = &message.header;
     let mut listed = ListedRule { priority: 0, is_v4: header.family == AddressFamily::Inet, table: None, rule: None };
     let mut rule = Rule { priority: 0, from: None, to: None, source_port: None, table: u32::from(header.table) };
-    let whole = if listed.is_v4 { 32 } else { 128 };
     let mut is_plain = !header.flags.contains(RuleFlags::Invert);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(priority) => rule.priority = *priority,
             RuleAttribute::Table(table) => rule.table = *table,
-            RuleAttribute::Source(address) if header.src_len == whole => rule.from = Some(*address),
+            RuleAttribute::Source(address) => rule.from = Some(Block { address: *address, bits: header.src_len }),
             RuleAttribute::Destination(address) => rule.to = Some(Block { address: *address, bits: header.dst_len }),
             RuleAttribute::SourcePortRange(ports) if ports.start == ports.end => rule.source_port = Some(ports.start),
             // The kernel says these of every rule.
@@ -487,8 +486,8 @@ fn rule_message(rule: &Rule) -> RuleMessage {
     message.header.action = RuleAction::ToTable;
     message.attributes = vec![RuleAttribute::Table(rule.table), RuleAttribute::Priority(rule.priority)];
     if let Some(from) = rule.from {
-        message.header.src_len = if from.is_ipv4() { 32 } else { 128 };
-        message.attributes.push(RuleAttribute::Source(from));
+        message.header.src_len = from.bits;
+        message.attributes.push(RuleAttribute::Source(from.address));
     }
     if let Some(to) = rule.to {
         message.header.dst_len = to.bits;

@@ -29,6 +29,9 @@ const ENCAP_BYTES: u32 = 24;
 /// IPv6 needs this much.
 const MTU_MIN: u32 = 1_280;
 const USUAL_MTU: u32 = 1_500;
+/// Since Linux 6.17 an interface forwards IPv6 by itself.
+const FORCE_FORWARDING: &str = "net/ipv6/conf/all/force_forwarding";
+const ALL_FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 /// Whom resolvers ask.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
@@ -92,6 +95,15 @@ struct Facts {
     inside: Vec<Opening>,
     /// Whether there will be no programs on the cards.
     needs_guard: bool,
+    forwarding_v6: ForwardingV6,
+}
+
+/// How IPv6 packets are forwarded from one interface.
+enum ForwardingV6 {
+    /// The interface can be told.
+    OfInterface,
+    /// The whole host can, which has this value now.
+    OfHost(String),
 }
 
 enum Resolver {
@@ -140,6 +152,13 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         responder: ResponderWay::of(config),
         inside: cards.iter().filter_map(Card::opening).collect(),
         needs_guard: !config.direct || !KernelCache::is_possible(),
+        forwarding_v6: match sysctl::read(FORCE_FORWARDING).map_err(look("parameters"))? {
+            Some(_) => ForwardingV6::OfInterface,
+            None => {
+                let now = sysctl::read(ALL_FORWARDING).map_err(look("parameters"))?;
+                ForwardingV6::OfHost(now.unwrap_or_default())
+            }
+        },
     };
     Ok(decide(config, facts))
 }
@@ -189,10 +208,13 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         let route = |table, destination, source| Change::Route { interface: interface(), table, destination, source };
         changes.push(route(MAIN_TABLE, network, Some(host)));
         changes.push(route(TABLE, Block { address: nowhere, bits: 0 }, None));
-        let rule =
-            |from, to, table| Change::Rule { from, to, source_port: None, table, priority: rule_place::PRIORITY };
+        let priority = rule_place::PRIORITY;
+        let rule = |from, to, table| Change::Rule { from, from_bits: None, to, source_port: None, table, priority };
         changes.push(rule(None, Some(network), MAIN_TABLE));
         changes.push(rule(Some(host), None, TABLE));
+    }
+    if config.host.boxes {
+        changes.extend(forwarding(&facts, networks));
     }
     if config.dns.enabled {
         changes.extend(way_to_responder(&facts, ranges));
@@ -208,6 +230,32 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     }
     let datagram_max = u16::try_from(datagram.min(65_000)).unwrap_or(u16::MAX).max(576);
     Plan { changes, remarks, datagram_max }
+}
+
+/// What comes in by `sal0` and is for nobody here goes out by it again: boxes see it pass. The rules also let what
+/// comes in pass reverse-path filters.
+fn forwarding(facts: &Facts, networks: [Block; 2]) -> Vec<Change> {
+    let parameter = |key: String| Change::Parameter { key, value: "1".to_owned() };
+    let mut changes = vec![parameter(format!("net/ipv4/conf/{INTERFACE}/forwarding"))];
+    if facts.ipv6_enabled {
+        changes.push(match &facts.forwarding_v6 {
+            ForwardingV6::OfInterface => parameter(format!("net/ipv6/conf/{INTERFACE}/force_forwarding")),
+            ForwardingV6::OfHost(before) => {
+                Change::Forwarding { key: ALL_FORWARDING.to_owned(), before: before.clone() }
+            }
+        });
+    }
+    let families = networks.into_iter().filter(|network| network.address.is_ipv4() || facts.ipv6_enabled);
+    let rule = |network: Block| Change::Rule {
+        from: Some(network.address),
+        from_bits: Some(network.bits),
+        to: None,
+        source_port: None,
+        table: TABLE,
+        priority: rule_place::PRIORITY,
+    };
+    changes.extend(families.map(rule));
+    changes
 }
 
 /// From where else than this host its virtual addresses are reached.
@@ -252,7 +300,7 @@ fn way_to_responder(facts: &Facts, ranges: Ranges) -> Vec<Change> {
             // No flow of the host's has that port: the responder has it for itself.
             let (from, source_port) = (Some(listen.ip()), Some(listen.port()));
             let priority = rule_place::RESPONDER_PRIORITY;
-            vec![Change::Rule { from, to: None, source_port, table: MAIN_TABLE, priority }]
+            vec![Change::Rule { from, from_bits: None, to: None, source_port, table: MAIN_TABLE, priority }]
         }
         ResponderWay::OnHost { .. } => Vec::new(),
     }
@@ -310,6 +358,7 @@ pub mod test {
             responder: ResponderWay::Apart { address: Ranges::USUAL.responder_v4() },
             inside: Vec::new(),
             needs_guard: false,
+            forwarding_v6: ForwardingV6::OfInterface,
         }
     }
 
@@ -368,6 +417,31 @@ pub mod test {
         assert!(matches!(plan.changes[0], Change::Guard { .. }), "{:?}", plan.changes);
         let plan = decide(&Config::default(), facts(1500, false, true));
         assert!(!plan.changes.iter().any(|change| matches!(change, Change::Guard { .. })));
+    }
+
+    #[test]
+    fn a_host_with_boxes_forwards_on_sal0_alone_where_the_kernel_can() {
+        let plain = decide(&Config::default(), facts(1500, false, true));
+        let texts = |plan: &Plan| plan.changes.iter().map(Change::to_string).collect::<Vec<_>>();
+        assert!(!texts(&plain).iter().any(|text| text.contains("forwarding")), "{:?}", texts(&plain));
+        let mut config = Config::default();
+        config.host.boxes = true;
+        let boxed = texts(&decide(&config, facts(1500, false, true)));
+        for wanted in [
+            "net.ipv4.conf.sal0.forwarding to 1",
+            "net.ipv6.conf.sal0.force_forwarding to 1",
+            "from 198.18.0.0/15 ask table 54324",
+            "from fd5a:4c00::/32 ask table 54324",
+        ] {
+            assert!(boxed.iter().any(|text| text.contains(wanted)), "{wanted}: {boxed:?}");
+        }
+        let older = Facts { forwarding_v6: ForwardingV6::OfHost("0".to_owned()), ..facts(1500, false, true) };
+        let texts = texts(&decide(&config, older));
+        assert!(texts.iter().any(|text| text.contains("net.ipv6.conf.all.forwarding to 1, for the whole host")));
+        assert!(!texts.iter().any(|text| text.contains("sal0.force_forwarding")));
+        let without_v6 =
+            decide(&config, Facts { forwarding_v6: ForwardingV6::OfInterface, ..facts(1500, false, false) });
+        assert!(!without_v6.changes.iter().any(|change| change.to_string().contains("ipv6")));
     }
 
     #[test]

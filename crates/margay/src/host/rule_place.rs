@@ -63,13 +63,15 @@ pub fn before(rules: &[ListedRule], ranges: Ranges) -> Vec<&ListedRule> {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::host::netlink::Block;
 
     fn other(priority: u32, table: u32) -> ListedRule {
         ListedRule { priority, is_v4: true, table: Some(table), rule: None }
     }
 
     fn own(priority: u32) -> Rule {
-        Rule { priority, from: Some(Ranges::USUAL.host_v4().into()), to: None, source_port: None, table: 54_324 }
+        let from = Some(Block { address: Ranges::USUAL.host_v4().into(), bits: 32 });
+        Rule { priority, from, to: None, source_port: None, table: 54_324 }
     }
 
     fn listed(rule: Rule) -> ListedRule {

@@ -58,7 +58,7 @@ pub async fn up(
 /// The key that `--router` stands for.
 const ROUTER: &str = "[router] enabled";
 /// Keys that decide what `up` changes on the host.
-const OF_THE_HOST: [&str; 2] = ["direct", "secure"];
+const OF_THE_HOST: [&str; 3] = ["direct", "secure", "[host] boxes"];
 
 /// Makes what somebody has undone again; and what the configuration wants anew, unless the agent goes by what it wanted
 /// before.

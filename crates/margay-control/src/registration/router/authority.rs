@@ -5,6 +5,7 @@ use margay_core::key_revocation::KeyRevocation;
 use margay_core::succession::Succession;
 
 use super::{Shared, answer_of};
+use crate::chains::SignedChains;
 use crate::issue;
 use crate::keyring::Authority;
 use crate::lineage::Lineage;
@@ -12,12 +13,13 @@ use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::No;
 use crate::store::Member;
 
-/// Hosts that were put out, and what has become of keys.
+/// Hosts that were put out, what has become of keys, and which sessions go through boxes.
 #[derive(Default)]
 pub struct News {
     pub hosts: Vec<Revocation>,
     pub revoked: Vec<KeyRevocation>,
     pub successions: Vec<Succession>,
+    pub chains: Vec<SignedChains>,
 }
 
 impl News {
@@ -27,7 +29,14 @@ impl News {
         let hosts: Vec<_> =
             hosts.map(|one| proto::Revocation { host_key: one.host_key.to_vec(), until_unix_s: one.until_s }).collect();
         let hosts = (!hosts.is_empty()).then_some(from_router::Body::Revoked(proto::Revoked { hosts }));
-        hosts.into_iter().chain(self.keys(authority).map(from_router::Body::Keys)).map(answer_of).collect()
+        let chains = self.chains.iter().find(|one| one.authority == authority);
+        let chains = chains.map(|one| from_router::Body::Chains(proto::Chains { signed: one.encode() }));
+        hosts
+            .into_iter()
+            .chain(self.keys(authority).map(from_router::Body::Keys))
+            .chain(chains)
+            .map(answer_of)
+            .collect()
     }
 
     /// What has become of the keys of an authority, if something has.

@@ -77,6 +77,7 @@ impl Bound {
             sticky: false,
             give_up_after_ms: None,
             quiet_ms: None,
+            middlebox: None,
         };
         Rule { source: Source::Socket(self.cookie()), offer }
     }

@@ -310,7 +310,8 @@ impl Followed {
     /// are new ones.
     fn watch_ports(&mut self) -> Result<bool, String> {
         let published = self.services.list();
-        let of_orders = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
+        let of_orders = published.iter().flat_map(|service| &service.listeners);
+        let of_orders = of_orders.filter(|known| known.middlebox.is_none()).map(|known| known.address.port());
         let of_rules = self.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
         let datagrams = self.bound.values().filter(|bound| bound.protocol == Protocol::Udp);
         let of_bound = datagrams.map(|bound| bound.port);
@@ -348,8 +349,10 @@ impl Followed {
         let before: Vec<OwnerId> =
             self.owners.iter().filter(|(_, owner)| owner.program.cgroup_id == cgroup_id).map(|(id, _)| *id).collect();
         before.into_iter().for_each(|id| self.forget(id));
+        let boxes = offers.iter().filter(|offer| offer.middlebox.is_some()).map(|offer| offer.name.clone()).collect();
         let owner = self.adopt(Program { offers, private, command, cgroup, cgroup_id, passed })?;
         self.keep();
+        self.tell(boxes);
         if listens_already {
             self.look();
         }

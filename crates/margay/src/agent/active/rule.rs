@@ -12,7 +12,7 @@ use nix::net::if_::if_indextoname;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::listening::{Listener, Origin};
-use crate::listener::{Protocol, is_loopback, name_and_port, port_number};
+use crate::listener::{MiddleboxKind, Protocol, is_loopback, name_and_port, port_number};
 
 /// Whose sockets a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,9 @@ pub struct Offer {
     /// A drain ends connections that have carried nothing for so long, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiet_ms: Option<u32>,
+    /// The program is a box, or looks at what passes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub middlebox: Option<MiddleboxKind>,
 }
 
 impl Offer {
@@ -142,6 +145,10 @@ impl Rule {
 
     /// The listeners that the name has now. Several sockets of one address are one.
     pub fn listeners<'a>(&self, sockets: impl Iterator<Item = &'a Seen>) -> Vec<Listener> {
+        if let Some(kind) = self.offer.middlebox {
+            // It is there as long as the program is.
+            return vec![Listener::of_box(kind, self.offer.allow.clone(), Origin::Socket)];
+        }
         let is_reached = |socket: &&Seen| socket.interface.is_none();
         let mut taken: Vec<&Seen> = sockets.filter(|socket| self.takes(socket)).filter(is_reached).collect();
         taken.sort_by_key(|socket| socket.number);
@@ -161,6 +168,7 @@ impl Rule {
             service_port: service_port(seen),
             protocol: Some(seen.protocol),
             allow: self.offer.allow.clone(),
+            middlebox: None,
             origin: Origin::Socket,
             takes_both: seen.takes_both,
         };
@@ -245,6 +253,7 @@ mod test {
             sticky: false,
             give_up_after_ms: None,
             quiet_ms: None,
+            middlebox: None,
         };
         Rule { source: Source::Owner(OwnerId(1)), offer }
     }
@@ -278,6 +287,14 @@ mod test {
         assert_eq!(found(&rule(Some(8080), Some(9000)), &sockets), ["8080=127.0.0.1:9000/tcp"]);
         assert_eq!(found(&rule(None, Some(443)), &sockets), ["443=0.0.0.0:443/tcp"]);
         assert!(found(&rule(None, Some(444)), &sockets).is_empty());
+    }
+
+    #[test]
+    fn a_program_that_is_a_box_needs_no_socket() {
+        let mut of_box = rule(None, None);
+        of_box.offer.middlebox = Some(MiddleboxKind::Sniff);
+        let listeners = of_box.listeners([seen(1, 1, Tcp, "0.0.0.0:80")].iter());
+        assert_eq!(listeners, [Listener::of_box(MiddleboxKind::Sniff, Vec::new(), Origin::Socket)]);
     }
 
     #[test]

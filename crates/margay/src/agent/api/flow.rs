@@ -55,7 +55,7 @@ pub(super) async fn list(agent: &Agent, request: &FlowListRequest) -> Result<Flo
 
 /// The oldest flows of a prefix, and how many there are.
 fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
-    let is_wanted = |flow: &margay_core::FlowInfo| wanted.is_none_or(|prefix| prefix.contains(&flow.service));
+    let is_wanted = |flow: &margay_core::FlowInfo| wanted.is_none_or(|prefix| flow.is_of(prefix));
     let mut found: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().filter(is_wanted).collect());
     let total = found.len();
     found.sort_by_key(|flow| (flow.since, flow.flow));
@@ -67,7 +67,7 @@ fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInf
 /// The same of those that have failed lately, the latest first.
 fn collect_ended(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
     let mut found = agent.watchers.ended();
-    found.retain(|ended| wanted.is_none_or(|prefix| prefix.contains(&ended.flow.service)));
+    found.retain(|ended| wanted.is_none_or(|prefix| ended.flow.is_of(prefix)));
     let total = found.len();
     let names = naming::hosts(agent);
     (found.iter().take(limit).map(|ended| info_of_ended(agent, &names, ended)).collect(), total)
@@ -80,6 +80,16 @@ fn info_of_ended(agent: &Agent, names: &HashMap<HostId, String>, ended: &Ended) 
         ended_why: ended.why(names),
         ..info_of(agent, names, &ended.flow, ended.carried)
     }
+}
+
+/// The oldest flows whose sessions go through boxes.
+pub(super) async fn of_chains(agent: &Agent) -> Vec<FlowInfo> {
+    naming::ask(agent).await;
+    let mut found: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().filter(|flow| flow.chain.is_some()).collect());
+    found.sort_by_key(|flow| (flow.since, flow.flow));
+    found.truncate(LIST_MAX as usize);
+    let names = naming::hosts(agent);
+    found.iter().map(|flow| info(agent, &names, flow)).collect()
 }
 
 pub(super) fn of_service(agent: &Agent, prefix: &Prefix) -> Vec<FlowInfo> {
@@ -181,6 +191,7 @@ fn info_of(
         ended_ms_ago: None,
         ended_by: String::new(),
         ended_why: String::new(),
+        chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
         stack: Some(stack::info(&flow.stack)),
     }
 }
@@ -276,11 +287,11 @@ fn blank() -> FlowEvent {
 }
 
 fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix>) -> Option<FlowEvent> {
-    let is_wanted = |service: &ServiceId| wanted.is_none_or(|prefix| prefix.contains(service));
+    let is_wanted = |flow: &margay_core::FlowInfo| wanted.is_none_or(|prefix| flow.is_of(prefix));
     match event {
         Event::FlowOpened(id) => {
             // One that is gone again already will be told of by its end.
-            let flow = agent.core.0.with_sal(|sal, _| sal.flow(id)).filter(|flow| is_wanted(&flow.service))?;
+            let flow = agent.core.0.with_sal(|sal, _| sal.flow(id)).filter(is_wanted)?;
             Some(FlowEvent {
                 kind: "opened".to_owned(),
                 flow: Some(info(agent, &names_of(agent, flow.peer), &flow)),
@@ -288,7 +299,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
             })
         }
         event @ (Event::FlowEnded { .. } | Event::FlowClosed { .. }) => {
-            let End { flow, reason, carried } = ends.end(agent, event).filter(|end| is_wanted(&end.flow.service))?;
+            let End { flow, reason, carried } = ends.end(agent, event).filter(|end| is_wanted(&end.flow))?;
             Some(FlowEvent {
                 kind: "closed".to_owned(),
                 flow: Some(info_of(agent, &names_of(agent, flow.peer), &flow, carried)),
@@ -296,16 +307,18 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
                 ..blank()
             })
         }
-        Event::ConnectFailed { service, app, why } => is_wanted(&service).then(|| {
-            let flow = FlowInfo {
-                service: service.to_string(),
-                name: name_of(agent, &service),
-                app_source: app.source.to_string(),
-                app_destination: app.destination.to_string(),
-                ..FlowInfo::default()
-            };
-            FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
-        }),
+        Event::ConnectFailed { service, app, why } => {
+            wanted.is_none_or(|prefix| prefix.contains(&service)).then(|| {
+                let flow = FlowInfo {
+                    service: service.to_string(),
+                    name: name_of(agent, &service),
+                    app_source: app.source.to_string(),
+                    app_destination: app.destination.to_string(),
+                    ..FlowInfo::default()
+                };
+                FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
+            })
+        }
         Event::FlowChanged(_)
         | Event::StackChanged { .. }
         | Event::AssociationUp(_)

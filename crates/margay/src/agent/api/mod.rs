@@ -2,6 +2,7 @@
 
 mod audit;
 mod cache;
+mod chain;
 mod drain;
 mod flow;
 mod health;
@@ -173,6 +174,10 @@ impl Calls for Api {
 
     async fn policy_apply(&self, request: Request<PolicyApplyRequest>) -> Answer<PolicyApplyReply> {
         policy::apply(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn chain_show(&self, _: Request<ChainShowRequest>) -> Answer<ChainShowReply> {
+        chain::show(&self.0).await.map(Response::new)
     }
 
     async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {

@@ -1,4 +1,4 @@
-//! What an operator declares of this host as a whole: its rules, and what its members may serve.
+//! What an operator declares of this host as a whole: its rules, what its members may serve, and chains of boxes.
 
 use margay_control::api::v1::*;
 use margay_control::quantity::span;
@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::identity::{grant_member, granted};
 use super::route::{order_of, refusal};
-use super::{blocking, misuse};
+use super::{blocking, chain, misuse};
 use crate::agent::rule_book::RuleChange;
 use crate::agent::{Agent, naming};
 
@@ -38,17 +38,21 @@ pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<Polic
             grants.push(grant);
         }
     }
+    let chains = chain::declared(agent, request)?;
     if let Some(orders) = &orders {
         let declared = blocking(|| agent.rules.declare(orders, &agent.authorities(), request.dry_run));
         changes.splice(0..0, declared.map_err(refusal)?.iter().map(described));
     }
+    changes.extend(chains.iter().flat_map(|one| one.changes.clone()));
+    let warnings = chain::warnings(agent, &chains);
     if !request.dry_run {
+        chain::apply(agent, &chains)?;
         for grant in grants {
             grant_member(agent, grant)?;
         }
         tracing::info!(changes = changes.len(), "a policy was applied by the operator");
     }
-    Ok(PolicyApplyReply { changes })
+    Ok(PolicyApplyReply { changes, warnings })
 }
 
 fn listed(grants: &[String]) -> String {

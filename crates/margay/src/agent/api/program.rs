@@ -5,21 +5,22 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::service::{
-    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_fence, parse_give_up, parse_name, parse_partitions, parse_port,
-    parse_protocol, parse_quiet,
+    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_fence, check_forwarding, parse_give_up, parse_middlebox, parse_name,
+    parse_partitions, parse_port, parse_protocol, parse_quiet,
 };
 use super::{blocking, misuse};
 use crate::agent::Agent;
 use crate::agent::active::Order;
 use crate::agent::active::rule::Offer;
 use crate::allow;
-use crate::listener::{WEIGHT_MAX, divisible};
+use crate::listener::{WEIGHT_MAX, box_name, divisible};
 
 pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> Result<ProgramAttachReply, Status> {
     // The kernel says who calls; what the caller says could be anybody.
     let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred.as_ref()?.pid());
     let pid = pid.and_then(|pid| u32::try_from(pid).ok()).ok_or_else(|| misuse("the calling process is not known"))?;
     let order = order(request.into_inner())?;
+    check_forwarding(agent, order.offers.iter().any(|offer| offer.middlebox.is_some()))?;
     tracing::info!(pid, command = order.command, "a program serves names when it listens");
     blocking(|| {
         agent.active.attach(pid, order).map_err(misuse)?;
@@ -41,9 +42,13 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
     check_fence(request.fence, request.exclusive)?;
     let give_up_after_ms = parse_give_up(request.give_up_after_ms)?;
     let quiet_ms = parse_quiet(request.quiet_ms)?;
+    let middlebox = parse_middlebox(&request.middlebox)?;
     let offer = |offer: ProgramOffer| {
         let name = parse_name(&offer.name)?;
         divisible(&name, partition_bits).map_err(misuse)?;
+        if middlebox.is_some() {
+            box_name(&name).map_err(misuse)?;
+        }
         Ok(Offer {
             name,
             port: offer.port.map(parse_port).transpose()?,
@@ -58,6 +63,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             sticky: request.sticky,
             give_up_after_ms,
             quiet_ms,
+            middlebox,
         })
     };
     Ok(Order {

@@ -358,6 +358,7 @@ impl<'a> Known<'a> {
                 .to_owned();
                 ("demux", if is_answering(rule) { "searches for a router" } else { "published" })
             }
+            Action::Box(_) => ("box", "published"),
             Action::Delay(resolver) => {
                 info.to = self.agent.rules.resolvers.name_of(*resolver);
                 ("delay", "configured")

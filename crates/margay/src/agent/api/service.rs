@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use margay_control::api::v1::*;
 use margay_control::lease::Asker;
 use margay_control::registration::{Instance, Terms, partition};
+use margay_core::chain::ChainPlace;
 use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
@@ -14,10 +15,10 @@ use tonic::{Request, Status};
 use super::{blocking, environment, flow, health, misuse, not_found};
 use crate::agent::active::Waiting;
 use crate::agent::listening::{Listener, Origin};
-use crate::agent::service::{Publication, PublishError, Published, check_weight};
+use crate::agent::service::{NO_FORWARDING, Publication, PublishError, Published, check_weight};
 use crate::agent::{Agent, fencing, home, lookup};
 use crate::fields;
-use crate::listener::{Protocol, partition_bits};
+use crate::listener::{MiddleboxKind, Protocol, partition_bits};
 
 pub(super) const DEFAULT_WEIGHT: u32 = 100;
 pub(super) const DEFAULT_PRIORITY: u32 = 100;
@@ -78,22 +79,52 @@ fn count_of(partition_bits: u8) -> u32 {
     if partition_bits == 0 { 0 } else { 1 << partition_bits }
 }
 
+/// What a box is, if it is one.
+pub(super) fn parse_middlebox(text: &str) -> Result<Option<MiddleboxKind>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let kind = MiddleboxKind::of_label(text);
+    kind.map(Some).ok_or_else(|| misuse(format!("`{text}` is no kind of box; there are forward and sniff")))
+}
+
+fn listener(request: &ServicePublishRequest) -> Result<Listener, Status> {
+    let allow = request.allow.clone();
+    if let Some(kind) = parse_middlebox(&request.middlebox)? {
+        let has_place = !request.listener.is_empty() || request.service_port.is_some() || !request.protocol.is_empty();
+        let asks_listeners = request.health.as_ref().is_some_and(|health| health.command.is_empty());
+        if has_place || asks_listeners {
+            return Err(misuse(
+                "a box listens nowhere: no address, port or protocol is given, and no check but a command",
+            ));
+        }
+        return Ok(Listener::of_box(kind, allow, Origin::Order));
+    }
+    Ok(Listener {
+        address: parse_address(&request.listener)?,
+        service_port: request.service_port.map(parse_port).transpose()?,
+        protocol: parse_protocol(&request.protocol)?,
+        allow,
+        middlebox: None,
+        origin: Origin::Order,
+        takes_both: false,
+    })
+}
+
+/// Whether boxes of this host can be passed.
+pub(super) fn check_forwarding(agent: &Agent, is_box: bool) -> Result<(), Status> {
+    if is_box && !agent.services.forwards() { Err(environment(NO_FORWARDING)) } else { Ok(()) }
+}
+
 fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, Status> {
     let may_command = health::may_command(&request);
     let request = request.into_inner();
-    let service_port = request.service_port.map(parse_port).transpose()?;
     let protocol = parse_protocol(&request.protocol)?;
     check_fence(request.fence, request.exclusive)?;
+    let listener = listener(&request)?;
     Ok(Publication {
         name: parse_name(&request.name)?,
-        listener: Listener {
-            address: parse_address(&request.listener)?,
-            service_port,
-            protocol,
-            allow: request.allow,
-            origin: Origin::Order,
-            takes_both: false,
-        },
+        listener,
         terms: Terms {
             weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
@@ -111,6 +142,7 @@ fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, S
 pub(super) fn publish(agent: &Agent, request: Request<ServicePublishRequest>) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
+    check_forwarding(agent, publication.listener.middlebox.is_some())?;
     lookup::deliverable(publication.listener.address, &agent.direct, agent.config().ranges()).map_err(misuse)?;
     blocking(|| {
         agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
@@ -214,7 +246,11 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
     let state = ["refused", "pending", "registered"]
         .into_iter()
         .find(|state| registrations.iter().any(|registration| registration.state == *state));
-    let flows = agent.core.0.with_sal(|sal, _| sal.flows().filter(|flow| prefix.contains(&flow.service)).count());
+    // A session that passes a box here has two.
+    let is_right_half =
+        |flow: &margay_core::FlowInfo| flow.chain.as_ref().is_some_and(|chain| chain.place == ChainPlace::Right);
+    let of_name = |flow: &margay_core::FlowInfo| flow.is_of(&prefix) && !is_right_half(flow);
+    let flows = agent.core.0.with_sal(|sal, _| sal.flows().filter(of_name).count());
     ServiceInfo {
         name: published.name.written().to_owned(),
         prefix: prefix.to_string(),
@@ -249,7 +285,7 @@ fn waiting_info(waiting: Waiting) -> WaitingInfo {
 fn listener_info(listener: &Listener) -> ListenerInfo {
     let allow = if listener.allow.is_empty() { vec!["authority".to_owned()] } else { listener.allow.clone() };
     ListenerInfo {
-        address: listener.address.to_string(),
+        address: if listener.middlebox.is_some() { String::new() } else { listener.address.to_string() },
         service_port: listener.service_port.map(u32::from),
         protocol: listener.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
         allow,
@@ -259,6 +295,7 @@ fn listener_info(listener: &Listener) -> ListenerInfo {
             Origin::Socket => "socket",
         }
         .to_owned(),
+        middlebox: listener.middlebox.map(MiddleboxKind::label).unwrap_or_default().to_owned(),
     }
 }
 
@@ -341,6 +378,7 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
     let virtual_v4 = blocking(|| agent.leases.lease(&name, Asker::Operator)).map_err(environment)?;
     let (rule, next_hop) = agent.core.0.with_sal(|sal, _| match sal.resolve(&id) {
         Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
+        Resolution::Box(..) => ("box", String::new()),
         Resolution::Forward(_, hop) if hop.address == SEGMENT => ("ask", "the segment".to_owned()),
         Resolution::Forward(_, hop) => ("forward", hop.address.to_string()),
         Resolution::Delay(_, resolver) => ("delay", agent.rules.resolvers.name_of(resolver)),

@@ -7,7 +7,7 @@ use margay_core::table::SERVICE_PORT;
 use tonic::Status;
 
 use super::service::{parse_name, parse_port, parse_protocol};
-use super::{environment, misuse};
+use super::{chain, environment, misuse};
 use crate::agent::{Agent, trace};
 use crate::listener::Protocol;
 
@@ -18,6 +18,7 @@ pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Re
     }
     let port = request.port.map(parse_port).transpose()?.unwrap_or(SERVICE_PORT);
     let protocol = parse_protocol(&request.protocol)?.unwrap_or(Protocol::Tcp);
+    let chain = chain::deciding(agent, &name.service_id(), protocol.number(), port);
     let question = Question {
         service: name.service_id(),
         protocol: protocol.number(),
@@ -36,5 +37,5 @@ pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Re
         }
     }
     let reached = hops.last().is_some_and(|hop| hop.act == "deliver");
-    Ok(TraceReply { name: name.written().to_owned(), hops, reached })
+    Ok(TraceReply { name: name.written().to_owned(), hops, reached, chain })
 }

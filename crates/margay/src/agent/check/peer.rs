@@ -129,7 +129,7 @@ fn own_way(agent: &Agent, name: &ServiceName) -> Option<Finding> {
         Resolution::Forward(rule, hop) if !hop.router && hop.address != SEGMENT => {
             Some(Finding::Ok(format!("{name}: rule {} of this host sends it to {}", rule.0, hop.address)))
         }
-        Resolution::Forward(..) | Resolution::Demux(..) | Resolution::None => None,
+        Resolution::Forward(..) | Resolution::Demux(..) | Resolution::Box(..) | Resolution::None => None,
     })
 }
 

@@ -276,6 +276,7 @@ fn errno_of(error: HandOverError) -> Errno {
     match error {
         HandOverError::NotOpen => Errno::ENOTCONN,
         HandOverError::NotTcp => Errno::EPROTONOSUPPORT,
+        HandOverError::Chained => Errno::EOPNOTSUPP,
         HandOverError::Here => Errno::EINVAL,
         HandOverError::Busy => Errno::EALREADY,
         HandOverError::Full { .. } => Errno::EBUSY,

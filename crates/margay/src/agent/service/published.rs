@@ -45,6 +45,11 @@ impl Published {
         }
     }
 
+    /// Whether sessions pass it instead of ending here.
+    pub fn is_box(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.middlebox.is_some())
+    }
+
     /// Its share now: nothing while it is drained or sick, and else what it is fit for.
     pub fn weight(&self) -> u32 {
         if self.is_drained { 0 } else { self.fitness.of(self.terms.weight) }

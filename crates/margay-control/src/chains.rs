@@ -1,0 +1,540 @@
+//! Which sessions go through which boxes, as an authority says: rules that routers sign, and that hosts go by
+//! (docs/decisions/0074).
+
+use std::ops::RangeInclusive;
+
+use margay_core::certificate::{CertificateKind, decode_chain, encode_chain, verify_delegation};
+use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Client, PolicyError, Requirement};
+use margay_core::key::VerifyingKey;
+use margay_core::key_revocation::KeyRevocation;
+use margay_core::name::{AUTHORITY_BITS, Name, NameError, Prefix, ServiceId, group_number};
+use prost::Message;
+
+use crate::api::v1::{PolicyChain, PolicyRequirement};
+use crate::keyring::Authority;
+use crate::lineage::Lineage;
+use crate::registration::proto;
+pub use crate::registration::proto::ChainRules;
+
+/// Encoded rules of one authority: with all around them they fit into one message to a host.
+const RULES_LEN_MAX: usize = 57_344;
+const CONTEXT: &[u8] = b"margay 2026 chains";
+/// Rules that were signed by a clock that is ahead by less are taken: others could not be replaced for long.
+const AHEAD_MAX_S: u64 = 24 * 60 * 60;
+const MS_PER_S: u64 = 1000;
+
+/// Rules that an authority has signed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedChains {
+    /// The authority's block.
+    pub authority: [u8; 8],
+    /// When, in milliseconds since 1970; of two, the later counts.
+    pub signed_ms: u64,
+    /// The key that has signed.
+    pub signer: VerifyingKey,
+    /// As they were signed, by whatever version: they are passed on so.
+    rules: Vec<u8>,
+    delegations: Vec<u8>,
+    signature: [u8; 64],
+}
+
+/// Why rules are none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RulesError {
+    /// A name.
+    #[error("{place}: {error}")]
+    Name {
+        /// Which rule.
+        place: String,
+        /// What is wrong.
+        error: NameError,
+    },
+    /// Something else of one rule.
+    #[error("{place}: {what}")]
+    Wrong {
+        /// Which rule.
+        place: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// They cannot be gone by.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Together they are too long.
+    #[error("the chains of one authority are {0} bytes long; at most {RULES_LEN_MAX} fit into a message to a host")]
+    Long(usize),
+}
+
+/// Why signed rules are not gone by.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Doubt {
+    /// Not of this format.
+    #[error("they are malformed")]
+    Malformed,
+    /// Not signed, or by a key that may not.
+    #[error("they are not signed by the authority, nor by a router that may sign for all of its services")]
+    Unsigned,
+    /// By a key that was taken back.
+    #[error("they are signed by a key that may sign for the authority no longer")]
+    Revoked,
+    /// From the future.
+    #[error("they were signed more than a day from now; check both clocks")]
+    Ahead,
+    /// They say what this version does not know.
+    #[error("they have words that this version does not know; update it")]
+    Newer,
+    /// They make no sense to this version.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+}
+
+impl SignedChains {
+    /// Signs rules, later than `before` was signed.
+    ///
+    /// # Errors
+    ///
+    /// The rules are none.
+    pub fn sign(by: &Authority, rules: &ChainRules, before: Option<&Self>, unix_ms: u64) -> Result<Self, RulesError> {
+        compile(rules, by.block())?;
+        let rules = rules.encode_to_vec();
+        let signed_ms = unix_ms.max(before.map_or(0, |before| before.signed_ms.saturating_add(1)));
+        let signature = by.key.sign(&signed_bytes(by.block(), signed_ms, &rules));
+        let delegations = by.delegations(CertificateKind::Service);
+        let delegations = if delegations.is_empty() { Vec::new() } else { encode_chain(delegations) };
+        Ok(Self { authority: by.block(), signed_ms, rules, signer: by.key.public(), delegations, signature })
+    }
+
+    /// As it is kept, and told to hosts.
+    pub fn encode(&self) -> Vec<u8> {
+        let encoded = proto::SignedChains {
+            authority: self.authority.to_vec(),
+            signed_unix_ms: self.signed_ms,
+            rules: self.rules.clone(),
+            signer: self.signer.0.to_vec(),
+            delegations: self.delegations.clone(),
+            signature: self.signature.to_vec(),
+        };
+        encoded.encode_to_vec()
+    }
+
+    /// From [`encode`](Self::encode).
+    ///
+    /// # Errors
+    ///
+    /// It is nothing of that kind.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Doubt> {
+        let read = proto::SignedChains::decode(bytes).map_err(|_| Doubt::Malformed)?;
+        Ok(Self {
+            authority: read.authority.try_into().map_err(|_| Doubt::Malformed)?,
+            signed_ms: read.signed_unix_ms,
+            rules: read.rules,
+            signer: VerifyingKey(read.signer.try_into().map_err(|_| Doubt::Malformed)?),
+            delegations: read.delegations,
+            signature: read.signature.try_into().map_err(|_| Doubt::Malformed)?,
+        })
+    }
+
+    /// When it was signed, in seconds since 1970.
+    pub const fn signed_s(&self) -> u64 {
+        self.signed_ms / MS_PER_S
+    }
+
+    /// The rules.
+    ///
+    /// # Errors
+    ///
+    /// They are none, or say more than this version knows: what it left out could be what a rule is not for.
+    pub fn rules(&self) -> Result<ChainRules, Doubt> {
+        let rules = ChainRules::decode(&self.rules[..]).map_err(|_| Doubt::Malformed)?;
+        if rules.encode_to_vec() == self.rules { Ok(rules) } else { Err(Doubt::Newer) }
+    }
+
+    /// The policy, if the authority whose keys are `line` has signed it: by a key that was believed at that time.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody goes by it.
+    pub fn policy(&self, line: &Lineage, unix_s: u64) -> Result<ChainPolicy, Doubt> {
+        let signed = signed_bytes(self.authority, self.signed_ms, &self.rules);
+        if line.authority != self.authority || !self.signer.verify(&signed, &self.signature) {
+            return Err(Doubt::Unsigned);
+        }
+        if self.signed_s() > unix_s.saturating_add(AHEAD_MAX_S) {
+            return Err(Doubt::Ahead);
+        }
+        let root = self.root(self.signed_s()).ok_or(Doubt::Unsigned)?;
+        if line.until_s(&root).is_none_or(|until_s| until_s < self.signed_s()) {
+            return Err(Doubt::Unsigned);
+        }
+        Ok(compile(&self.rules()?, self.authority)?)
+    }
+
+    /// The authority's key that the signature rests on.
+    fn root(&self, unix_s: u64) -> Option<VerifyingKey> {
+        if self.delegations.is_empty() {
+            return Some(self.signer);
+        }
+        let chain = decode_chain(&self.delegations).ok()?;
+        let root = chain.first()?.issuer;
+        let whole = Prefix::new(id_of(self.authority), AUTHORITY_BITS);
+        verify_delegation(&chain, (CertificateKind::Service, &whole), &root, &self.signer, unix_s).ok()?;
+        Some(root)
+    }
+
+    /// Whether a key that it rests on was taken back: what such a key has signed and was not known before is not taken.
+    pub fn is_by_any_of(&self, revoked: &[KeyRevocation]) -> bool {
+        let links = decode_chain(&self.delegations).unwrap_or_default();
+        let keys = links.iter().filter_map(|link| link.delegate).chain([self.signer]);
+        let is_revoked =
+            |key: VerifyingKey| revoked.iter().any(|known| known.authority == self.authority && known.key == key);
+        keys.into_iter().any(is_revoked)
+    }
+}
+
+fn id_of(authority: [u8; 8]) -> ServiceId {
+    let mut id = ServiceId::default();
+    id.0[..8].copy_from_slice(&authority);
+    id
+}
+
+fn signed_bytes(authority: [u8; 8], signed_ms: u64, rules: &[u8]) -> Vec<u8> {
+    [CONTEXT, &authority, &signed_ms.to_be_bytes(), rules].concat()
+}
+
+/// Which names are meant: a name, with its keys and partitions, or by `*.authority` all of an authority.
+fn services_of(text: &str) -> Result<Prefix, NameError> {
+    if let Some(authority) = text.strip_prefix("*.") {
+        let any: Name = format!("any.{authority}").parse()?;
+        return Ok(Prefix::new(any.service_id(), AUTHORITY_BITS));
+    }
+    let name: Name = text.parse()?;
+    Ok(if name.is_service() { name.service_prefix() } else { name.prefix() })
+}
+
+/// The rules as the core goes by them.
+///
+/// # Errors
+///
+/// What is wrong, and in which rule.
+pub fn compile(rules: &ChainRules, authority: [u8; 8]) -> Result<ChainPolicy, RulesError> {
+    let len = rules.encoded_len();
+    if len > RULES_LEN_MAX {
+        return Err(RulesError::Long(len));
+    }
+    for (at, chain) in rules.chains.iter().enumerate() {
+        if rules.chains[..at].iter().any(|earlier| earlier.name == chain.name) {
+            let place = place_of(chain);
+            return Err(RulesError::Wrong { place, what: "there is another one of this name".to_owned() });
+        }
+    }
+    let policy = ChainPolicy {
+        rules: rules.chains.iter().map(|chain| rule(chain, authority)).collect::<Result<_, _>>()?,
+        required: rules.required.iter().map(|one| requirement(one, authority)).collect::<Result<_, _>>()?,
+    };
+    policy.check()?;
+    for (written, required) in rules.required.iter().zip(&policy.required) {
+        can_be_met(written, required, &policy)?;
+    }
+    Ok(policy)
+}
+
+fn place_of(chain: &PolicyChain) -> String {
+    format!("chain `{}`", chain.name)
+}
+
+fn services(text: &str, place: &str, authority: [u8; 8]) -> Result<Prefix, RulesError> {
+    let prefix = services_of(text).map_err(|error| RulesError::Name { place: place.to_owned(), error })?;
+    if prefix.bits < AUTHORITY_BITS || prefix.id.authority() != authority {
+        let what = format!("`{text}` is no name of the authority that signs; each authority has its own chains");
+        return Err(RulesError::Wrong { place: place.to_owned(), what });
+    }
+    Ok(prefix)
+}
+
+/// Boxes may be those of other authorities.
+fn boxes(names: &[String], place: &str, may_be_left_out: bool) -> Result<Vec<BoxWanted>, RulesError> {
+    let wanted = |text: &String| {
+        let name: Name = text.parse().map_err(|error| RulesError::Name { place: place.to_owned(), error })?;
+        Ok(BoxWanted { name: name.written().to_owned(), service: name.service_id(), may_be_left_out })
+    };
+    names.iter().map(wanted).collect()
+}
+
+fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError> {
+    let place = place_of(chain);
+    let wrong = |what: String| RulesError::Wrong { place: place.clone(), what };
+    if chain.name.is_empty() {
+        return Err(wrong("it has no name; write one, by which errors call it".to_owned()));
+    }
+    let protocol = match chain.protocol.as_str() {
+        "" => None,
+        "tcp" => Some(6),
+        "udp" => Some(17),
+        other => return Err(wrong(format!("`{other}` is no protocol; it is tcp, udp, or both when left out"))),
+    };
+    let port = |number: u32| {
+        let port = u16::try_from(number).ok().filter(|port| *port != 0);
+        port.ok_or_else(|| wrong(format!("{number} is no port; it is 1 to 65535")))
+    };
+    let ports = match (chain.first_port, chain.last_port) {
+        (0, 0) => None,
+        (first, last) => Some(RangeInclusive::new(port(first)?, port(last)?)),
+    };
+    let client = |word: &String| client(word, authority).map_err(wrong);
+    Ok(ChainRule {
+        name: chain.name.clone(),
+        services: services(&chain.services, &place, authority)?,
+        protocol,
+        ports,
+        clients: chain.clients.iter().map(client).collect::<Result<_, _>>()?,
+        boxes: boxes(&chain.boxes, &place, chain.bypass)?,
+    })
+}
+
+fn client(word: &str, authority: [u8; 8]) -> Result<Client, String> {
+    match word.split_once(':') {
+        Some(("host", id)) => id
+            .parse()
+            .map(Client::Host)
+            .map_err(|error| format!("`{word}`: {error}; `margay id` on that host shows it")),
+        Some(("group", name)) if !name.is_empty() => Ok(Client::Group { authority, group: group_number(name) }),
+        _ => Err(format!("`{word}` is not host:<id> or group:<name>")),
+    }
+}
+
+fn requirement(one: &PolicyRequirement, authority: [u8; 8]) -> Result<Requirement, RulesError> {
+    let place = format!("what `{}` requires", one.services);
+    let wanted = boxes(&one.boxes, &place, false)?;
+    Ok(Requirement {
+        services: services(&one.services, &place, authority)?,
+        boxes: wanted.into_iter().map(|one| one.service).collect(),
+    })
+}
+
+/// Whether some session that goes by the rules is taken.
+fn can_be_met(written: &PolicyRequirement, required: &Requirement, policy: &ChainPolicy) -> Result<(), RulesError> {
+    let names_all =
+        |rule: &ChainRule| required.boxes.iter().all(|wanted| rule.boxes.iter().any(|one| one.service == *wanted));
+    let meets = |rule: &&ChainRule| rule.services.overlaps(&required.services) && names_all(rule);
+    if policy.rules.iter().any(|rule| meets(&rule)) {
+        return Ok(());
+    }
+    let place = format!("what `{}` requires", written.services);
+    let names = written.boxes.join(", ");
+    let what =
+        format!("no chain for it has all of {names}, so that it would take no session at all; write that chain, too");
+    Err(RulesError::Wrong { place, what })
+}
+
+/// The block of the authority whose names a rule is for.
+///
+/// # Errors
+///
+/// They are no names.
+pub fn authority_of(services: &str) -> Result<[u8; 8], NameError> {
+    services_of(services).map(|prefix| prefix.id.authority())
+}
+
+/// A chain as one line, for people.
+pub fn written(chain: &PolicyChain) -> String {
+    let mut words = vec![format!("{}: {}", chain.name, chain.services)];
+    words.extend((!chain.protocol.is_empty()).then(|| chain.protocol.clone()));
+    match (chain.first_port, chain.last_port) {
+        (0, 0) => {}
+        (first, last) if first == last => words.push(format!("port {first}")),
+        (first, last) => words.push(format!("ports {first}-{last}")),
+    }
+    words.extend((!chain.clients.is_empty()).then(|| format!("from {}", chain.clients.join(", "))));
+    if chain.boxes.is_empty() {
+        return words.join(" ") + " through no boxes";
+    }
+    let missing = if chain.bypass { ", or without those that nobody serves" } else { "" };
+    format!("{} through {}{missing}", words.join(" "), chain.boxes.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_core::key::SigningKey;
+    use margay_core::name::authority_block;
+    use margay_core::rng::Rng;
+    use margay_core::succession::Succession;
+
+    use super::*;
+    use crate::StateDir;
+    use crate::store::Store;
+    use crate::warrant::{Request, Warrant};
+
+    const NOW_S: u64 = 1_700_000_000;
+    const NOW_MS: u64 = NOW_S * MS_PER_S;
+
+    fn key(n: u8) -> SigningKey {
+        SigningKey::generate(&mut Rng::new([n; 32]))
+    }
+
+    fn authority(n: u8) -> Authority {
+        Authority { name: "shop".to_owned(), key: key(n), warrant: None, revoked: None, next: None }
+    }
+
+    fn chain(name: &str, services: &str, boxes: &[&str]) -> PolicyChain {
+        PolicyChain {
+            name: name.to_owned(),
+            services: services.to_owned(),
+            boxes: boxes.iter().map(ToString::to_string).collect(),
+            ..PolicyChain::default()
+        }
+    }
+
+    fn require(services: &str, boxes: &[&str]) -> PolicyRequirement {
+        let boxes = boxes.iter().map(ToString::to_string).collect();
+        PolicyRequirement { services: services.to_owned(), boxes }
+    }
+
+    fn rules(chains: &[PolicyChain], required: &[PolicyRequirement]) -> ChainRules {
+        ChainRules { chains: chains.to_vec(), required: required.to_vec() }
+    }
+
+    fn line(n: u8) -> (tempfile::TempDir, Lineage) {
+        let base = tempfile::tempdir().expect("a directory");
+        let store = Store::open(&StateDir::open(base.path().join("s")).expect("made")).expect("opened");
+        let line = Lineage::of(&store, authority_block("shop"), key(n).public());
+        (base, line)
+    }
+
+    fn sign(by: &Authority) -> SignedChains {
+        let rules = rules(&[chain("inspect", "web.shop", &["fw.shop"])], &[]);
+        SignedChains::sign(by, &rules, None, NOW_MS).expect("signed")
+    }
+
+    #[test]
+    fn rules_are_compiled_as_they_are_written() {
+        let mut first = chain("staff", "web.shop", &["fw.shop", "ids.infra"]);
+        first.clients = vec!["group:staff".to_owned(), "host:00112233445566778899aabbccddeeff".to_owned()];
+        first.protocol = "tcp".to_owned();
+        (first.first_port, first.last_port, first.bypass) = (80, 90, true);
+        let required = [require("*.shop", &["fw.shop"])];
+        let block = authority_block("shop");
+        let policy = compile(&rules(&[first, chain("rest", "*.Shop", &[])], &required), block).expect("right");
+        let one = &policy.rules[0];
+        assert_eq!((one.protocol, one.ports.clone(), one.clients.len()), (Some(6), Some(80..=90), 2));
+        assert_eq!(one.clients[0], Client::Group { authority: block, group: group_number("staff") });
+        assert!(one.boxes.iter().all(|one| one.may_be_left_out) && one.boxes[1].name == "ids.infra");
+        assert_eq!(policy.rules[1].services, Prefix::of_authority("shop"));
+        let web: Name = "web.shop/key:user42".parse().expect("literal");
+        assert!(one.services.contains(&web.service_id()), "keys of a service are meant with it");
+        assert_eq!(policy.required[0].services, Prefix::of_authority("shop"));
+    }
+
+    #[test]
+    fn a_chain_is_a_line_for_people() {
+        let mut one = chain("inspect", "web.shop", &["fw.shop", "ids.shop"]);
+        assert_eq!(written(&one), "inspect: web.shop through fw.shop, ids.shop");
+        one.protocol = "tcp".to_owned();
+        (one.first_port, one.last_port, one.bypass) = (80, 90, true);
+        one.clients = vec!["group:staff".to_owned()];
+        let wanted = "inspect: web.shop tcp ports 80-90 from group:staff through fw.shop, ids.shop, or without those \
+                      that nobody serves";
+        assert_eq!(written(&one), wanted);
+        assert_eq!(written(&chain("exempt", "*.shop", &[])), "exempt: *.shop through no boxes");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_rule() {
+        let says = |rules: &ChainRules| compile(rules, authority_block("shop")).expect_err("wrong").to_string();
+        let with = |act: &dyn Fn(&mut PolicyChain)| {
+            let mut one = chain("inspect", "web.shop", &["fw.shop"]);
+            act(&mut one);
+            rules(&[one], &[])
+        };
+        for (rules, wanted) in [
+            (with(&|one| one.services = "web shop".to_owned()), "chain `inspect`: "),
+            (with(&|one| one.services = "web.other".to_owned()), "no name of the authority"),
+            (with(&|one| one.boxes = vec!["fw".to_owned()]), "chain `inspect`: "),
+            (with(&|one| one.protocol = "icmp".to_owned()), "`icmp` is no protocol"),
+            (with(&|one| (one.first_port, one.last_port) = (0, 80)), "0 is no port"),
+            (with(&|one| (one.first_port, one.last_port) = (80, 70_000)), "70000 is no port"),
+            (with(&|one| (one.first_port, one.last_port) = (90, 80)), "for no port"),
+            (with(&|one| one.clients = vec!["staff".to_owned()]), "`staff` is not host:<id> or group:<name>"),
+            (with(&|one| one.clients = vec!["host:12".to_owned()]), "32 hexadecimal"),
+            (with(&|one| one.boxes = vec!["fw.shop".to_owned(); 2]), "twice"),
+            (with(&|one| one.boxes = vec!["web.shop".to_owned()]), "a loop"),
+            (with(&|one| one.name.clear()), "it has no name"),
+            (with(&|one| one.boxes = (0..9).map(|n| format!("b{n}.shop")).collect()), "has 9 boxes"),
+        ] {
+            assert!(says(&rules).contains(wanted), "{wanted}: {}", says(&rules));
+        }
+        let one = chain("inspect", "web.shop", &["fw.shop"]);
+        let twice = rules(&[one.clone(), chain("inspect", "mail.shop", &[])], &[]);
+        assert!(says(&twice).contains("another one of this name"));
+        let unmet = rules(std::slice::from_ref(&one), &[require("web.shop", &["ids.shop"])]);
+        assert!(says(&unmet).contains("no chain for it has all of ids.shop"), "{}", says(&unmet));
+        assert!(compile(&rules(&[one], &[require("web.shop", &["fw.shop"])]), authority_block("shop")).is_ok());
+        let long: Vec<_> =
+            (0..1000).map(|n| chain(&format!("{n}{}", "x".repeat(60)), &format!("s{n}.shop"), &[])).collect();
+        assert!(says(&rules(&long, &[])).contains("bytes long"));
+    }
+
+    #[test]
+    fn what_an_authority_has_signed_comes_back_and_counts() {
+        let (_base, line) = line(1);
+        let signed = sign(&authority(1));
+        let read = SignedChains::decode(&signed.encode()).expect("readable");
+        assert_eq!(read, signed);
+        assert_eq!(read.policy(&line, NOW_S).expect("signed").rules.len(), 1);
+        assert_eq!(sign(&authority(2)).policy(&line, NOW_S), Err(Doubt::Unsigned), "another's key");
+        let mut changed = signed.clone();
+        changed.signed_ms += 1;
+        assert_eq!(changed.policy(&line, NOW_S), Err(Doubt::Unsigned));
+        assert_eq!(signed.policy(&line, NOW_S - 2 * AHEAD_MAX_S), Err(Doubt::Ahead));
+        assert_eq!(SignedChains::decode(b"abc"), Err(Doubt::Malformed));
+        let again = SignedChains::sign(&authority(1), &ChainRules::default(), Some(&signed), 5).expect("signed");
+        assert!(again.signed_ms > signed.signed_ms, "a clock that was set back makes nothing older");
+    }
+
+    #[test]
+    fn a_router_signs_by_its_warrant_while_that_lasts_and_until_it_is_taken_back() {
+        let (_base, line) = line(1);
+        let Warrant::Authority(warrant) =
+            Request::new("shop", &key(7)).grant(&authority(1), NOW_S, 3600).expect("granted")
+        else {
+            panic!("it is an authority's");
+        };
+        let router = Authority { key: key(7), warrant: Some(warrant), ..authority(1) };
+        let signed = sign(&router);
+        assert!(SignedChains::decode(&signed.encode()).expect("readable").policy(&line, NOW_S + 7200).is_ok());
+        let rules = rules(&[], &[]);
+        let late = SignedChains::sign(&router, &rules, None, NOW_MS + 7_200_000).expect("signed");
+        assert_eq!(late.policy(&line, NOW_S + 7200), Err(Doubt::Unsigned), "the warrant has ended");
+        let revoked = |key| KeyRevocation::new(authority_block("shop"), key, u64::MAX, &self::key(1));
+        assert!(signed.is_by_any_of(&[revoked(key(7).public())]));
+        assert!(!signed.is_by_any_of(&[revoked(key(8).public())]));
+        let posing = Authority { key: key(8), ..router };
+        assert_eq!(sign(&posing).policy(&line, NOW_S), Err(Doubt::Unsigned), "another key's warrant");
+    }
+
+    #[test]
+    fn a_key_that_another_one_follows_signs_for_its_time() {
+        let base = tempfile::tempdir().expect("a directory");
+        let store = Store::open(&StateDir::open(base.path().join("s")).expect("made")).expect("opened");
+        let block = authority_block("shop");
+        let follows = Succession::new(block, &key(1), &key(2), NOW_S - 100, NOW_S - 10);
+        store.keep_succession(&follows, "shop", NOW_S).expect("kept");
+        let line = Lineage::of(&store, block, key(1).public());
+        assert_eq!(sign(&authority(1)).policy(&line, NOW_S), Err(Doubt::Unsigned));
+        assert!(sign(&authority(2)).policy(&line, NOW_S).is_ok());
+        let earlier = SignedChains::sign(&authority(1), &ChainRules::default(), None, NOW_MS - 20_000).expect("signed");
+        assert!(earlier.policy(&line, NOW_S).is_ok(), "it was trusted then");
+    }
+
+    #[test]
+    fn words_of_a_later_version_are_passed_on_and_not_gone_by() {
+        let (_base, line) = line(1);
+        let by = authority(1);
+        let mut newer = sign(&by);
+        // Field 15 of the rules, which nobody knows.
+        newer.rules.extend_from_slice(&[15 << 3, 1]);
+        newer.signature = by.key.sign(&signed_bytes(newer.authority, newer.signed_ms, &newer.rules));
+        let read = SignedChains::decode(&newer.encode()).expect("readable");
+        assert_eq!(read, newer);
+        assert_eq!(read.policy(&line, NOW_S), Err(Doubt::Newer));
+    }
+}

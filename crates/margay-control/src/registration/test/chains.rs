@@ -1,0 +1,79 @@
+//! Which sessions go through boxes, as hosts hear it.
+
+use super::*;
+use crate::api::v1::PolicyChain;
+use crate::chains::{ChainRules, SignedChains};
+use crate::keyring::Authority;
+use crate::store::{Marks, Row, SharedTable};
+
+const NOW_MS: u64 = NOW_S * 1000;
+
+fn rules(names: &[&str]) -> ChainRules {
+    let chain = |name: &&str| PolicyChain {
+        name: (*name).to_owned(),
+        services: format!("{name}.shop"),
+        boxes: vec!["fw.shop".to_owned()],
+        ..PolicyChain::default()
+    };
+    ChainRules { chains: names.iter().map(chain).collect(), required: Vec::new() }
+}
+
+fn authority(router: &Party) -> Authority {
+    router.keyring.authority("shop").expect("readable").expect("made")
+}
+
+/// As `margay policy apply` does.
+fn apply(router: &Party, by: &Authority, names: &[&str], ms: u64) {
+    let signed = SignedChains::sign(by, &rules(names), None, ms).expect("signed");
+    assert!(router.store.keep_chains(&signed, "shop", NOW_S).expect("written"));
+}
+
+/// Names of the chains that a host goes by.
+fn kept(host: &Party) -> Vec<String> {
+    let all = host.store.chains().expect("readable");
+    all.iter().flat_map(|signed| signed.rules().expect("known").chains).map(|chain| chain.name).collect()
+}
+
+#[tokio::test]
+async fn a_host_hears_of_chains_when_it_joins_and_whenever_they_change_and_keeps_them() {
+    let (router, at, host, home) = shop().await;
+    apply(&router, &authority(&router), &["web"], NOW_MS);
+    until("the first chains", || kept(&host) == ["web"]).await;
+    apply(&router, &authority(&router), &["web", "mail"], NOW_MS + 1);
+    until("other chains", || kept(&host) == ["web", "mail"]).await;
+    home.stop().await;
+    assert_eq!(kept(&host), ["web", "mail"], "without a router, too");
+    let (late, secret) = (party(3, "late"), router.token(1, 8, Vec::new()));
+    let home = late.join(&router, &at, Some(secret));
+    until("the chains of one that comes later", || kept(&late) == ["web", "mail"]).await;
+    apply(&router, &authority(&router), &[], NOW_MS + 2);
+    until("no chains any more", || kept(&late).is_empty()).await;
+    home.stop().await;
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_takes_chains_from_nobody_but_the_authority() {
+    let (router, at, host, home) = shop().await;
+    let (own, posing) = (authority(&router), party(7, "posing").keyring.create_authority("shop").expect("made"));
+    // Whatever is in the router's store is told.
+    let tell = |signed: &SignedChains| {
+        let row: Row = (SharedTable::Chains, signed.authority.to_vec(), Some(signed.encode()));
+        router.store.follow(&[row], Marks::default()).expect("written");
+    };
+    let sign = |by: &Authority, name: &str, ms| SignedChains::sign(by, &rules(&[name]), None, ms).expect("signed");
+    for bad in [sign(&posing, "posing", NOW_MS + 10), sign(&own, "ahead", NOW_MS + 3 * 86_400_000)] {
+        tell(&bad);
+        until("the router's looking", || at.shared.news.borrow().chains == [bad.clone()]).await;
+        for name in ["web.shop", "mail.shop"] {
+            home.register(registration(name, 100));
+            until("what is told with it", || state_of(&home, name) == "registered").await;
+        }
+    }
+    // Of what it had taken, this would not be the later one.
+    tell(&sign(&own, "web", NOW_MS));
+    until("the authority's word", || kept(&host) == ["web"]).await;
+    assert_eq!(home.state().phase, Phase::Connected, "the rest of what the router says counts");
+    home.stop().await;
+    at.stop().await;
+}

@@ -1,0 +1,222 @@
+//! What a responder makes of a SYN's chain, and what it asks of its neighbour: a box's host, or the client's.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use margay_wire::{BoxFlags, BoxRepr, ErrorCode, Flags, FlowId, Message};
+
+use super::proof::{Doubt, Origin, Signed, digest};
+use super::{ChainSetup, Chained, Middlebox, Place, is_for, service_of};
+use crate::flow::{Flow, Setup};
+use crate::key::HostId;
+use crate::name::ServiceId;
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::setup::{Arrival, Reply};
+use crate::table::{Action, Allow, Demux, RuleId};
+use crate::time::Instant;
+
+/// A SYN's chain as its receiver sees it.
+#[derive(Default)]
+pub(crate) struct Read {
+    pub chained: Option<Box<Chained>>,
+    /// Why the session is to be refused, where that is known before its sender is proved.
+    pub refusal: Option<ErrorCode>,
+}
+
+impl Read {
+    /// Whether a box is to see the session next.
+    pub fn is_at_box(&self) -> bool {
+        self.chained.as_ref().is_some_and(|chained| chained.is_left())
+    }
+}
+
+impl Sal {
+    /// A SYN with a chain that has come to a listener or to a box, or one without that has come to a box.
+    pub(crate) fn handle_chained(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        datagram: &[u8],
+        rule: RuleId,
+    ) -> Result<(), DropReason> {
+        let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
+        let (_, known) = self.table.get(rule).ok_or(DropReason::NoService)?;
+        let (demux, is_box) = match &known.action {
+            Action::Demux(demux) => (demux.clone(), false),
+            Action::Box(middlebox) => (listener_of(middlebox), true),
+            _ => return Err(DropReason::NoService),
+        };
+        self.table.note_use(now, rule);
+        let service = ServiceId(resolvable.service);
+        let reply =
+            Reply { is_copy: message.flags.contains(Flags::COPIED), ..self.reply_path(from, &resolvable, datagram) };
+        let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
+        let arrival = Arrival { message, service, reply, syn_len, nonce, app: None };
+        let is_alone = message.grant().is_none() && message.handover().is_none();
+        if is_alone && is_for(message.chain().as_ref(), &service, is_box) {
+            return self.respond(now, &arrival, &demux);
+        }
+        // A box takes nothing but sessions that go through it, and a listener is no box.
+        let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
+        let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
+        if let Some(known) = known.filter(|_| self.answers.take(now)) {
+            self.refuse_syn(&arrival, known, ErrorCode::Refused);
+        }
+        Err(DropReason::Unexpected)
+    }
+
+    /// Reads the chain of a SYN. A service that demands boxes refuses a session without them.
+    ///
+    /// # Errors
+    ///
+    /// The session was here already, or the message says two things.
+    pub(crate) fn read_chain(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival<'_>,
+        allow: &Allow,
+    ) -> Result<Read, DropReason> {
+        let session = arrival.message.session().ok_or(DropReason::Malformed)?;
+        let Some(chain) = arrival.message.chain() else {
+            let is_required = self.chains.policy.required_for(&arrival.service).next().is_some();
+            return Ok(Read { chained: None, refusal: is_required.then_some(ErrorCode::ChainRequired) });
+        };
+        let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
+        let (boxes, hosts): (Vec<BoxRepr>, Vec<HostId>) =
+            (chain.boxes().collect(), chain.hosts().map(HostId).collect());
+        let place = boxes.iter().position(BoxRepr::is_ahead).map_or(Place::Last, |at| Place::Left { at });
+        let mut origin = Origin::of(&chain);
+        if place == Place::Last && self.chains.has_heard(session.session) {
+            return Err(DropReason::Replayed);
+        }
+        let is_sound = hosts.last().copied().unwrap_or(origin.host_key.id()) == HostId(exchange.host_id);
+        if !is_sound || boxes.iter().any(is_left_out_unasked) {
+            return Err(DropReason::Malformed);
+        }
+        let destination = ServiceId(chain.destination());
+        let mut refusal = self.lacks_box(&destination, place, &boxes);
+        if refusal.is_none() && self.chains.early.take(now) {
+            let (protocol, port) = (session.protocol, session.service_port);
+            let signed = Signed { session: session.session, destination: &destination, protocol, port, boxes: &boxes };
+            let checked = self.check_origin(&origin, &signed, (&arrival.service, allow));
+            (origin.is_checked, refusal) = (checked.is_ok(), checked.err().map(Doubt::code));
+        }
+        // Whoever sent the first box's host the SYN is seen by that host alone.
+        let is_first = hosts.is_empty();
+        let seen = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
+        let client = if is_first { seen } else { session.client };
+        let port = session.service_port;
+        let seen = digest(&session, chain.as_bytes());
+        let setup = ChainSetup { client, port, origin, answer: None, failure: None, keeps_ack: false };
+        let setup = Some(Box::new(setup));
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, setup };
+        Ok(Read { chained: Some(Box::new(chained)), refusal })
+    }
+
+    /// Whether a session has not passed all the boxes that its service demands.
+    fn lacks_box(&self, destination: &ServiceId, place: Place, boxes: &[BoxRepr]) -> Option<ErrorCode> {
+        let has_passed = |wanted: &ServiceId| {
+            boxes.iter().any(|one| one.flags.contains(BoxFlags::PASSED) && service_of(one) == *wanted)
+        };
+        let lacks = place == Place::Last && !self.chains.policy.required_for(destination).all(has_passed);
+        lacks.then_some(ErrorCode::ChainRequired)
+    }
+
+    /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
+    /// on.
+    pub(crate) fn why_refused(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Option<ErrorCode> {
+        let flow = self.flows.get_mut(id)?;
+        let Setup::Responder(setup) = &flow.setup else { return None };
+        let (refusal, allow) = (setup.refusal, setup.allow.clone());
+        let (service, session, protocol) = (flow.service, flow.session, flow.app.protocol);
+        if refusal.is_some() {
+            return refusal;
+        }
+        let Some(chained) = flow.chain.take() else {
+            let is_allowed = self.is_allowed(association, &service, &allow);
+            return (!is_allowed).then_some(ErrorCode::NotAllowed);
+        };
+        let refusal = match &chained.setup {
+            _ if !is_neighbour => Some(ErrorCode::BadCertificate),
+            Some(setup) if !setup.origin.is_checked => {
+                let (destination, port, boxes) = (&service, setup.port, &chained.boxes[..]);
+                let signed = Signed { session, destination, protocol, port, boxes };
+                self.check_origin(&setup.origin, &signed, (&chained.asked, &allow)).err().map(Doubt::code)
+            }
+            _ => None,
+        };
+        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.place == Place::Last) {
+            let (unix_s, signed_s) = (self.unix_s(), setup.origin.time_s);
+            self.chains.note_heard(session, unix_s, signed_s);
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.chain = Some(chained);
+        }
+        refusal
+    }
+
+    /// Whether the proved sender of a session's ACK is who may have passed it on: the client's host, or a host that may
+    /// speak for the last box that it says the session has passed.
+    pub(crate) fn is_neighbour(&mut self, id: FlowId, association: u32, message: &Message<'_>) -> bool {
+        let Some((flow, sender)) = self.flows.get(id).zip(self.associations.get(association)) else { return false };
+        let Some(chained) = flow.chain.as_deref() else { return true };
+        if message.chain_seen() != Some(chained.seen) {
+            return false;
+        }
+        let (host, host_key) = (sender.host, sender.host_key);
+        let passed = chained.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::PASSED));
+        let Some((last, one)) = chained.hosts.last().zip(passed) else {
+            return chained.setup.as_ref().is_some_and(|setup| setup.origin.host_key == host_key);
+        };
+        let service = service_of(one);
+        let is_named = !one.flags.contains(BoxFlags::ADDED) || self.chains.policy.name_of_box(&service).is_some();
+        let required: Vec<&ServiceId> = self.chains.policy.required_for(&flow.service).collect();
+        let is_required = chained.place == Place::Last && !required.is_empty();
+        let is_among = !is_required || required.contains(&&service);
+        let (is_it, is_self) = (*last == host && is_named && is_among, sender.is_self());
+        if !is_it || is_self {
+            return is_it;
+        }
+        let chain = message.certificate().unwrap_or_default();
+        self.may_serve(&service, &host_key, chain).is_ok_and(|is_proved| is_proved || !is_required)
+    }
+
+    /// The certificates that show a neighbour that this host may speak for the box that the flow has passed here.
+    pub(crate) fn box_certificate(&self, flow: &Flow) -> Vec<u8> {
+        match flow.chain.as_deref() {
+            Some(Chained { place: Place::Right { at }, boxes, .. }) => {
+                boxes.get(*at).map(|one| self.certificate_for(&service_of(one))).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A box as a responder sees it. What it is given is no listener's.
+fn listener_of(middlebox: &Middlebox) -> Demux {
+    Demux {
+        listener: SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: None,
+        allow: middlebox.allow.clone(),
+    }
+}
+
+impl Doubt {
+    const fn code(self) -> ErrorCode {
+        match self {
+            Self::Unsigned => ErrorCode::BadCertificate,
+            Self::NotAllowed => ErrorCode::NotAllowed,
+        }
+    }
+}
+
+/// A box that was left out although whoever asked for it does not allow that.
+fn is_left_out_unasked(one: &BoxRepr) -> bool {
+    one.flags.contains(BoxFlags::LEFT_OUT) && !one.flags.contains(BoxFlags::MAY_BE_LEFT_OUT)
+}

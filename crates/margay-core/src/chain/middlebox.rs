@@ -1,0 +1,425 @@
+//! The two halves of a session on a box's host, and what joins them: the five-tuple of one is that of the other
+//! reversed.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{BoxFlags, ErrorCode, Extension, FlowId, KeyExchangeRepr, Kind};
+
+use super::first::Wanted;
+use super::proof::Answered;
+use super::{ChainSetup, Chained, Failure, Place};
+use crate::entry::{RemoveReason, Tuple};
+use crate::event::{Lifecycle, Role};
+use crate::flow::{Flow, Setup, seen};
+use crate::name::ServiceId;
+use crate::output::{AppVerdict, DropReason};
+use crate::packet::{AppPacket, tcp_flags};
+use crate::sal::Sal;
+use crate::segment::SEGMENT;
+use crate::setup::{Arrival, Draft, SETUP_TIMEOUT, Start, retry_after, sticky};
+use crate::surrogate::box_tuple;
+use crate::table::{Allow, Resolution};
+use crate::time::Instant;
+use crate::way::Sender;
+
+/// How long a box may keep a session's first packet.
+pub(crate) const BOX_PATIENCE: Duration = Duration::from_secs(1);
+/// A box's host gives the next one up so much before its own neighbour gives up: the reason comes back in time.
+const TELLING: Duration = Duration::from_millis(1000);
+const TCP: u8 = 6;
+
+/// What a box does with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BoxKind {
+    /// It lets them pass, or not.
+    Forward,
+    /// It looks at them.
+    Sniff,
+}
+
+/// A box on this host: what the kernel does with packets that come in by `sal0` and leave by `sal0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Middlebox {
+    /// What it does.
+    pub kind: BoxKind,
+    /// Whose sessions it takes.
+    pub allow: Allow,
+}
+
+impl Sal {
+    /// The other half of a session that passes a box here.
+    pub(crate) fn other_half(&self, flow: &Flow) -> Option<FlowId> {
+        let chained = flow.chain.as_deref().filter(|chained| chained.is_at_box())?;
+        let other = self.flows.by_tuple(&flow.app.reversed()).and_then(|id| self.flows.get(id))?;
+        let theirs = other.chain.as_deref().filter(|theirs| theirs.is_at_box())?;
+        (other.session == flow.session && theirs.is_left() != chained.is_left()).then_some(other.id)
+    }
+
+    /// The five-tuple of a left half: what its box sees, reversed. `None`: no address of this host stands for the name
+    /// yet, or none is free.
+    pub(crate) fn left_tuple(&mut self, arrival: &Arrival<'_>, protocol: u8, client: SocketAddr) -> Option<Tuple> {
+        let (chain, session) = arrival.message.chain().zip(arrival.message.session())?;
+        let destination = ServiceId(chain.destination());
+        let own_family = self.stands_for(&destination, client.is_ipv4());
+        if own_family.is_none() && self.chains.want_lease(destination, client.is_ipv4()) {
+            return None;
+        }
+        let address = own_family.or_else(|| self.stands_for(&destination, !client.is_ipv4()))?;
+        let random = self.rng.u32();
+        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.is_taken(&tuple.reversed());
+        let service = SocketAddr::new(address, session.service_port);
+        box_tuple(protocol, client, service, self.own(), random, taken)
+    }
+
+    /// The virtual address of this host that stands for a name.
+    fn stands_for(&self, service: &ServiceId, is_v4: bool) -> Option<IpAddr> {
+        let leased = self.chains.leases.get(&(*service, is_v4)).copied();
+        let computed = || IpAddr::V6(self.config.ranges.virtual_v6(service));
+        leased.or_else(|| (!is_v4 && crate::name::is_computable(service)).then(computed))
+    }
+
+    /// Gives a session's first packet to the box; one that is not in the SYN comes later, and the session goes on
+    /// without.
+    pub(crate) fn show_box(&mut self, now: Instant, id: FlowId, first: Option<Vec<u8>>) -> Result<(), DropReason> {
+        self.flows.set_deadline(id, Some(now + BOX_PATIENCE));
+        let protocol = self.flows.get(id).map_or(0, |flow| flow.app.protocol);
+        match first {
+            Some(first) => {
+                self.queue.inject(first);
+                Ok(())
+            }
+            None if protocol == TCP => Err(DropReason::Malformed),
+            None => self.begin_right(now, id, None),
+        }
+    }
+
+    /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
+    /// right half. `None`: it is nothing that a box was given.
+    pub(crate) fn come_out(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
+        let left = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id))?;
+        let id = left.chain.as_ref().filter(|chained| chained.is_left()).map(|_| left.id)?;
+        let is_first = !packet.is_tcp() || packet.is_tcp_syn();
+        if !matches!(left.setup, Setup::Responder(_)) {
+            // Its right half is gone, or was never taken up by this start of the agent.
+            self.end_half(id, RemoveReason::PeerFailed);
+            return Some(AppVerdict::Drop(DropReason::UnknownFlow));
+        }
+        if !is_first {
+            return Some(AppVerdict::Drop(DropReason::Unexpected));
+        }
+        Some(self.begin_right(now, id, Some(packet)).map_or_else(AppVerdict::Drop, |()| AppVerdict::Consumed))
+    }
+
+    /// Begins the right half of a session, with what has come out of the box. `None`: the first packet comes later.
+    fn begin_right(&mut self, now: Instant, left: FlowId, packet: Option<&AppPacket<'_>>) -> Result<(), DropReason> {
+        let (mut flow, wanted) = self.right_of(now, left).ok_or(DropReason::Unexpected)?;
+        if self.flows.len() >= self.config.limits.flows {
+            self.refuse_left(left, ErrorCode::Overloaded, 0);
+            return Err(DropReason::Full);
+        }
+        let nonce = self.rng.u64();
+        let (asked, number) = (flow.asked(), sticky(flow.id, nonce));
+        let (next_hop, beside) = match self.pick(&asked, number, wanted.protocol, wanted.port, Sender::Own) {
+            Resolution::Forward(rule, hop) => {
+                let address = hop.address;
+                let beside = self.note_own(rule);
+                let heard = if address == SEGMENT { self.hop_by_notice(now, &asked, number) } else { None };
+                (heard.unwrap_or(address), beside)
+            }
+            Resolution::Demux(rule, _) | Resolution::Box(rule, _) => {
+                self.table.note_use(now, rule);
+                (self.loopback(), Vec::new())
+            }
+            Resolution::Delay(rule, resolver) => {
+                let packet = packet.ok_or(DropReason::NoService)?;
+                return match self.delay_own(now, asked, packet, (rule, resolver)) {
+                    AppVerdict::Drop(reason) => Err(reason),
+                    AppVerdict::Consumed | AppVerdict::Forward(_) => Ok(()),
+                };
+            }
+            Resolution::None if self.is_awaited(now, &asked) => return Err(DropReason::Awaited),
+            Resolution::None | Resolution::Drop(_) => {
+                let at = flow.chain.as_ref().and_then(|chained| chained.next_box()).map_or(0, |at| at as u8 + 1);
+                self.refuse_left(left, ErrorCode::NoService, at);
+                return Err(DropReason::NoService);
+            }
+        };
+        if self.flows.get(left).is_some_and(|left| left.has(seen::SECURE)) {
+            flow.seen |= seen::SECURE;
+        }
+        let id = flow.id;
+        let first = packet.map(|packet| packet.whole.to_vec()).unwrap_or_default();
+        self.start_setup(now, flow, Start::of(nonce, next_hop, beside, first));
+        if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+            setup.give_up = setup.give_up.min(now + SETUP_TIMEOUT.saturating_sub(TELLING));
+        }
+        Ok(())
+    }
+
+    /// The right half of a left one, before it is begun.
+    fn right_of(&mut self, now: Instant, left: FlowId) -> Option<(Flow, Wanted)> {
+        let id = self.fresh_flow_id();
+        let own = self.host_id();
+        let left = self.flows.get(left)?;
+        let chained = left.chain.as_deref()?;
+        let Place::Left { at } = chained.place else { return None };
+        let known = chained.setup.as_deref()?;
+        let (mut boxes, mut hosts) = (chained.boxes.clone(), chained.hosts.clone());
+        boxes.get_mut(at)?.flags |= BoxFlags::PASSED;
+        hosts.push(own);
+        let setup = ChainSetup {
+            client: known.client,
+            port: known.port,
+            origin: known.origin.clone(),
+            answer: None,
+            failure: None,
+            keeps_ack: true,
+        };
+        let mut flow = Flow::new(id, left.session, left.service, Role::Initiator, left.app.reversed(), now);
+        let wanted = Wanted { destination: left.service, protocol: left.app.protocol, port: known.port };
+        let (asked, place, setup) = (left.service, Place::Right { at }, Some(Box::new(setup)));
+        let mut right = Chained { asked, place, boxes, hosts, seen: [0; 32], setup };
+        self.leave_unserved_out(&mut right, wanted);
+        flow.chain = Some(Box::new(right));
+        Some((flow, wanted))
+    }
+
+    /// A half-open left half has said or been given something else than what it waits for: of the box, since the next
+    /// host has not answered.
+    pub(crate) fn box_packet(&mut self, id: FlowId, packet: &AppPacket<'_>) -> Result<(), DropReason> {
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else {
+            return Err(DropReason::Unexpected);
+        };
+        let number = at as u8 + 1;
+        let is_answered = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref()?.answer.as_ref()).is_some();
+        if packet.tcp_flags() & tcp_flags::RST != 0 {
+            self.refuse_left(id, ErrorCode::BoxRefused, number);
+        } else if !packet.is_tcp_syn_ack() {
+            return Err(DropReason::Unexpected);
+        } else if is_answered {
+            if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup)
+                && setup.syn.take().is_some()
+            {
+                self.answer(id, packet.whole, None);
+            }
+        } else {
+            self.refuse_left(id, ErrorCode::BoxAnswered, number);
+        }
+        Ok(())
+    }
+
+    /// The box has refused what it was given by an ICMP error. False where the flow is none that a box was given.
+    pub(crate) fn box_refused(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(id).filter(|flow| matches!(flow.setup, Setup::Responder(_))) else {
+            return false;
+        };
+        let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else { return false };
+        self.refuse_left(id, ErrorCode::BoxRefused, at as u8 + 1);
+        true
+    }
+
+    /// Refuses a session at its left half; `at`: the box that it is about, from 1; 0: none.
+    pub(crate) fn refuse_left(&mut self, left: FlowId, code: ErrorCode, at: u8) {
+        if self.flows.get(left).is_none_or(|flow| !matches!(flow.setup, Setup::Responder(_))) {
+            return self.end_half(left, RemoveReason::PeerFailed);
+        }
+        if let Some(setup) = self.chain_setup(left) {
+            setup.failure = Some(Failure { code, at });
+        }
+        self.counters.chains_refused += 1;
+        self.answer(left, &[], Some(code));
+        self.drop_half_open(left);
+    }
+
+    /// The initiator of a left half could not read its answer, and asks for a full handshake. The right half stays: the
+    /// next host has the session already. False where the flow is no left half.
+    pub(crate) fn supersede_left(&mut self, id: FlowId, arrival: &Arrival<'_>, exchange: &KeyExchangeRepr<'_>) -> bool {
+        let association = self.associations.fresh_id(&mut self.rng);
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        let Some(chained) = flow.chain.as_ref().filter(|chained| chained.is_left()) else { return false };
+        let has_answer = chained.setup.as_ref().is_some_and(|setup| setup.answer.is_some());
+        let is_tcp = flow.app.protocol == TCP;
+        let Setup::Responder(setup) = &mut flow.setup else { return false };
+        flow.association = 0;
+        setup.association = association;
+        setup.initiator_association = exchange.assoc_id;
+        setup.message_1 = exchange.message.to_vec();
+        (setup.handshake, setup.shown_by) = (None, None);
+        (setup.reply, setup.syn_len) = (arrival.reply, arrival.syn_len);
+        match setup.app_answer.clone() {
+            Some(answer) => self.answer(id, &answer, None),
+            None if has_answer && !is_tcp => self.answer(id, &[], None),
+            None => {}
+        }
+        true
+    }
+
+    /// A left half's time is over: the box has kept the first packet, or nobody has answered.
+    pub(crate) fn left_due(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else { return };
+        let until = flow.since + SETUP_TIMEOUT;
+        match self.other_half(flow) {
+            None => self.refuse_left(id, ErrorCode::BoxSilent, at as u8 + 1),
+            Some(_) if now < until => self.flows.set_deadline(id, Some(until)),
+            Some(_) => self.drop_half_open(id),
+        }
+    }
+
+    /// The next host has answered a right half, whose ACK waits for the left one's client. What TCP answers goes
+    /// through the box; of a datagram service nothing does.
+    pub(crate) fn right_answered(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.app.protocol != TCP) else { return };
+        if let Some(left) = self.other_half(flow) {
+            self.answer(left, &[], None);
+        }
+    }
+
+    /// What a session's first agent needs no more.
+    pub(crate) fn forget_chain_setup(&mut self, id: FlowId) {
+        if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
+            chained.setup = None;
+        }
+    }
+
+    /// Whether a flow's ACK is not to be sent yet.
+    pub(crate) fn keeps_ack(&self, id: FlowId) -> bool {
+        let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
+        chained.and_then(|chained| chained.setup.as_deref()).is_some_and(|setup| setup.keeps_ack)
+    }
+
+    /// The client of a left half is proved: the right half's ACK goes now.
+    pub(crate) fn left_proved(&mut self, now: Instant, left: FlowId) {
+        let Some(flow) = self.flows.get_mut(left) else { return };
+        let Some(chained) = flow.chain.as_mut() else { return };
+        if let Some(answered) = chained.setup.take().and_then(|setup| setup.answer) {
+            (chained.boxes, chained.hosts) = (answered.boxes, answered.hosts);
+        }
+        let Some(flow) = self.flows.get(left) else { return };
+        let Some(right) = self.other_half(flow) else { return };
+        let Some(flow) = self.flows.get_mut(right) else { return };
+        if let Some(chained) = &mut flow.chain {
+            chained.setup = None;
+        }
+        let Setup::Late(late) = &mut flow.setup else { return };
+        let is_first_contact = !late.ack.is_empty();
+        (late.retries, late.give_up) = (1, now + SETUP_TIMEOUT);
+        self.flows.set_deadline(right, Some(now + retry_after(0)));
+        self.send_ack_again(right);
+        self.prepare_pinhole(now, right, is_first_contact);
+        self.counters.chains_joined += 1;
+    }
+
+    /// A right half could not be set up: the left one is refused, and the reason goes back to the first agent.
+    pub(crate) fn right_failed(&mut self, flow: &Flow, code: ErrorCode) {
+        let Some(left) = self.other_half(flow) else { return };
+        let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
+        let failure = setup.and_then(|setup| setup.failure).unwrap_or(Failure { code, at: 0 });
+        self.refuse_left(left, failure.code, failure.at);
+    }
+
+    /// The listener behind a right half says nothing; neither does the left one's.
+    pub(crate) fn right_is_silent(&mut self, id: FlowId) {
+        let left = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        if let Some(left) = left {
+            self.answer(left, &[], Some(ErrorCode::ListenerSilent));
+        }
+    }
+
+    /// One half of a session is gone, and not by what passed through the box: so is the other one, and its peer is
+    /// told.
+    pub(crate) fn end_other_half(&mut self, flow: &Flow, reason: RemoveReason) {
+        let ended_in_band = matches!(reason, RemoveReason::Closed | RemoveReason::Reset) && flow.app.protocol == TCP;
+        if ended_in_band {
+            return;
+        }
+        if let Some(other) = self.other_half(flow) {
+            self.end_half(other, reason);
+        }
+    }
+
+    /// The same of a half that is still in the table, and waits for its TCP's numbers.
+    pub(crate) fn end_half_beside(&mut self, id: FlowId, reason: RemoveReason) {
+        let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        other.into_iter().for_each(|other| self.end_half(other, reason));
+    }
+
+    fn end_half(&mut self, id: FlowId, reason: RemoveReason) {
+        let Some(flow) = self.flows.get(id) else { return };
+        match (&flow.setup, flow.lifecycle) {
+            (Setup::Responder(_), _) => self.refuse_left(id, ErrorCode::NoAnswer, 0),
+            (Setup::Initiator(_), _) => {
+                self.take_flow(id);
+            }
+            (Setup::Late(_), _) if self.keeps_ack(id) => self.take_back(id),
+            (_, Lifecycle::Established | Lifecycle::HalfClosed) => {
+                self.say_fail(id, ErrorCode::Closed);
+                self.fail_flow(self.now, id, reason);
+            }
+            (_, Lifecycle::Connecting | Lifecycle::Closed | Lifecycle::TimedOut) => {}
+        }
+    }
+
+    /// A left half that was never proved is gone: its right half goes with it, before the peer has been told anything.
+    pub(crate) fn forget_right(&mut self, left: &Flow) {
+        let Some(right) = self.other_half(left) else { return };
+        match self.flows.get(right).map(|flow| &flow.setup) {
+            Some(Setup::Initiator(_)) => {
+                self.take_flow(right);
+            }
+            Some(Setup::Late(_)) => self.take_back(right),
+            _ => {}
+        }
+    }
+
+    /// The next host has answered a right half, and is told that nothing comes of it.
+    fn take_back(&mut self, right: FlowId) {
+        let Some(flow) = self.flows.get(right) else { return };
+        let Setup::Late(late) = &flow.setup else { return };
+        let (association, message_3) = (flow.association, late.ack.clone());
+        let host_id = self.host_id().0;
+        let exchange = KeyExchangeRepr { host_id, assoc_id: association, message: &message_3 };
+        let is_new = !message_3.is_empty();
+        let extensions = [Extension::KeyExchange(exchange)];
+        let mut draft = Draft::new(Kind::Rst, flow.peer_flow, right);
+        draft.extensions = if is_new { &extensions } else { &[] };
+        self.seal_and_send(association, draft);
+        self.remove_flow(right, RemoveReason::Unproved);
+        // The next host keeps none, either.
+        if is_new && self.associations.get(association).is_some_and(|association| association.flows == 0) {
+            self.associations.remove(association);
+        }
+    }
+
+    /// CHAIN of a SYN-ACK: of the last host, what it signs; of a box's host, what the last one has signed.
+    pub(crate) fn chain_answer(&self, id: FlowId, certificate: &[u8], error: Option<ErrorCode>) -> Option<Vec<u8>> {
+        let flow = self.flows.get(id)?;
+        let chained = flow.chain.as_deref()?;
+        let setup = chained.setup.as_deref()?;
+        match (error, chained.place) {
+            (Some(_), _) => setup.failure?.write(&flow.service, &chained.boxes, &chained.hosts),
+            (None, Place::Last) => {
+                let answered = Answered {
+                    host_key: self.config.host_key.public(),
+                    signature: self.sign_answer(flow.session, &flow.service, &setup.origin),
+                    certificates: certificate.to_vec(),
+                    boxes: chained.boxes.clone(),
+                    hosts: chained.hosts.clone(),
+                };
+                answered.write(&flow.service, certificate)
+            }
+            (None, _) => setup.answer.as_ref()?.write(&flow.service, certificate),
+        }
+    }
+
+    /// CHAIN of a SYN.
+    pub(crate) fn chain_of_syn(&self, flow: &Flow) -> Option<Vec<u8>> {
+        let chained = flow.chain.as_deref()?;
+        chained.setup.as_deref()?.origin.write(&flow.service, &chained.boxes, &chained.hosts)
+    }
+}

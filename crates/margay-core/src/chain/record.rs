@@ -1,0 +1,198 @@
+//! A flow's chain in a form that leaves the core: for lists, and for the next start of the agent.
+//!
+//! ```text
+//!  0 place (1 first, 2 left, 3 right, 4 last) | 1 the box here, from 0 | 2 boxes | 3 zero
+//!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out) | 13 zero (3) | 16 host-ID, zero where none
+//! ```
+
+use alloc::vec::Vec;
+
+use margay_wire::{BOXES_MAX, BoxFlags, BoxRepr};
+
+use super::{Chained, Place, head_of, service_of};
+use crate::key::HostId;
+use crate::name::ServiceId;
+
+const HEAD_LEN: usize = 4;
+const BOX_LEN: usize = 32;
+const PASSED: u8 = 1;
+const LEFT_OUT: u8 = 2;
+
+/// Where in the chain a flow is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainPlace {
+    /// From the client's host to the first box.
+    First,
+    /// From the host before, to a box of this host.
+    Left,
+    /// From a box of this host, to the next host.
+    Right,
+    /// From the last box to the server's host.
+    Last,
+}
+
+const PLACES: [(ChainPlace, u8); 4] =
+    [(ChainPlace::First, 1), (ChainPlace::Left, 2), (ChainPlace::Right, 3), (ChainPlace::Last, 4)];
+
+/// A box of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassedBox {
+    /// Its name.
+    pub service: ServiceId,
+    /// Where the session has passed it; `None`: it has not, or not yet.
+    pub host: Option<HostId>,
+    /// Nobody served it, and the session goes on without it.
+    pub is_left_out: bool,
+}
+
+/// The chain of a flow's session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainRecord {
+    /// Where in it the flow is.
+    pub place: ChainPlace,
+    /// Of a flow at a box: which, from 0; otherwise 0.
+    pub at: u8,
+    /// All boxes in order.
+    pub boxes: Vec<PassedBox>,
+}
+
+impl ChainRecord {
+    pub(crate) fn of(chained: &Chained) -> Self {
+        let mut hosts = chained.hosts.iter();
+        let passed = |one: &BoxRepr| PassedBox {
+            service: service_of(one),
+            host: if one.flags.contains(BoxFlags::PASSED) { hosts.next().copied() } else { None },
+            is_left_out: one.flags.contains(BoxFlags::LEFT_OUT),
+        };
+        let boxes = chained.boxes.iter().map(passed).collect();
+        let (place, at) = match chained.place {
+            Place::First => (ChainPlace::First, 0),
+            Place::Left { at } => (ChainPlace::Left, at),
+            Place::Right { at } => (ChainPlace::Right, at),
+            Place::Last => (ChainPlace::Last, 0),
+        };
+        // A chain has eight boxes at most.
+        Self { place, at: at as u8, boxes }
+    }
+
+    /// The name of the box of this host that the flow comes to, or leaves.
+    pub fn box_here(&self) -> Option<ServiceId> {
+        let is_at_box = matches!(self.place, ChainPlace::Left | ChainPlace::Right);
+        self.boxes.get(usize::from(self.at)).filter(|_| is_at_box).map(|one| one.service)
+    }
+
+    /// The chain of a flow that is set up. `destination`: what its session is for.
+    pub(crate) fn to_chained(&self, destination: ServiceId) -> Chained {
+        let at = usize::from(self.at);
+        let (place, asked) = match self.place {
+            ChainPlace::First => (Place::First, self.boxes.iter().find(|one| one.host.is_some())),
+            ChainPlace::Left => (Place::Left { at }, self.boxes.get(at)),
+            ChainPlace::Right => (Place::Right { at }, self.boxes.iter().skip(at + 1).find(|one| one.host.is_some())),
+            ChainPlace::Last => (Place::Last, None),
+        };
+        let repr = |one: &PassedBox| {
+            let mut flags = BoxFlags::empty();
+            flags.set(BoxFlags::PASSED, one.host.is_some());
+            flags.set(BoxFlags::LEFT_OUT, one.is_left_out && one.host.is_none());
+            BoxRepr { service: head_of(&one.service), flags }
+        };
+        Chained {
+            asked: asked.map_or(destination, |one| one.service),
+            place,
+            boxes: self.boxes.iter().map(repr).collect(),
+            hosts: self.boxes.iter().filter_map(|one| one.host).collect(),
+            seen: [0; 32],
+            setup: None,
+        }
+    }
+
+    /// Bytes of the record.
+    pub(crate) fn len(&self) -> usize {
+        HEAD_LEN + BOX_LEN * self.boxes.len().min(BOXES_MAX)
+    }
+
+    /// The bytes. Boxes beyond [`BOXES_MAX`] are left out; no chain has so many.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let boxes = &self.boxes[..self.boxes.len().min(BOXES_MAX)];
+        let place = PLACES.iter().find(|(place, _)| *place == self.place).map_or(0, |(_, number)| *number);
+        let mut out = alloc::vec![place, self.at, boxes.len() as u8, 0];
+        for one in boxes {
+            let flags = if one.host.is_some() { PASSED } else { 0 } | if one.is_left_out { LEFT_OUT } else { 0 };
+            out.extend_from_slice(&head_of(&one.service));
+            out.extend_from_slice(&[flags, 0, 0, 0]);
+            out.extend_from_slice(&one.host.map_or([0; 16], |host| host.0));
+        }
+        out
+    }
+
+    /// Reads a record from the start of `bytes`; `None` where there is none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let [place, at, count, zero] = *bytes.first_chunk::<HEAD_LEN>()?;
+        let place = PLACES.iter().find(|(_, number)| *number == place)?.0;
+        let count = usize::from(count);
+        let is_sound = zero == 0 && (1..=BOXES_MAX).contains(&count) && usize::from(at) < count;
+        let boxes = bytes.get(HEAD_LEN..HEAD_LEN + BOX_LEN * count).filter(|_| is_sound)?;
+        let boxes = boxes.chunks_exact(BOX_LEN).map(decode_box).collect::<Option<_>>()?;
+        Some(Self { place, at, boxes })
+    }
+}
+
+fn decode_box(bytes: &[u8]) -> Option<PassedBox> {
+    let (name, rest) = bytes.split_first_chunk::<12>()?;
+    let (flags, host) = rest.split_first_chunk::<4>()?;
+    let host: [u8; 16] = host.try_into().ok()?;
+    let is_sound = flags[0] <= (PASSED | LEFT_OUT) && flags[1..] == [0; 3];
+    let is_passed = flags[0] & PASSED != 0;
+    let is_one_form = is_passed || host == [0; 16];
+    let service = service_of(&BoxRepr { service: *name, flags: BoxFlags::empty() });
+    let host = is_passed.then_some(HostId(host));
+    (is_sound && is_one_form).then_some(PassedBox { service, host, is_left_out: flags[0] & LEFT_OUT != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Name;
+
+    fn one(name: &str, host: Option<u8>, is_left_out: bool) -> PassedBox {
+        let service = name.parse::<Name>().expect("literal").service_id();
+        PassedBox { service, host: host.map(|host| HostId([host; 16])), is_left_out }
+    }
+
+    fn record(place: ChainPlace) -> ChainRecord {
+        let boxes =
+            alloc::vec![one("fw.shop", Some(1), false), one("log.shop", None, true), one("ids.shop", Some(2), false)];
+        ChainRecord { place, at: 0, boxes }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        for (place, _) in PLACES {
+            let record = record(place);
+            let bytes = record.encode();
+            assert_eq!(bytes.len(), record.len());
+            assert_eq!(ChainRecord::decode(&bytes), Some(record.clone()));
+            assert!((0..bytes.len()).all(|len| ChainRecord::decode(&bytes[..len]).is_none()));
+            for (at, value) in [(0, 0), (0, 5), (1, 3), (2, 0), (2, 9), (3, 1), (16, 4), (17, 1), (48 + 16, 1)] {
+                let mut other = bytes.clone();
+                other[at] = value;
+                assert_ne!(ChainRecord::decode(&other), Some(record.clone()), "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flow_that_is_taken_up_again_knows_what_it_asked_for() {
+        let web = "web.shop".parse::<Name>().expect("literal").service_id();
+        let [fw, ids] = ["fw.shop", "ids.shop"].map(|name| name.parse::<Name>().expect("literal").service_id());
+        for (place, asked) in
+            [(ChainPlace::First, fw), (ChainPlace::Left, fw), (ChainPlace::Right, ids), (ChainPlace::Last, web)]
+        {
+            let chained = record(place).to_chained(web);
+            assert_eq!(chained.asked, asked, "{place:?}");
+            let is_at_box = matches!(place, ChainPlace::Left | ChainPlace::Right);
+            assert_eq!(record(place).box_here(), is_at_box.then_some(fw), "{place:?}");
+            assert_eq!(ChainRecord::of(&chained), record(place));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `chain-attacks`: who has a box, or none, and wants more than that: a box's host that connects as if it were a
+//! client, a box that answers in the server's place, a host that serves a box without a right to. What is said on the
+//! wire is attacked in the simulator.
+
+use std::path::Path;
+
+use anyhow::{Result, bail, ensure};
+
+use super::{PORT, ZONE, apply, await_reason, build, chain, count_sessions, serve, sessions, watch};
+use crate::agent::{self, Agents, margay};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::program::wait_for;
+use crate::report::Limit::{Below, Exactly};
+use crate::report::{Bound, bound};
+use crate::scenario::{Findings, Scenario, pair};
+use crate::server;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "chain-attacks",
+    summary: "boxes that pose as clients or as servers, and hosts that serve boxes without a right to",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 4] = [
+    bound("accepted", Exactly(0.0)),
+    bound("honest_failed", Exactly(0.0)),
+    bound("error_ms_max", Below(2500.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+const TRIES: u64 = 10;
+const NAME: &str = "web.shop";
+
+#[derive(Default)]
+struct Tally {
+    accepted: f64,
+    honest_failed: f64,
+    error_ms: f64,
+}
+
+impl Tally {
+    fn honest(&mut self, host: &Host, findings: &mut Findings) -> Result<()> {
+        let outcome = server::attempt(host, &format!("{NAME}.{ZONE}"), PORT, &["--count", &TRIES.to_string()])?;
+        if outcome.failed() > 0 {
+            findings.note(format!("of {}: {:?}", host.name(), outcome.errors));
+        }
+        self.honest_failed += outcome.failed() as f64;
+        Ok(())
+    }
+
+    fn attack(&mut self, what: &str, host: &Host, options: &[&str], findings: &mut Findings) -> Result<()> {
+        let words = [&["--count", "5"], options].concat();
+        let outcome = server::attempt(host, &format!("{NAME}.{ZONE}"), PORT, &words)?;
+        findings.note(format!("{what}: {:?}", outcome.errors));
+        self.accepted += outcome.ok as f64;
+        self.error_ms = outcome.error_ms.iter().copied().fold(self.error_ms, f64::max);
+        Ok(())
+    }
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = build("chain-attacks", 2, &["other"], dir)?;
+    let _agents = Agents::start(&lab)?;
+    let (router, server, client) = (lab.host("router")?, lab.host("server")?, lab.host("client")?);
+    let one = lab.host("box1")?;
+    let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
+    let id = agent::status(client)?["host_id"].as_str().unwrap_or_default().to_owned();
+    agent::publish(server, NAME, "0.0.0.0:7", &["--allow", &format!("host:{id}")])?;
+    serve(one, "fw.shop", "forward", &[])?;
+    count_sessions(one)?;
+    let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n");
+    let policy = format!("{}{required}", chain("inspect", NAME, &["fw.shop"], ""));
+    let hosts: Vec<&Host> = lab.hosts.iter().collect();
+    apply(router, &policy, &hosts, &["inspect"])?;
+    let mut tally = Tally::default();
+    tally.honest(client, findings)?;
+    ensure!(sessions(one)? >= TRIES as f64, "honest sessions do not pass the box");
+    made_up_client(client, one, &mut tally, findings)?;
+    answers_itself(&lab, &mut tally, findings)?;
+    box_without_grant(&lab, &mut tally, findings)?;
+    tally.honest(client, findings)?;
+    findings.set("accepted", tally.accepted);
+    findings.set("honest_failed", tally.honest_failed);
+    findings.set("error_ms_max", tally.error_ms);
+    findings.figures.add("failed", 0.0);
+    Ok(())
+}
+
+/// The box's host connects from the client's address: its agent can sign for nobody but itself.
+fn made_up_client(client: &Host, one: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let address = pair::address(client)?;
+    // Nobody else on the segment is to take this host for the client.
+    one.shell("echo 1 > /proc/sys/net/ipv4/conf/eth0/arp_ignore")?;
+    one.shell(&format!("ip addr add {address}/32 dev lo"))?;
+    tally.attack("a box's host as the client", one, &["--from", &format!("{address}:0")], findings)?;
+    tally.attack("a box's host as itself", one, &[], findings)?;
+    one.shell(&format!("ip addr del {address}/32 dev lo")).map(drop)
+}
+
+/// The box sends sessions to a server of its own.
+fn answers_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let (client, one) = (lab.host("client")?, lab.host("box1")?);
+    let _own = server::echo(one, &["0.0.0.0:7777".parse()?])?;
+    one.shell(
+        "nft 'add table inet fw; add chain inet fw pre { type nat hook prerouting priority dstnat; };
+              add rule inet fw pre iifname sal0 tcp dport 7 redirect to :7777'",
+    )?;
+    let watching = watch(client)?;
+    tally.attack("a box that answers in the server's place", client, &[], findings)?;
+    await_reason(&watching, "fw.shop")?;
+    one.run(["nft", "delete table inet fw"])?;
+    tally.honest(client, findings)
+}
+
+/// A member without a grant serves the box: no session goes there.
+fn box_without_grant(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let (router, two, client) = (lab.host("router")?, lab.host("box2")?, lab.host("client")?);
+    let id = agent::status(two)?["host_id"].as_str().unwrap_or_default().to_owned();
+    margay(router, ["id", "member", "grant", &id, "mail.shop"])?;
+    count_sessions(two)?;
+    margay(two, ["middlebox", "serve", "fw.shop", "--kind", "forward"])?;
+    wait_for("the router's refusal", agent::READY_LIMIT, || {
+        let shown = agent::show(two, "fw.shop")?;
+        match shown["service"]["state"].as_str() {
+            Some("refused") => Ok(()),
+            state => bail!("the state of fw.shop is {state:?}"),
+        }
+    })?;
+    tally.honest(client, findings)?;
+    tally.accepted += sessions(two)?;
+    agent::withdraw(two, "fw.shop")
+}

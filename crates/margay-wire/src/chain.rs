@@ -1,0 +1,316 @@
+//! CHAIN: the boxes that a session goes through, and who vouches for it (docs/decisions/0074).
+//!
+//! In a SYN: what the initiator's host has signed, and how far the SYN has come. In a SYN-ACK: the same boxes as the
+//! last host has had them, and what that host has signed.
+
+use crate::header::Error;
+
+/// Boxes of a chain.
+pub const BOXES_MAX: usize = 8;
+/// Bytes of CHAIN's value before the boxes.
+const HEAD_LEN: usize = 140;
+const BOX_LEN: usize = 16;
+const HOST_LEN: usize = 16;
+/// Most certificates that may be those of CERTIFICATE.
+const SHARED_MAX: u8 = 3;
+
+mod field {
+    use core::ops::Range;
+
+    pub const KIND: usize = 0;
+    pub const BOXES: usize = 1;
+    pub const SHARED: usize = 2;
+    pub const FAILED_AT: usize = 3;
+    pub const DESTINATION: Range<usize> = 4..36;
+    pub const TIME_S: Range<usize> = 36..44;
+    pub const HOST_KEY: Range<usize> = 44..76;
+    pub const SIGNATURE: Range<usize> = 76..140;
+
+    /// Of a box.
+    pub const SERVICE: Range<usize> = 0..12;
+    pub const FLAGS: usize = 12;
+    pub const RESERVED: Range<usize> = 13..16;
+}
+
+bitflags::bitflags! {
+    /// What is said of a box, and what has become of it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct BoxFlags: u8 {
+        /// Where nobody serves it, the session goes on without it.
+        const MAY_BE_LEFT_OUT = 0x01;
+        /// A host on the way has added it: the initiator's host has not signed it.
+        const ADDED = 0x02;
+        /// Nobody serves it, and the session has gone on without it.
+        const LEFT_OUT = 0x04;
+        /// The SYN has passed it.
+        const PASSED = 0x08;
+    }
+}
+
+/// One box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoxRepr {
+    /// The first 96 bits of its name; the others are zero.
+    pub service: [u8; 12],
+    /// What is said of it.
+    pub flags: BoxFlags,
+}
+
+impl BoxRepr {
+    /// Whether the SYN is still to pass it.
+    pub const fn is_ahead(&self) -> bool {
+        !self.flags.intersects(BoxFlags::LEFT_OUT.union(BoxFlags::PASSED))
+    }
+
+    fn parse(value: &[u8; BOX_LEN]) -> Result<Self, Error> {
+        let mut service = [0; 12];
+        service.copy_from_slice(&value[field::SERVICE]);
+        let flags = BoxFlags::from_bits(value[field::FLAGS]).ok_or(Error)?;
+        let is_both = flags.contains(BoxFlags::LEFT_OUT | BoxFlags::PASSED);
+        let is_reserved_zero = value[field::RESERVED].iter().all(|byte| *byte == 0);
+        if is_both || !is_reserved_zero { Err(Error) } else { Ok(Self { service, flags }) }
+    }
+
+    fn emit(&self, value: &mut [u8]) {
+        value[field::SERVICE].copy_from_slice(&self.service);
+        value[field::FLAGS] = self.flags.bits();
+    }
+}
+
+/// CHAIN before it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainRepr<'a> {
+    /// Whether it answers a SYN's.
+    pub is_answer: bool,
+    /// So many certificates of an answer are the first ones of CERTIFICATE, at most 3.
+    pub shared: u8,
+    /// In a refusal: the box that it is about, from 1; 0: none.
+    pub failed_at: u8,
+    /// The name that the session is for.
+    pub destination: [u8; 32],
+    /// When the initiator's host signed, in seconds since 1970; zero in an answer.
+    pub time_s: u64,
+    /// Of the host that signed; zero in a refusal.
+    pub host_key: [u8; 32],
+    /// By that host; zero in a refusal.
+    pub signature: [u8; 64],
+    /// All boxes in order, at least one and at most [`BOXES_MAX`]: those that are still ahead come last.
+    pub boxes: &'a [BoxRepr],
+    /// The hosts of the boxes that the SYN has passed, in order.
+    pub hosts: &'a [[u8; 16]],
+    /// The certificates of the host that signed, as in CERTIFICATE; empty where there are none, or none besides the
+    /// shared ones.
+    pub certificates: &'a [u8],
+}
+
+impl ChainRepr<'_> {
+    /// Bytes of the value.
+    pub const fn value_len(&self) -> usize {
+        HEAD_LEN + BOX_LEN * self.boxes.len() + HOST_LEN * self.hosts.len() + self.certificates.len()
+    }
+
+    /// Writes the value, [`value_len`](Self::value_len) bytes, at the start of `out`.
+    ///
+    /// # Errors
+    ///
+    /// `out` is too short, or no reader would take the value.
+    pub fn emit<'o>(&self, out: &'o mut [u8]) -> Result<Chain<'o>, Error> {
+        let value = out.get_mut(..self.value_len()).ok_or(Error)?;
+        value.fill(0);
+        value[field::KIND] = u8::from(self.is_answer);
+        value[field::BOXES] = u8::try_from(self.boxes.len()).map_err(|_| Error)?;
+        value[field::SHARED] = self.shared;
+        value[field::FAILED_AT] = self.failed_at;
+        value[field::DESTINATION].copy_from_slice(&self.destination);
+        value[field::TIME_S].copy_from_slice(&self.time_s.to_be_bytes());
+        value[field::HOST_KEY].copy_from_slice(&self.host_key);
+        value[field::SIGNATURE].copy_from_slice(&self.signature);
+        let (boxes, rest) = value[HEAD_LEN..].split_at_mut(BOX_LEN * self.boxes.len());
+        let (hosts, certificates) = rest.split_at_mut(HOST_LEN * self.hosts.len());
+        self.boxes.iter().zip(boxes.chunks_exact_mut(BOX_LEN)).for_each(|(one, place)| one.emit(place));
+        self.hosts.iter().zip(hosts.chunks_exact_mut(HOST_LEN)).for_each(|(host, place)| place.copy_from_slice(host));
+        certificates.copy_from_slice(self.certificates);
+        Chain::parse(value)
+    }
+}
+
+/// The value of CHAIN, checked: no accessor fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain<'a>(&'a [u8]);
+
+impl<'a> Chain<'a> {
+    /// Around the value of an extension.
+    ///
+    /// # Errors
+    ///
+    /// Too short; no box or too many; one ahead before one that is not; not a host for each box that was passed; a
+    /// reserved bit is set.
+    pub fn parse(value: &'a [u8]) -> Result<Self, Error> {
+        let head = value.get(..HEAD_LEN).ok_or(Error)?;
+        let count = usize::from(head[field::BOXES]);
+        let is_sound = head[field::KIND] <= 1
+            && (1..=BOXES_MAX).contains(&count)
+            && head[field::SHARED] <= SHARED_MAX
+            && usize::from(head[field::FAILED_AT]) <= count;
+        let boxes = value.get(HEAD_LEN..HEAD_LEN + BOX_LEN * count).filter(|_| is_sound).ok_or(Error)?;
+        let mut passed = 0;
+        let mut was_ahead = false;
+        for one in boxes.chunks_exact(BOX_LEN) {
+            let one = BoxRepr::parse(one.try_into().map_err(|_| Error)?)?;
+            if was_ahead && !one.is_ahead() {
+                return Err(Error);
+            }
+            was_ahead = one.is_ahead();
+            passed += usize::from(one.flags.contains(BoxFlags::PASSED));
+        }
+        let whole_len = HEAD_LEN + BOX_LEN * count + HOST_LEN * passed;
+        if value.len() < whole_len { Err(Error) } else { Ok(Self(value)) }
+    }
+
+    /// The value.
+    pub const fn as_bytes(&self) -> &'a [u8] {
+        self.0
+    }
+
+    fn array<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&self.0[at..at + N]);
+        bytes
+    }
+
+    /// Whether it answers a SYN's.
+    pub const fn is_answer(&self) -> bool {
+        self.0[field::KIND] == 1
+    }
+
+    /// So many certificates are the first ones of CERTIFICATE.
+    pub const fn shared(&self) -> u8 {
+        self.0[field::SHARED]
+    }
+
+    /// The box that a refusal is about, from 1; 0: none.
+    pub const fn failed_at(&self) -> u8 {
+        self.0[field::FAILED_AT]
+    }
+
+    /// The name that the session is for.
+    pub fn destination(&self) -> [u8; 32] {
+        self.array(field::DESTINATION.start)
+    }
+
+    /// When the initiator's host signed, in seconds since 1970.
+    pub fn time_s(&self) -> u64 {
+        u64::from_be_bytes(self.array(field::TIME_S.start))
+    }
+
+    /// Of the host that signed.
+    pub fn host_key(&self) -> [u8; 32] {
+        self.array(field::HOST_KEY.start)
+    }
+
+    /// By that host.
+    pub fn signature(&self) -> [u8; 64] {
+        self.array(field::SIGNATURE.start)
+    }
+
+    fn boxes_end(&self) -> usize {
+        HEAD_LEN + BOX_LEN * usize::from(self.0[field::BOXES])
+    }
+
+    /// All boxes in order.
+    pub fn boxes(&self) -> impl Iterator<Item = BoxRepr> + use<'a> {
+        let boxes = self.0[HEAD_LEN..self.boxes_end()].chunks_exact(BOX_LEN);
+        // Each was read once already.
+        boxes.filter_map(|one| one.try_into().ok().and_then(|one| BoxRepr::parse(one).ok()))
+    }
+
+    fn hosts_end(&self) -> usize {
+        let passed = self.boxes().filter(|one| one.flags.contains(BoxFlags::PASSED)).count();
+        self.boxes_end() + HOST_LEN * passed
+    }
+
+    /// The hosts of the boxes that the SYN has passed, in order.
+    pub fn hosts(&self) -> impl Iterator<Item = [u8; 16]> + use<'a> {
+        let hosts = self.0[self.boxes_end()..self.hosts_end()].chunks_exact(HOST_LEN);
+        hosts.filter_map(|host| host.try_into().ok())
+    }
+
+    /// The certificates of the host that signed, as in CERTIFICATE.
+    pub fn certificates(&self) -> &'a [u8] {
+        &self.0[self.hosts_end()..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AHEAD: BoxFlags = BoxFlags::MAY_BE_LEFT_OUT;
+
+    fn one(number: u8, flags: BoxFlags) -> BoxRepr {
+        BoxRepr { service: [number; 12], flags }
+    }
+
+    fn chain<'a>(boxes: &'a [BoxRepr], hosts: &'a [[u8; 16]]) -> ChainRepr<'a> {
+        ChainRepr {
+            is_answer: false,
+            shared: 0,
+            failed_at: 0,
+            destination: [1; 32],
+            time_s: 0x0102_0304_0506_0708,
+            host_key: [2; 32],
+            signature: [3; 64],
+            boxes,
+            hosts,
+            certificates: &[9; 7],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let boxes =
+            [one(1, BoxFlags::PASSED), one(2, BoxFlags::LEFT_OUT | AHEAD), one(3, AHEAD), one(4, BoxFlags::ADDED)];
+        let hosts = [[7; 16]];
+        let written = ChainRepr { failed_at: 4, ..chain(&boxes, &hosts) };
+        let mut buf = [0xee; 512];
+        let read = written.emit(&mut buf).expect("sound");
+        assert_eq!(read.as_bytes().len(), written.value_len());
+        assert!(!read.is_answer());
+        assert_eq!((read.shared(), read.failed_at()), (0, 4));
+        assert_eq!((read.destination(), read.time_s()), (written.destination, written.time_s));
+        assert_eq!((read.host_key(), read.signature()), (written.host_key, written.signature));
+        assert!(read.boxes().eq(boxes) && read.hosts().eq(hosts));
+        assert_eq!(read.certificates(), written.certificates);
+    }
+
+    #[test]
+    fn a_chain_that_says_two_things_is_none() {
+        let mut buf = [0; 512];
+        let (ahead, passed) = (one(1, AHEAD), one(2, BoxFlags::PASSED));
+        let host = [[7; 16]];
+        assert!(chain(&[passed, ahead], &host).emit(&mut buf).is_ok());
+        assert!(chain(&[], &[]).emit(&mut buf).is_err(), "no box");
+        assert!(chain(&[ahead; BOXES_MAX], &[]).emit(&mut buf).is_ok());
+        assert!(chain(&[ahead; BOXES_MAX + 1], &[]).emit(&mut buf).is_err(), "nine boxes");
+        assert!(chain(&[ahead, passed], &host).emit(&mut buf).is_err(), "passed before one that is ahead of it");
+        assert!(chain(&[one(1, BoxFlags::PASSED | BoxFlags::LEFT_OUT)], &host).emit(&mut buf).is_err(), "both");
+        let was_passed = [passed];
+        let without_host = ChainRepr { certificates: &[], ..chain(&was_passed, &[]) };
+        assert!(without_host.emit(&mut buf).is_err(), "passed where?");
+        assert!(ChainRepr { shared: 4, ..chain(&[ahead], &[]) }.emit(&mut buf).is_err(), "chains have three");
+        assert!(ChainRepr { failed_at: 2, ..chain(&[ahead], &[]) }.emit(&mut buf).is_err(), "there is one");
+        assert!(chain(&[ahead], &[]).emit(&mut buf[..100]).is_err(), "no room");
+    }
+
+    #[test]
+    fn reserved_bits_are_zero() {
+        let mut buf = [0; 512];
+        let len = chain(&[one(1, AHEAD)], &[]).emit(&mut buf).expect("sound").as_bytes().len();
+        for (at, value) in [(0, 2), (HEAD_LEN + 12, 0x10), (HEAD_LEN + 13, 1), (HEAD_LEN + 15, 1)] {
+            let mut other = buf;
+            other[at] = value;
+            assert!(Chain::parse(&other[..len]).is_err(), "byte {at}");
+        }
+        assert!((0..HEAD_LEN + BOX_LEN).all(|len| Chain::parse(&buf[..len]).is_err()));
+    }
+}

@@ -1,0 +1,280 @@
+//! Chains: which sessions go through which boxes, and those that do.
+
+use std::collections::{BTreeSet, HashMap};
+
+use margay_control::api::v1::*;
+use margay_control::chains::{ChainRules, RulesError, SignedChains, authority_of, compile, written};
+use margay_control::keyring::Authority;
+use margay_core::chain::{ChainPlace, ChainRecord, PassedBox};
+use margay_core::key::{HostId, to_hex};
+use margay_core::name::{Name, Prefix, ServiceId};
+use tonic::Status;
+
+use super::{blocking, environment, flow, misuse};
+use crate::agent::chain::{self, Said};
+use crate::agent::{Agent, naming};
+
+const MS_PER_S: u64 = 1000;
+
+/// What is to become of the chains of one authority.
+pub(super) struct Declared {
+    by: Authority,
+    rules: ChainRules,
+    before: Option<SignedChains>,
+    /// For people.
+    pub changes: Vec<PolicyChange>,
+}
+
+/// What a policy would change of chains; authorities of which it says the same as before are left out.
+pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Vec<Declared>, Status> {
+    let (chains, required) = (request.chains.as_ref(), request.required.as_ref());
+    if chains.is_none() && required.is_none() {
+        return Ok(Vec::new());
+    }
+    let authorities = blocking(|| agent.keyring.authorities()).map_err(environment)?;
+    let kept = blocking(|| agent.store.chains()).map_err(environment)?;
+    let chains = chains.map(|all| of_authorities(&all.chains, &authorities)).transpose()?;
+    let required = required.map(|all| of_authorities(&all.required, &authorities)).transpose()?;
+    let mut declared = Vec::new();
+    for by in authorities {
+        let before = kept.iter().find(|known| known.authority == by.block()).cloned();
+        let known = before.as_ref().map(SignedChains::rules).transpose();
+        let known = known.map_err(|why| environment(format!("the chains of {}: {why}", by.name)))?.unwrap_or_default();
+        let own_chains = chains.as_ref().map(|all| all.get(&by.block()).cloned().unwrap_or_default());
+        let own_required = required.as_ref().map(|all| all.get(&by.block()).cloned().unwrap_or_default());
+        let rules = ChainRules {
+            chains: own_chains.unwrap_or_else(|| known.chains.clone()),
+            required: own_required.unwrap_or_else(|| known.required.clone()),
+        };
+        if rules == known {
+            continue;
+        }
+        if !by.is_valid(agent.clock.unix_s()) {
+            return Err(environment(by.ended()));
+        }
+        compile(&rules, by.block()).map_err(misuse)?;
+        let changes = changes(&known, &rules);
+        declared.push(Declared { by, rules, before, changes });
+    }
+    Ok(declared)
+}
+
+/// What a policy says of names.
+trait OfNames: Clone {
+    fn services(&self) -> &str;
+    /// For errors.
+    fn place(&self) -> String;
+}
+
+impl OfNames for PolicyChain {
+    fn services(&self) -> &str {
+        &self.services
+    }
+
+    fn place(&self) -> String {
+        format!("chain `{}`", self.name)
+    }
+}
+
+impl OfNames for PolicyRequirement {
+    fn services(&self) -> &str {
+        &self.services
+    }
+
+    fn place(&self) -> String {
+        format!("what `{}` requires", self.services)
+    }
+}
+
+/// By the block of the authority whose names they are of, which signs them.
+fn of_authorities<T: OfNames>(all: &[T], authorities: &[Authority]) -> Result<HashMap<[u8; 8], Vec<T>>, Status> {
+    let mut sorted: HashMap<[u8; 8], Vec<T>> = HashMap::new();
+    for one in all {
+        let block =
+            authority_of(one.services()).map_err(|error| misuse(RulesError::Name { place: one.place(), error }))?;
+        if !authorities.iter().any(|known| known.block() == block) {
+            return Err(misuse(format!(
+                "{}: no key of the authority of `{}` is on this host; apply the policy on a router that signs for it",
+                one.place(),
+                one.services()
+            )));
+        }
+        sorted.entry(block).or_default().push(one.clone());
+    }
+    Ok(sorted)
+}
+
+/// Signs what was declared, and tells hosts.
+pub(super) fn apply(agent: &Agent, declared: &[Declared]) -> Result<(), Status> {
+    let unix_s = agent.clock.unix_s();
+    for Declared { by, rules, before, .. } in declared {
+        let signed = SignedChains::sign(by, rules, before.as_ref(), unix_s * MS_PER_S).map_err(misuse)?;
+        let kept = blocking(|| agent.store.keep_chains(&signed, &by.name, unix_s)).map_err(environment)?;
+        if !kept {
+            let name = &by.name;
+            return Err(environment(format!(
+                "the chains of {name} were changed by somebody else meanwhile; try again"
+            )));
+        }
+    }
+    // The next connection goes by it, and does not wait for whoever follows the store.
+    blocking(|| chain::renew(agent));
+    Ok(())
+}
+
+/// Boxes that nobody serves now, as far as the router on this host knows; each as a sentence.
+pub(super) fn warnings(agent: &Agent, declared: &[Declared]) -> Vec<String> {
+    let Some(router) = &agent.router else { return Vec::new() };
+    let is_served = |name: &str| {
+        name.parse::<Name>().is_ok_and(|name| {
+            let is_own = agent.services.find(&name).is_some_and(|own| own.is_served && own.is_box());
+            is_own || !router.instances_of(&name.service_id()).is_empty()
+        })
+    };
+    let boxes = declared.iter().flat_map(|one| &one.rules.chains).flat_map(|chain| &chain.boxes);
+    let unserved: BTreeSet<&String> = boxes.filter(|name| !is_served(name)).collect();
+    let sentence = |name: &String| {
+        format!("nobody serves the box {name} now, as far as this router knows; `margay middlebox serve {name}` does")
+    };
+    unserved.into_iter().map(sentence).collect()
+}
+
+fn changes(before: &ChainRules, after: &ChainRules) -> Vec<PolicyChange> {
+    let change =
+        |act: &str, what: &str, text: String| PolicyChange { act: act.to_owned(), what: what.to_owned(), text };
+    let mut changes = Vec::new();
+    for one in &after.chains {
+        match before.chains.iter().find(|known| known.name == one.name) {
+            None => changes.push(change("add", "chain", written(one))),
+            Some(known) if known != one => {
+                changes.push(change("change", "chain", format!("{} -> {}", written(known), written(one))));
+            }
+            Some(_) => {}
+        }
+    }
+    let is_gone = |known: &&PolicyChain| !after.chains.iter().any(|one| one.name == known.name);
+    changes.extend(before.chains.iter().filter(is_gone).map(|known| change("delete", "chain", written(known))));
+    let names = |all: &[PolicyChain]| all.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
+    if changes.is_empty() && before.chains != after.chains {
+        changes.push(change("change", "chain", format!("their order: {}", names(&after.chains).join(", "))));
+    }
+    let is_new = |one: &&PolicyRequirement| !before.required.contains(one);
+    changes.extend(after.required.iter().filter(is_new).map(|one| change("add", "require", required(one))));
+    let is_gone = |one: &&PolicyRequirement| !after.required.contains(one);
+    changes.extend(before.required.iter().filter(is_gone).map(|one| change("delete", "require", required(one))));
+    changes
+}
+
+fn required(one: &PolicyRequirement) -> String {
+    format!("{}: {}", one.services, one.boxes.join(", "))
+}
+
+pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
+    let said = blocking(|| chain::said(&agent.keyring, &agent.store, agent.clock.unix_s())).map_err(environment)?;
+    let policy = |Said { authority, signed, policy }: Said| {
+        // What this version cannot read it does not go by, and says so.
+        let rules = signed.rules().unwrap_or_default();
+        ChainPolicyInfo {
+            authority,
+            signed_unix_s: signed.signed_s(),
+            signer: to_hex(&signed.signer.0),
+            chains: rules.chains,
+            required: rules.required,
+            refused: policy.err().map(|why| why.to_string()).unwrap_or_default(),
+        }
+    };
+    let config = agent.config();
+    let services = config.service.iter().map(|section| section.get_ref()).filter(|one| !one.require.is_empty());
+    let own = services.map(|one| PolicyRequirement {
+        services: one.name.to_string(),
+        boxes: one.require.iter().map(ToString::to_string).collect(),
+    });
+    Ok(ChainShowReply {
+        policies: said.into_iter().map(policy).collect(),
+        required: own.collect(),
+        flows: flow::of_chains(agent).await,
+    })
+}
+
+/// The chain that decides over a session of a program here.
+pub(super) fn deciding(agent: &Agent, service: &ServiceId, protocol: u8, port: u16) -> Option<PolicyChain> {
+    let rule = agent.core.0.with_sal(|sal, _| sal.chain_rule_for(service, protocol, port).cloned())?;
+    let said = blocking(|| chain::said(&agent.keyring, &agent.store, agent.clock.unix_s())).ok()?;
+    let of_authority = said.into_iter().find(|said| said.signed.authority == service.authority())?;
+    let rules = of_authority.signed.rules().ok()?;
+    rules.chains.into_iter().find(|chain| chain.name == rule.name)
+}
+
+/// The chain of a flow's session.
+pub(super) fn info(agent: &Agent, names: &HashMap<HostId, String>, record: &ChainRecord) -> ChainInfo {
+    let of_box = |one: &PassedBox| {
+        let named = agent.core.0.with_sal(|sal, _| sal.chain_policy().name_of_box(&one.service).map(str::to_owned));
+        ChainBox {
+            name: named.unwrap_or_else(|| naming::prefix(agent, &Prefix::from(one.service))),
+            host_id: one.host.map(|host| host.to_string()).unwrap_or_default(),
+            host_name: one.host.and_then(|host| names.get(&host).cloned()).unwrap_or_default(),
+            left_out: one.is_left_out,
+        }
+    };
+    ChainInfo {
+        place: match record.place {
+            ChainPlace::First => "first",
+            ChainPlace::Left => "left",
+            ChainPlace::Right => "right",
+            ChainPlace::Last => "last",
+        }
+        .to_owned(),
+        boxes: record.boxes.iter().map(of_box).collect(),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn chain(name: &str, boxes: &[&str]) -> PolicyChain {
+        PolicyChain {
+            name: name.to_owned(),
+            services: "web.shop".to_owned(),
+            boxes: boxes.iter().map(ToString::to_string).collect(),
+            ..PolicyChain::default()
+        }
+    }
+
+    fn texts(before: &[PolicyChain], after: &[PolicyChain]) -> Vec<String> {
+        let rules = |chains: &[PolicyChain]| ChainRules { chains: chains.to_vec(), required: Vec::new() };
+        let changes = changes(&rules(before), &rules(after));
+        changes.iter().map(|one| format!("{} {} {}", one.act, one.what, one.text)).collect()
+    }
+
+    #[test]
+    fn a_difference_is_told_chain_by_chain() {
+        let (one, other) = (chain("one", &["fw.shop"]), chain("other", &[]));
+        assert!(texts(&[], &[]).is_empty());
+        assert_eq!(texts(&[], std::slice::from_ref(&one)), ["add chain one: web.shop through fw.shop"]);
+        assert_eq!(
+            texts(&[other.clone(), one.clone()], std::slice::from_ref(&one)),
+            ["delete chain other: web.shop through no boxes"]
+        );
+        assert_eq!(
+            texts(&[other.clone(), one.clone()], &[one.clone(), other]),
+            ["change chain their order: one, other"]
+        );
+        let narrow = PolicyChain { protocol: "tcp".to_owned(), first_port: 80, last_port: 90, ..one.clone() };
+        let wanted = "change chain one: web.shop through fw.shop -> one: web.shop tcp ports 80-90 through fw.shop";
+        assert_eq!(texts(&[one], &[narrow]), [wanted]);
+    }
+
+    #[test]
+    fn names_are_their_authoritys_to_sign() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = margay_control::StateDir::open(base.path().join("s")).expect("made");
+        let keyring = margay_control::keyring::Keyring::open(&dir).expect("opened");
+        let authorities = [keyring.create_authority("shop").expect("made")];
+        let sorted = of_authorities(&[chain("one", &[])], &authorities).expect("its key is here");
+        assert_eq!(sorted[&authorities[0].block()].len(), 1);
+        let foreign = PolicyChain { services: "web.lab".to_owned(), ..chain("one", &[]) };
+        let error = of_authorities(&[foreign], &authorities).expect_err("no key");
+        assert!(error.message().contains("chain `one`") && error.message().contains("`web.lab`"), "{error}");
+    }
+}

@@ -175,8 +175,10 @@ fn refusals(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// Traffic control at the interface that sessions leave the box's kernel by.
+/// Traffic control at the interface that sessions leave the box's kernel by. The kernel's flow cache takes packets before
+/// that queue.
 fn shaped(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
+    agent::cache(stage.two, "unload")?;
     stage.two.run([
         "tc", "qdisc", "replace", "dev", "sal0", "root", "tbf", "rate", "40mbit", "burst", "64k", "latency", "400ms",
     ])?;
@@ -185,6 +187,7 @@ fn shaped(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let sent = shown.split_whitespace().skip_while(|word| *word != "Sent").nth(1);
     let sent: f64 = sent.and_then(|word| word.parse().ok()).with_context(|| format!("tc says: {shown}"))?;
     stage.two.run(["tc", "qdisc", "del", "dev", "sal0", "root"])?;
+    agent::cache(stage.two, "load")?;
     // Each byte passes the box there and back.
     let wanted = 2.0 * TRIES as f64 * BYTES.parse::<f64>()?;
     stage.judge("tc", passed && sent >= wanted, findings);

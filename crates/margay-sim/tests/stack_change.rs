@@ -541,13 +541,11 @@ fn what_is_forged_or_seen_again_changes_nothing() {
 
 /// Sealed DATA that nobody has sealed, from one end of the flow to the other, `count` times.
 fn forge_sealed(pair: &mut Pair, from: HostId, count: u8) {
-    let addresses = [pair.client, pair.server].map(|host| pair.world.host(host).address);
-    let (from, to) = if from == pair.client { (addresses[0], addresses[1]) } else { (addresses[1], addresses[0]) };
+    let source = pair.world.host(from).address;
     let recorded = pair.world.recording.as_ref().expect("recording");
-    let is_its = |(source, target, bytes): &&(SocketAddr, SocketAddr, Vec<u8>)| {
-        (*source, *target) == (from, to) && DataRepr::parse(bytes).is_ok()
-    };
-    let (_, _, mut forged) = recorded.iter().find(is_its).expect("the flow has carried something").clone();
+    let is_its = |bytes: &[u8]| DataRepr::parse(bytes).is_ok_and(|data| data.stack == STACK_ENCAP);
+    let found = recorded.iter().find(|(source_of, _, bytes)| source_of.ip() == source && is_its(bytes));
+    let (from, to, mut forged) = found.expect("the flow has carried something").clone();
     (forged[2], forged[3]) = (Cipher::Aes256Gcm.stack(), 0);
     for number in 0..count {
         forged[8] = number;
@@ -568,7 +566,8 @@ fn nothing_forged_makes_a_change_that_the_initiator_has_not_made() {
         assert_eq!(pair.flow(pair.server).stack.changing_to, Some(Stack::Secure), "{what}: it is ready");
         // The initiator hears nothing of that.
         pair.world.network.weather = Weather { loss_per_mille: 1000, ..slow(30) };
-        forge_sealed(&mut pair, pair.client, count);
+        let client = pair.client;
+        forge_sealed(&mut pair, client, count);
         pair.world.run_for(SECOND);
         assert_eq!(pair.stacks(), [Stack::Plain; 2], "{what}");
         pair.world.run_for(SECOND * 5);

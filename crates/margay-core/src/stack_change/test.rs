@@ -65,7 +65,7 @@ const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();
 
 /// The steps that a host says.
 fn said(sal: &mut Sal) -> Vec<ChangeStep> {
-    let (mut buf, mut steps) = (alloc::alloc::vec![0; 65_536], Vec::new());
+    let (mut buf, mut steps) = (alloc::vec![0; 65_536], Vec::new());
     while let Some(output) = sal.poll(&mut buf) {
         if let Output::Transmit { len, .. } = output {
             let message = Message::parse(&buf[..len]).expect("ours");
@@ -223,7 +223,10 @@ fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_
     // The FENCE is lost.
     let (mut sal, id) = kept(&[6]);
     sal.handle_timeout(start + PATIENCE);
-    assert_eq!((stacks(&sal, id).takes, said(&mut sal)), (Taking::Ready(Stack::Plain), alloc::vec![ChangeStep::Answer]));
+    assert_eq!(
+        (stacks(&sal, id).takes, said(&mut sal)),
+        (Taking::Ready(Stack::Plain), alloc::vec![ChangeStep::Answer])
+    );
     // The initiator does not wait for so long.
     let (mut sal, id) = kept(&[6]);
     assert_eq!(sal.abandoned(start, id, 7), Err(DropReason::Stale));

@@ -481,6 +481,9 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             if shared.table.read().is_to_turn(entry.flow) {
                 shared.turns.add(entry.flow);
             }
+            if let Some((turn, until)) = shared.table.read().waiting_turn(entry.flow) {
+                shared.overtaking.add(&turn, until);
+            }
         }
         EntryUpdate::Opened(entry) => {
             shared.table.write().apply(update);

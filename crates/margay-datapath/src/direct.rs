@@ -7,18 +7,17 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use margay_core::entry::{FlowCounters, Grant, Passage, Path, PathId, Survey, Tuple, Wire};
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
 
+use crate::due_flows::DueFlows;
 use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
 use crate::packet::FlowKey;
 use crate::pinhole::{self, Segment};
 use crate::table::{Table, TcpNumbers};
-use crate::wait::Wake;
 
 /// Where packets to an address leave this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +104,8 @@ pub(crate) struct Direct {
     /// Neighbours that were left since [`forget_left`](Direct::forget_left): interface, address.
     left: Mutex<Vec<(u32, IpAddr)>>,
     raw: pinhole::Sender,
-    fences: Mutex<Vec<FlowId>>,
-    fences_wait: AtomicBool,
-    /// Wakes the egress thread.
-    pub wake: Wake,
+    /// Flows whose FENCE the egress thread sends once it has read what is queued.
+    pub fences: DueFlows,
 }
 
 impl Direct {
@@ -120,9 +117,7 @@ impl Direct {
             interfaces: RwLock::default(),
             left: Mutex::default(),
             raw: pinhole::Sender::default(),
-            fences: Mutex::default(),
-            fences_wait: AtomicBool::new(false),
-            wake: Wake::new()?,
+            fences: DueFlows::new()?,
         })
     }
 
@@ -378,14 +373,12 @@ impl Direct {
 
     /// A FENCE is to be sent once the egress thread has read what is queued now.
     pub fn fence(&self, flow: FlowId) {
-        self.fences.lock().push(flow);
-        self.fences_wait.store(true, Ordering::Release);
-        self.wake.set();
+        self.fences.add(flow);
     }
 
     /// The flows whose FENCE is due. `is_drained`: nothing is left in `sal0`.
     pub fn due_fences(&self, reads: &mut u32, is_drained: bool) -> Vec<FlowId> {
-        if !self.fences_wait.load(Ordering::Acquire) {
+        if !self.fences.is_waiting() {
             *reads = 0;
             return Vec::new();
         }
@@ -394,10 +387,7 @@ impl Direct {
             return Vec::new();
         }
         *reads = 0;
-        // In this order: what is added meanwhile has the next call come here, which clears what it sets.
-        self.fences_wait.store(false, Ordering::Release);
-        self.wake.clear();
-        std::mem::take(&mut *self.fences.lock())
+        self.fences.take()
     }
 
     /// Sends a bare segment of a connection on its flow ports, or a datagram without payload.

@@ -35,6 +35,7 @@ use crate::backlog::{Backlog, Notice, Passed};
 use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
 use crate::direct::{Direct, Routing};
+use crate::due_flows::DueFlows;
 use crate::egress::EgressSide;
 use crate::ending::{Arrived, Endings};
 use crate::error::Error;
@@ -46,7 +47,7 @@ use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Connection, Destination, Table, TcpNumbers};
 use crate::tun::Tun;
-use crate::turning::{Overtaking, Turns};
+use crate::turning::Overtaking;
 use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;
 use crate::vnet::{self, Vnet};
@@ -245,7 +246,7 @@ pub(crate) struct Shared<C> {
     /// What of flows that turn to another stack waits for a FENCE.
     pub overtaking: Overtaking,
     /// Flows that this end is to turn.
-    pub turns: Turns,
+    pub turns: DueFlows,
     pub unconnected: Option<Arc<Unconnected>>,
     pub timer: Timer,
     /// Packets are taken from now on.
@@ -298,7 +299,7 @@ impl<C: Core> Datapath<C> {
             pacing: Agenda::new().map_err(descriptors)?,
             ordering: Agenda::new().map_err(descriptors)?,
             overtaking: Overtaking::new().map_err(descriptors)?,
-            turns: Turns::new().map_err(descriptors)?,
+            turns: DueFlows::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
             begun: Wake::new().map_err(descriptors)?,

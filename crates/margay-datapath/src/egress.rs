@@ -40,7 +40,7 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         striped::send_due(shared);
         if is_drained {
             let turns = shared.turns.as_fd();
-            let [tun, fences] = [shared.tun.as_fd(), shared.direct.wake.as_fd()];
+            let [tun, fences] = [shared.tun.as_fd(), shared.direct.fences.as_fd()];
             readable([tun, fences, turns, shared.pacing.as_fd(), shared.stop.as_fd()])?;
         }
     }

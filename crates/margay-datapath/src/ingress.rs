@@ -80,11 +80,14 @@ pub(crate) fn take<C: Core>(
             Admission::Take => {}
             Admission::Held(until) => {
                 shared.counting.ingress_held.add(1);
-                shared.overtaking.add(turn, until);
+                if let Some(until) = until {
+                    shared.overtaking.add(turn, until);
+                }
                 return Ok(());
             }
             Admission::Overtaken => turning::release(shared, assembler, turn),
             Admission::Late => return Err(DropReason::OtherStack),
+            Admission::Full => return Err(DropReason::Full),
         }
     }
     if let Some((stripe, place)) = &route.stripe

@@ -11,6 +11,7 @@ mod core_thread;
 pub mod counters;
 pub mod direct;
 pub mod driver;
+mod due_flows;
 mod egress;
 mod ending;
 pub mod error;

@@ -6,10 +6,7 @@
 //! stack waits, for a short while at most.
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use margay_core::stack_change::Stack;
@@ -22,7 +19,6 @@ use crate::clock;
 use crate::driver::{Core, Shared};
 use crate::ingress;
 use crate::train::Assembler;
-use crate::wait::Wake;
 
 /// A FENCE that is lost holds up what has overtaken it for so long at most.
 const FENCE_WAIT: Duration = Duration::from_millis(50);
@@ -34,12 +30,14 @@ const HELD_MAX: usize = 64;
 pub enum Admission {
     /// They are taken.
     Take,
-    /// They wait, until then at most.
-    Held(Instant),
+    /// They wait: until then at most, where the peer has said that it turns.
+    Held(Option<Instant>),
     /// Nothing waits any longer, and they are taken after what has.
     Overtaken,
     /// They are of the stack before, and late.
     Late,
+    /// Too much waits for the word of a peer that may not turn at all.
+    Full,
 }
 
 /// A run that waits.
@@ -53,7 +51,11 @@ struct Held {
 
 #[derive(Debug, Default)]
 struct Waiting {
+    /// The peer has said that it turns: what comes of the new stack is not held for long.
+    is_said: bool,
     is_fenced: bool,
+    /// The change is over without the FENCE; what waits goes on before anything else of the flow.
+    is_over: bool,
     runs: VecDeque<Held>,
     until: Option<Instant>,
 }
@@ -93,15 +95,19 @@ impl Turn {
         came: (Option<IpAddr>, SocketAddr),
     ) -> Admission {
         let mut waiting = self.waiting.lock();
+        if waiting.is_over {
+            return Admission::Overtaken;
+        }
         match (stack == self.to, waiting.is_fenced) {
             (true, true) | (false, false) => Admission::Take,
             (false, true) => Admission::Late,
+            (true, false) if waiting.runs.len() >= HELD_MAX && !waiting.is_said => Admission::Full,
             (true, false) if waiting.runs.len() >= HELD_MAX => {
                 waiting.is_fenced = true;
                 Admission::Overtaken
             }
             (true, false) => {
-                let until = *waiting.until.get_or_insert(now + FENCE_WAIT);
+                let until = waiting.is_said.then(|| *waiting.until.get_or_insert(now + FENCE_WAIT));
                 waiting.runs.push_back(Held { header, datagrams: datagrams.to_vec(), stride, came });
                 Admission::Held(until)
             }
@@ -113,12 +119,40 @@ impl Turn {
         change == self.change && !std::mem::replace(&mut self.waiting.lock().is_fenced, true)
     }
 
+    /// The peer has said that it turns. What waits already does so no longer than what comes now.
+    pub fn say(&self, now: Instant) {
+        let mut waiting = self.waiting.lock();
+        waiting.is_said = true;
+        if !waiting.runs.is_empty() {
+            waiting.until.get_or_insert(now + FENCE_WAIT);
+        }
+    }
+
+    /// The change is over: the flow has one stack. True if something waits still: it is to be given on at once.
+    pub fn end(&self, now: Instant) -> bool {
+        let mut waiting = self.waiting.lock();
+        waiting.is_over = true;
+        waiting.until = Some(now);
+        !waiting.runs.is_empty()
+    }
+
+    /// When what waits is to be given on at the latest.
+    pub fn due(&self) -> Option<Instant> {
+        let waiting = self.waiting.lock();
+        waiting.until.filter(|_| !waiting.runs.is_empty())
+    }
+
     /// Whether something has waited for too long. If so nothing does any longer.
     fn is_due(&self, now: Instant) -> bool {
         let mut waiting = self.waiting.lock();
-        let is_due = !waiting.is_fenced && waiting.until.is_some_and(|until| until <= now);
+        let is_waiting = !waiting.runs.is_empty() && (waiting.is_over || !waiting.is_fenced);
+        let is_due = is_waiting && waiting.until.is_some_and(|until| until <= now);
         waiting.is_fenced |= is_due;
         is_due
+    }
+
+    fn is_over(&self) -> bool {
+        self.waiting.lock().is_over
     }
 
     fn take_held(&self) -> VecDeque<Held> {
@@ -126,14 +160,20 @@ impl Turn {
     }
 }
 
-/// Gives on what has waited for a FENCE, and tells the core that the peer has turned.
+/// Gives on what has waited for a FENCE, and tells the core that the peer has turned, where it does not know.
 pub(crate) fn release<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, turn: &Turn) {
-    for Held { header, mut datagrams, stride, came } in turn.take_held() {
+    let held = turn.take_held();
+    if turn.is_over() {
+        shared.table.write().forget_turn(turn);
+    }
+    for Held { header, mut datagrams, stride, came } in held {
         if let Err(reason) = ingress::take(shared, assembler, header, (&mut datagrams, stride), came) {
             shared.counting.drop(reason);
         }
     }
-    shared.notice(Notice::Turned(turn.flow, turn.change));
+    if !turn.is_over() {
+        shared.notice(Notice::Turned(turn.flow, turn.change));
+    }
 }
 
 /// Turns of which something has waited for long enough.
@@ -142,44 +182,9 @@ pub(crate) fn release_due<C: Core>(shared: &Shared<C>, assembler: &mut Assembler
     for turn in shared.overtaking.take(now) {
         if turn.is_due(now) {
             release(shared, assembler, &turn);
-        } else if let Some(until) = turn.waiting.lock().until.filter(|until| *until > now) {
+        } else if let Some(until) = turn.due().filter(|until| *until > now) {
             shared.overtaking.add(&turn, until);
         }
-    }
-}
-
-/// Flows that are to be sent by another stack, for the thread that reads `sal0`.
-pub(crate) struct Turns {
-    flows: Mutex<Vec<FlowId>>,
-    is_waiting: AtomicBool,
-    wake: Wake,
-}
-
-impl Turns {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { flows: Mutex::default(), is_waiting: AtomicBool::new(false), wake: Wake::new()? })
-    }
-
-    pub fn add(&self, flow: FlowId) {
-        self.flows.lock().push(flow);
-        self.is_waiting.store(true, Ordering::Release);
-        self.wake.set();
-    }
-
-    pub fn take(&self) -> Vec<FlowId> {
-        // Reading first keeps the cache line shared in the common case.
-        if !self.is_waiting.load(Ordering::Relaxed) || !self.is_waiting.swap(false, Ordering::AcqRel) {
-            return Vec::new();
-        }
-        // In this order: what is added meanwhile has the next call come here, which clears what it sets.
-        self.wake.clear();
-        std::mem::take(&mut *self.flows.lock())
-    }
-}
-
-impl AsFd for Turns {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
     }
 }
 
@@ -214,6 +219,17 @@ mod tests {
         DataRepr { stack, flags: 0, dst_flow: FlowId(7), packet_number: 1, index: 0, count: 1 }
     }
 
+    /// The peer has said that it turns.
+    fn said(change: u32, to: Stack) -> Turn {
+        let turn = Turn::new(FlowId(7), change, to);
+        turn.say(Instant::ZERO);
+        turn
+    }
+
+    fn held_until(millis: u64) -> Admission {
+        Admission::Held(Some(Instant::from_millis(millis)))
+    }
+
     fn admit(turn: &Turn, millis: u64, stack: Stack) -> Admission {
         let from = "10.0.0.2:54324".parse().expect("literal");
         let number = if stack == Stack::Plain { 2 } else { 3 };
@@ -222,10 +238,10 @@ mod tests {
 
     #[test]
     fn what_overtakes_waits_for_the_fence_and_what_comes_behind_it_is_late() {
-        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        let turn = said(9, Stack::Secure);
         assert_eq!(admit(&turn, 1, Stack::Plain), Admission::Take);
-        assert_eq!(admit(&turn, 2, Stack::Secure), Admission::Held(Instant::from_millis(52)));
-        assert_eq!(admit(&turn, 3, Stack::Secure), Admission::Held(Instant::from_millis(52)), "as long as the first");
+        assert_eq!(admit(&turn, 2, Stack::Secure), held_until(52));
+        assert_eq!(admit(&turn, 3, Stack::Secure), held_until(52), "as long as the first");
         assert_eq!(admit(&turn, 4, Stack::Plain), Admission::Take);
         assert!(!turn.fence(8), "of another change");
         assert!(turn.fence(9) && !turn.fence(9), "once");
@@ -236,16 +252,46 @@ mod tests {
 
     #[test]
     fn a_lost_fence_holds_up_little_and_not_for_long() {
-        let turn = Turn::new(FlowId(7), 9, Stack::Plain);
+        let turn = said(9, Stack::Plain);
         assert!(!turn.is_due(Instant::from_millis(1000)), "nothing waits");
-        assert_eq!(admit(&turn, 1000, Stack::Plain), Admission::Held(Instant::from_millis(1050)));
+        assert_eq!(admit(&turn, 1000, Stack::Plain), held_until(1050));
         assert!(!turn.is_due(Instant::from_millis(1049)));
         assert!(turn.is_due(Instant::from_millis(1050)) && !turn.is_due(Instant::from_millis(1051)));
-        let turn = Turn::new(FlowId(7), 10, Stack::Plain);
+        let turn = said(10, Stack::Plain);
         for _ in 0..HELD_MAX {
             assert!(matches!(admit(&turn, 1, Stack::Plain), Admission::Held(_)));
         }
         assert_eq!(admit(&turn, 1, Stack::Plain), Admission::Overtaken);
         assert_eq!((turn.take_held().len(), admit(&turn, 1, Stack::Secure)), (HELD_MAX, Admission::Late));
+    }
+
+    #[test]
+    fn what_is_forged_before_the_peer_has_said_a_word_ends_nothing() {
+        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        for _ in 0..HELD_MAX {
+            assert_eq!(admit(&turn, 1, Stack::Secure), Admission::Held(None));
+        }
+        assert_eq!(admit(&turn, 1, Stack::Secure), Admission::Full);
+        assert!(turn.due().is_none() && !turn.is_due(Instant::from_millis(60_000)));
+        assert_eq!(admit(&turn, 60_000, Stack::Plain), Admission::Take);
+        turn.say(Instant::from_millis(60_000));
+        turn.say(Instant::from_millis(60_010));
+        assert_eq!(turn.due(), Some(Instant::from_millis(60_050)), "as of the first word");
+        assert!(turn.is_due(Instant::from_millis(60_050)));
+        assert_eq!(admit(&turn, 60_051, Stack::Plain), Admission::Late);
+    }
+
+    #[test]
+    fn of_a_change_that_is_over_what_waits_goes_on_before_anything_else() {
+        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        assert!(!turn.end(Instant::from_millis(5)), "nothing waits");
+        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        admit(&turn, 1, Stack::Secure);
+        assert!(turn.end(Instant::from_millis(5)) && turn.is_due(Instant::from_millis(5)));
+        for stack in Stack::ALL {
+            assert_eq!(admit(&turn, 5, stack), Admission::Overtaken);
+        }
+        assert_eq!((turn.take_held().len(), turn.due()), (1, None));
+        assert!(!turn.is_due(Instant::from_millis(6)), "given on already");
     }
 }

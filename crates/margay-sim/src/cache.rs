@@ -133,7 +133,7 @@ impl Cache {
         }
     }
 
-    pub(crate) fn apply(&mut self, update: EntryUpdate) {
+    pub(crate) fn apply(&mut self, now: Instant, update: EntryUpdate) {
         match update {
             EntryUpdate::Path(path) => {
                 let before = self.paths.insert(path.id, path);
@@ -155,7 +155,7 @@ impl Cache {
             // Simulated programs know surrogates, and striped flows take their places in turn.
             EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}
             EntryUpdate::Begun { next, expected, .. } => self.last_begun = Some((next, expected)),
-            EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(entry),
+            EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(now, entry),
             EntryUpdate::Grant(grant) => {
                 self.grants.insert(grant.id, *grant);
                 if let (Some(kernel), Some(path)) = (&mut self.kernel, self.paths.get(&grant.path)) {
@@ -185,7 +185,7 @@ impl Cache {
         }
     }
 
-    fn install(&mut self, entry: Entry) {
+    fn install(&mut self, now: Instant, entry: Entry) {
         let known = self.by_flow.get(&entry.flow);
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
@@ -194,8 +194,10 @@ impl Cache {
             let last = self.last_packet(entry.flow, entry.stacks.change);
             self.last_packets.extend(last);
         }
-        if let Taking::Only(_) = entry.stacks.takes {
-            self.settled.extend(self.turns.end(entry.flow));
+        match entry.stacks.takes {
+            Taking::Only(_) => self.settled.extend(self.turns.end(entry.flow)),
+            Taking::Turning(_) => self.turns.say(now, entry.flow, entry.stacks.change),
+            Taking::Ready(_) => {}
         }
         if let Some(keys) = entry.seal
             && self.seals.get(&entry.flow).is_none_or(|known| !known.has(&keys))
@@ -250,7 +252,7 @@ impl Cache {
         let stacks = self.by_flow.get(&data.dst_flow)?.entry.stacks;
         let stack = Stack::of_number(data.stack);
         let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
-        self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange));
+        self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
         self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
         Some((data.dst_flow, admission))
     }

@@ -533,7 +533,7 @@ impl Host {
 
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
         match self.cache.admit(now, from, datagram) {
-            Some((_, Admission::Held | Admission::Late)) => return true,
+            Some((_, Admission::Held | Admission::Late | Admission::Full)) => return true,
             Some((flow, Admission::Strange)) => {
                 self.sal.handle_strange_stack(now, flow);
                 return true;
@@ -707,7 +707,7 @@ impl Host {
     }
 
     fn update(&mut self, now: Instant, update: EntryUpdate) {
-        self.cache.apply(update);
+        self.cache.apply(now, update);
         let last = self.cache.take_last_packets();
         self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
         for (from, datagram) in self.cache.take_settled() {

@@ -25,6 +25,8 @@ pub(crate) enum Admission {
     Late,
     /// It is of a stack that the flow does not have.
     Strange,
+    /// Too much waits for the word of a peer that may not turn at all.
+    Full,
 }
 
 struct Turn {
@@ -32,6 +34,20 @@ struct Turn {
     is_fenced: bool,
     held: Vec<(SocketAddr, Vec<u8>)>,
     since: Instant,
+    /// When the peer had said that it turns.
+    said: Option<Instant>,
+}
+
+impl Turn {
+    fn new(now: Instant, change: u32) -> Self {
+        Self { change, is_fenced: false, held: Vec::new(), since: now, said: None }
+    }
+
+    /// When what waits is given on, whatever comes.
+    fn due(&self) -> Option<Instant> {
+        let said = self.said.filter(|_| !self.held.is_empty())?;
+        Some(said.max(self.since) + FENCE_WAIT)
+    }
 }
 
 /// The turns of a host's flows. They outlive entries.
@@ -49,18 +65,15 @@ impl Turns {
     ) -> Admission {
         let to = match takes {
             Taking::Only(only) => return if stack == Some(only) { Admission::Take } else { Admission::Strange },
-            Taking::Turning(to) => to,
+            Taking::Ready(to) | Taking::Turning(to) => to,
         };
-        let fresh = || Turn { change, is_fenced: false, held: Vec::new(), since: now };
-        let turn = self.0.entry(flow).or_insert_with(fresh);
-        if turn.change != change {
-            *turn = fresh();
-        }
+        let turn = self.turn(now, flow, change);
         match (stack, turn.is_fenced) {
             (None, _) => Admission::Strange,
             (Some(stack), true) if stack == to => Admission::Take,
             (Some(_), true) => Admission::Late,
             (Some(stack), false) if stack != to => Admission::Take,
+            (Some(_), false) if turn.held.len() >= HELD_MAX && turn.said.is_none() => Admission::Full,
             (Some(_), false) if turn.held.len() >= HELD_MAX => {
                 turn.is_fenced = true;
                 Admission::Overtaken(change)
@@ -75,10 +88,22 @@ impl Turns {
         }
     }
 
+    fn turn(&mut self, now: Instant, flow: FlowId, change: u32) -> &mut Turn {
+        let turn = self.0.entry(flow).or_insert_with(|| Turn::new(now, change));
+        if turn.change != change {
+            *turn = Turn::new(now, change);
+        }
+        turn
+    }
+
+    /// The peer has said that it turns.
+    pub fn say(&mut self, now: Instant, flow: FlowId, change: u32) {
+        self.turn(now, flow, change).said.get_or_insert(now);
+    }
+
     /// The FENCE of a change has come. False if it is of another one, or has come before.
     pub fn fence(&mut self, now: Instant, flow: FlowId, change: u32) -> bool {
-        let fresh = || Turn { change, is_fenced: false, held: Vec::new(), since: now };
-        let turn = self.0.entry(flow).or_insert_with(fresh);
+        let turn = self.0.entry(flow).or_insert_with(|| Turn::new(now, change));
         turn.change == change && !std::mem::replace(&mut turn.is_fenced, true)
     }
 
@@ -93,12 +118,12 @@ impl Turns {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.0.values().filter(|turn| !turn.held.is_empty()).map(|turn| turn.since + FENCE_WAIT).min()
+        self.0.values().filter_map(Turn::due).min()
     }
 
     /// Flows of which something has waited for too long, and by which changes.
     pub fn take_due(&mut self, now: Instant) -> Vec<(FlowId, u32)> {
-        let is_due = |turn: &Turn| !turn.held.is_empty() && turn.since + FENCE_WAIT <= now;
+        let is_due = |turn: &Turn| turn.due().is_some_and(|due| due <= now);
         let mut due: Vec<(FlowId, u32)> =
             self.0.iter().filter(|(_, turn)| is_due(turn)).map(|(flow, turn)| (*flow, turn.change)).collect();
         due.sort_unstable();

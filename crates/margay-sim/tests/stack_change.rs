@@ -539,6 +539,65 @@ fn what_is_forged_or_seen_again_changes_nothing() {
     pair.check(Duration::from_millis(300), "forged");
 }
 
+/// Sealed DATA that nobody has sealed, from one end of the flow to the other, `count` times.
+fn forge_sealed(pair: &mut Pair, from: HostId, count: u8) {
+    let source = pair.world.host(from).address;
+    let recorded = pair.world.recording.as_ref().expect("recording");
+    let is_its = |bytes: &[u8]| DataRepr::parse(bytes).is_ok_and(|data| data.stack == STACK_ENCAP);
+    let found = recorded.iter().find(|(source_of, _, bytes)| source_of.ip() == source && is_its(bytes));
+    let (from, to, mut forged) = found.expect("the flow has carried something").clone();
+    (forged[2], forged[3]) = (Cipher::Aes256Gcm.stack(), 0);
+    for number in 0..count {
+        forged[8] = number;
+        pair.world.inject(from, to, forged.clone());
+    }
+}
+
+#[test]
+fn nothing_forged_makes_a_change_that_the_initiator_has_not_made() {
+    for count in [1, 70] {
+        let what = format!("{count} forged");
+        let mut pair = pair(10, slow(30), false, (false, false), Plan::LISTEN);
+        pair.record();
+        pair.open();
+        pair.chat(SECOND);
+        assert_eq!(pair.order(pair.client, Stack::Secure), Ok(true), "{what}");
+        pair.chat(Duration::from_millis(35));
+        assert_eq!(pair.flow(pair.server).stack.changing_to, Some(Stack::Secure), "{what}: it is ready");
+        // The initiator hears nothing of that.
+        pair.world.network.weather = Weather { loss_per_mille: 1000, ..slow(30) };
+        let client = pair.client;
+        forge_sealed(&mut pair, client, count);
+        pair.world.run_for(SECOND);
+        assert_eq!(pair.stacks(), [Stack::Plain; 2], "{what}");
+        pair.world.run_for(SECOND * 5);
+        assert!(pair.is_settled(Stack::Plain), "{what}");
+        for host in pair.hosts() {
+            let last = pair.flow(host).stack.changes.last().copied().expect("a change");
+            assert_eq!(last.outcome.label(), "no-answer", "{what}");
+        }
+    }
+}
+
+#[test]
+fn nothing_forged_has_packets_of_a_peer_that_has_not_turned_yet_dropped() {
+    for count in [1, 70] {
+        let mut pair = pair(11, slow(100), false, (false, false), Plan::LISTEN);
+        pair.record();
+        pair.open();
+        pair.chat(SECOND);
+        assert_eq!(pair.order(pair.client, Stack::Secure), Ok(true));
+        // The answer has come, and the confirmation is on its way.
+        pair.chat(Duration::from_millis(210));
+        assert_eq!(pair.stacks(), [Stack::Secure, Stack::Plain]);
+        let server = pair.server;
+        forge_sealed(&mut pair, server, count);
+        pair.chat(SECOND);
+        assert!(pair.is_settled(Stack::Secure));
+        pair.nothing_is_missing(&format!("{count} forged"));
+    }
+}
+
 #[test]
 fn a_flow_within_one_host_stays_as_it_is() {
     let mut pair = pair(8, slow(5), false, (false, false), CHAT);

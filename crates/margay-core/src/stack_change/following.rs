@@ -17,6 +17,8 @@ use crate::time::Instant;
 pub enum FollowingState {
     /// It takes both stacks, and sends by the old one.
     Ready,
+    /// The same. The initiator's FENCE has come, and its word has not.
+    FenceFirst,
     /// It sends by the new stack; the initiator's FENCE has not come.
     Turning,
     /// The change is over, and made.
@@ -30,7 +32,7 @@ pub enum FollowingState {
 pub enum FollowingEvent {
     /// The initiator sends by the new stack.
     Confirmed,
-    /// The initiator's FENCE has come: it sends by the new stack.
+    /// A FENCE has come, as the initiator sends when it turns.
     Fenced,
     /// The initiator has given the change up.
     Abandoned,
@@ -41,16 +43,19 @@ pub enum FollowingEvent {
 /// The declared life of a change at its following end.
 pub const FOLLOWING: Machine<FollowingState, FollowingEvent> = {
     use FollowingEvent::{Abandoned, Confirmed, Fenced, TimeOut};
-    use FollowingState::{Left, Made, Ready, Turning};
+    use FollowingState::{FenceFirst, Left, Made, Ready, Turning};
     Machine {
         name: "change of a stack at the responder",
-        states: &[Ready, Turning, Made, Left],
+        states: &[Ready, FenceFirst, Turning, Made, Left],
         events: &[Confirmed, Fenced, Abandoned, TimeOut],
         transitions: &[
             (Ready, Confirmed, Turning),
-            (Ready, Fenced, Made),
+            (Ready, Fenced, FenceFirst),
             (Ready, Abandoned, Left),
             (Ready, TimeOut, Left),
+            (FenceFirst, Confirmed, Made),
+            (FenceFirst, Abandoned, Left),
+            (FenceFirst, TimeOut, Left),
             (Turning, Fenced, Made),
             (Turning, TimeOut, Made),
         ],
@@ -73,7 +78,7 @@ pub(super) struct Following {
 impl Following {
     /// Whether there is no way back to the old stack.
     pub fn is_made(&self) -> bool {
-        self.state != FollowingState::Ready
+        !matches!(self.state, FollowingState::Ready | FollowingState::FenceFirst)
     }
 }
 
@@ -122,18 +127,20 @@ impl Sal {
         let Some(stacks) = self.flows.get(id).map(|flow| flow.stacks) else { return Err(DropReason::UnknownFlow) };
         let distance = said.number.wrapping_sub(stacks.change).cast_signed();
         if let Some(following) = self.stack_changes.following.get(&id).filter(|one| one.number == said.number) {
-            if following.state == FollowingState::Ready {
+            if !following.is_made() {
                 self.say_change(id, ChangeStep::Answer, to, said.number);
             }
             return Ok(());
         }
-        if let Some(following) = self.stack_changes.following.get_mut(&id).filter(|one| one.is_made()) {
-            // What the initiator sent before its FENCE may still wait to be read: no other stack is taken until then.
-            following.next = Some(said);
-            return Ok(());
-        }
         if stacks.change != 0 && distance <= 0 {
             return Err(DropReason::Stale);
+        }
+        if let Some(following) = self.stack_changes.following.get_mut(&id).filter(|one| one.is_made()) {
+            // What the initiator sent before its FENCE may still wait to be read: no other stack is taken until then.
+            if following.next.is_none_or(|kept| said.number.wrapping_sub(kept.number).cast_signed() > 0) {
+                following.next = Some(said);
+            }
+            return Ok(());
         }
         if self.stack_changes.following.contains_key(&id) {
             // The initiator has given the change before up, and the word of that is lost.
@@ -182,7 +189,7 @@ impl Sal {
         self.stack_changes.following.insert(id, following);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
-            flow.stacks.takes = Taking::Turning(to);
+            flow.stacks.takes = Taking::Ready(to);
         }
         self.install_again(id);
         self.events.push(Event::FlowChanged(id));
@@ -206,6 +213,16 @@ impl Sal {
         self.told(now, id, said, false)
     }
 
+    /// The initiator has given a change up: this one, or the next.
+    pub(super) fn abandoned(&mut self, now: Instant, id: FlowId, number: u32) -> Result<(), DropReason> {
+        if let Some(following) = self.stack_changes.following.get_mut(&id)
+            && following.next.take_if(|kept| kept.number == number).is_some()
+        {
+            return Ok(());
+        }
+        self.following_event(now, id, number, FollowingEvent::Abandoned)
+    }
+
     /// What is not listed changes nothing: words come twice, and late.
     pub(super) fn following_event(
         &mut self,
@@ -216,18 +233,22 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let following = self.stack_changes.following.get_mut(&id).filter(|one| one.number == number);
         let following = following.ok_or(DropReason::Stale)?;
-        let before = following.state;
-        let after = FOLLOWING.after(before, event).map_err(|_| DropReason::Unexpected)?;
+        let was_made = following.is_made();
+        let after = FOLLOWING.after(following.state, event).map_err(|_| DropReason::Unexpected)?;
         following.state = after;
         let to = following.to;
         match after {
             FollowingState::Turning => {
                 following.until = now + PATIENCE;
                 self.turn(id, to, Taking::Turning(to));
+                self.say_change(id, ChangeStep::Done, to, number);
             }
             FollowingState::Made => {
                 let next = following.next.take();
                 self.settle(now, id, to);
+                if !was_made {
+                    self.say_change(id, ChangeStep::Done, to, number);
+                }
                 self.end_following(now, id, ChangeOutcome::Done);
                 if let Some(next) = next {
                     return self.requested(now, id, next);
@@ -237,10 +258,7 @@ impl Sal {
                 self.unready(id);
                 self.end_following(now, id, ChangeOutcome::NoAnswer);
             }
-            FollowingState::Ready => {}
-        }
-        if before == FollowingState::Ready && after != FollowingState::Left {
-            self.say_change(id, ChangeStep::Done, to, number);
+            FollowingState::Ready | FollowingState::FenceFirst => {}
         }
         Ok(())
     }

@@ -24,6 +24,8 @@ pub enum LeadingState {
     Asking,
     /// This end sends by the new stack, and waits for the responder.
     Turning,
+    /// The responder's FENCE has come, and its word has not.
+    FenceFirst,
     /// The responder has said that it sends by the new stack, too; its FENCE has not come.
     Told,
     /// The change is over.
@@ -39,7 +41,7 @@ pub enum LeadingEvent {
     Refused,
     /// The responder sends by the new stack.
     Done,
-    /// The responder's FENCE has come: it sends by the new stack.
+    /// A FENCE has come, as the responder sends when it turns.
     Fenced,
     /// The responder has said nothing for as long as the state lasts.
     TimeOut,
@@ -48,18 +50,20 @@ pub enum LeadingEvent {
 /// The declared life of a change at its leading end.
 pub const LEADING: Machine<LeadingState, LeadingEvent> = {
     use LeadingEvent::{Answered, Done, Fenced, Refused, TimeOut};
-    use LeadingState::{Asking, Over, Told, Turning};
+    use LeadingState::{Asking, FenceFirst, Over, Told, Turning};
     Machine {
         name: "change of a stack at the initiator",
-        states: &[Asking, Turning, Told, Over],
+        states: &[Asking, Turning, FenceFirst, Told, Over],
         events: &[Answered, Refused, Done, Fenced, TimeOut],
         transitions: &[
             (Asking, Answered, Turning),
             (Asking, Refused, Over),
             (Asking, TimeOut, Over),
             (Turning, Done, Told),
-            (Turning, Fenced, Over),
+            (Turning, Fenced, FenceFirst),
             (Turning, TimeOut, Over),
+            (FenceFirst, Done, Over),
+            (FenceFirst, TimeOut, Over),
             (Told, Fenced, Over),
             (Told, TimeOut, Over),
         ],
@@ -191,20 +195,24 @@ impl Sal {
             leading.until = now + PATIENCE;
             leading.state = after;
             let to = leading.to;
-            self.turn(id, to, Taking::Turning(to));
+            self.turn(id, to, Taking::Ready(to));
             self.leading_due(now);
             return Ok(());
         }
         leading.state = after;
         match after {
-            LeadingState::Told => leading.sends.next = None,
+            LeadingState::Told => {
+                leading.sends.next = None;
+                let to = leading.to;
+                self.turn(id, to, Taking::Turning(to));
+            }
             LeadingState::Over if before == LeadingState::Asking => self.abandon(now, id, ChangeOutcome::NoAnswer),
             LeadingState::Over => {
                 let to = leading.to;
                 self.settle(now, id, to);
                 self.end_leading(now, id, ChangeOutcome::Done);
             }
-            LeadingState::Asking | LeadingState::Turning => {}
+            LeadingState::Asking | LeadingState::Turning | LeadingState::FenceFirst => {}
         }
         Ok(())
     }
@@ -247,7 +255,9 @@ impl Sal {
             if leading.sends.take(now) {
                 match state {
                     LeadingState::Asking => self.say_change(id, ChangeStep::Request, to, number),
-                    LeadingState::Turning => self.say_change(id, ChangeStep::Confirm, to, number),
+                    LeadingState::Turning | LeadingState::FenceFirst => {
+                        self.say_change(id, ChangeStep::Confirm, to, number);
+                    }
                     LeadingState::Told | LeadingState::Over => {}
                 }
             }

@@ -18,6 +18,9 @@
 //! nothing is lost and nothing overtakes. Messages that are lost delay a change, and never stop data: before the
 //! confirmation both send by the old stack, and after it both take the new one.
 //!
+//! A change is made by the peer's word alone: by a message, or by a sealed FENCE. What is of the new stack, or a plain
+//! FENCE, anybody may forge, or may have kept from an earlier change.
+//!
 //! An end that demands a sealed flow agrees to nothing less, and asks for nothing less. Two ends that have come to
 //! think different things of a flow (an agent started again in the middle of a change) tell each other, and both go to
 //! the sealed one: [`settling`].
@@ -104,7 +107,10 @@ impl fmt::Display for Stack {
 pub enum Taking {
     /// What is of this stack.
     Only(Stack),
-    /// What is of the other stack, until its FENCE; from there on what is of this one.
+    /// What is of the other stack, until its FENCE; from there on what is of this one. The peer has not said yet that it
+    /// turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
+    Ready(Stack),
+    /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for long.
     Turning(Stack),
 }
 
@@ -113,7 +119,7 @@ impl Taking {
     pub fn has(self, stack: Stack) -> bool {
         match self {
             Self::Only(only) => only == stack,
-            Self::Turning(_) => true,
+            Self::Ready(_) | Self::Turning(_) => true,
         }
     }
 }
@@ -148,7 +154,8 @@ impl Stacks {
 
     /// Whether what comes direct may be the peer's: it is plain, and was so before the present change.
     pub fn takes_direct(self) -> bool {
-        matches!(self.takes, Taking::Only(Stack::Plain) | Taking::Turning(Stack::Secure))
+        let (Taking::Ready(to) | Taking::Turning(to)) = self.takes else { return self.takes.has(Stack::Plain) };
+        to == Stack::Secure
     }
 }
 
@@ -325,18 +332,22 @@ impl Sal {
             (ChangeStep::Refuse, Role::Initiator) => self.request_refused(now, id, message, said),
             (ChangeStep::Refuse, Role::Responder) => self.proposal_refused(now, id, message, said),
             (ChangeStep::Confirm, Role::Responder) => self.confirmed(now, id, said),
-            (ChangeStep::Abandon, Role::Responder) => {
-                self.following_event(now, id, said.number, FollowingEvent::Abandoned)
-            }
+            (ChangeStep::Abandon, Role::Responder) => self.abandoned(now, id, said.number),
             (ChangeStep::Tell, _) => self.told(now, id, said, message.flags.contains(Flags::CONFIRM)),
             _ => Err(DropReason::Unexpected),
         }
     }
 
-    /// The flow cache has come to the peer's FENCE of a change, or to what can only follow it.
+    /// The flow cache has come to the peer's FENCE of a change; or to what can only follow it, where the peer has said
+    /// that it turns.
     pub fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
         self.now = now;
         // Either one knows of this change, or neither does any more.
+        if self.flows.get(id).is_some_and(|flow| flow.stacks.takes == Taking::Ready(Stack::Plain)) {
+            // The FENCE was sealed: the peer has said it by this. A plain one may be anybody's.
+            let _ = self.leading_event(now, id, change, LeadingEvent::Done);
+            let _ = self.following_event(now, id, change, FollowingEvent::Confirmed);
+        }
         let _ = self.leading_event(now, id, change, LeadingEvent::Fenced);
         let _ = self.following_event(now, id, change, FollowingEvent::Fenced);
     }

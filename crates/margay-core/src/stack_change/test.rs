@@ -11,7 +11,8 @@ use margay_wire::CHANGES;
 fn the_whole_matrix_of_the_leading_end() {
     let expected = "\
 Asking Answered Turning\nAsking Refused Over\nAsking Done -\nAsking Fenced -\nAsking TimeOut Over
-Turning Answered -\nTurning Refused -\nTurning Done Told\nTurning Fenced Over\nTurning TimeOut Over
+Turning Answered -\nTurning Refused -\nTurning Done Told\nTurning Fenced FenceFirst\nTurning TimeOut Over
+FenceFirst Answered -\nFenceFirst Refused -\nFenceFirst Done Over\nFenceFirst Fenced -\nFenceFirst TimeOut Over
 Told Answered -\nTold Refused -\nTold Done -\nTold Fenced Over\nTold TimeOut Over
 Over Answered -\nOver Refused -\nOver Done -\nOver Fenced -\nOver TimeOut -\n";
     assert_eq!(LEADING.matrix(), expected);
@@ -21,7 +22,8 @@ Over Answered -\nOver Refused -\nOver Done -\nOver Fenced -\nOver TimeOut -\n";
 #[test]
 fn the_whole_matrix_of_the_following_end() {
     let expected = "\
-Ready Confirmed Turning\nReady Fenced Made\nReady Abandoned Left\nReady TimeOut Left
+Ready Confirmed Turning\nReady Fenced FenceFirst\nReady Abandoned Left\nReady TimeOut Left
+FenceFirst Confirmed Made\nFenceFirst Fenced -\nFenceFirst Abandoned Left\nFenceFirst TimeOut Left
 Turning Confirmed -\nTurning Fenced Made\nTurning Abandoned -\nTurning TimeOut Made
 Made Confirmed -\nMade Fenced -\nMade Abandoned -\nMade TimeOut -
 Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
@@ -36,8 +38,10 @@ fn what_may_come_of_each_stack() {
     assert_eq!(taken(Taking::Only(Plain)), [true, false]);
     assert_eq!(taken(Taking::Only(Secure)), [false, true]);
     assert_eq!(taken(Taking::Turning(Plain)), [true, true]);
+    assert_eq!(taken(Taking::Ready(Secure)), [true, true]);
     let direct = |takes| Stacks { sends: Plain, takes, change: 1 }.takes_direct();
     assert!(direct(Taking::Only(Plain)) && direct(Taking::Turning(Secure)));
+    assert!(direct(Taking::Ready(Secure)) && !direct(Taking::Ready(Plain)));
     assert!(!direct(Taking::Only(Secure)) && !direct(Taking::Turning(Plain)), "a sealed flow takes nothing direct");
     assert_eq!([2, 3, 4, 1, 8].map(Stack::of_number), [Some(Plain), Some(Secure), Some(Secure), None, None]);
 }
@@ -140,4 +144,94 @@ fn eight_changes_are_remembered_and_a_flow_that_ends_frees_its_lock() {
     let ended = core::iter::from_fn(|| sal.poll_event())
         .any(|event| matches!(event, Event::StackChanged { change, .. } if change.outcome == ChangeOutcome::Ended));
     assert!(ended);
+}
+
+/// What an initiator asks for.
+fn request(stack: Stack, number: u32) -> ChangeRepr {
+    let stack = if stack == Stack::Secure { Cipher::ChaCha20Poly1305.stack() } else { STACK_ENCAP };
+    ChangeRepr { step: ChangeStep::Request, stack, demands: false, number }
+}
+
+fn stacks(sal: &Sal, id: FlowId) -> Stacks {
+    sal.flows.get(id).expect("there").stacks
+}
+
+#[test]
+fn a_plain_fence_makes_no_change_before_the_peer_has_said_a_word() {
+    let (mut sal, id) = host(Role::Responder, ABLE);
+    let start = Instant::from_millis(10_000);
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
+    sal.handle_turned(start, id, 5);
+    assert_eq!(said(&mut sal), [ChangeStep::Answer], "it has not turned");
+    assert_eq!(stacks(&sal, id).sends, Stack::Plain);
+    // The answer is lost.
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!(said(&mut sal), [ChangeStep::Answer]);
+    assert_eq!(sal.confirmed(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![ChangeStep::Done]));
+    // By a sealed one the peer says it itself.
+    assert_eq!(sal.requested(start, id, request(Stack::Plain, 6)), Ok(()));
+    sal.handle_turned(start, id, 6);
+    let steps = alloc::vec![ChangeStep::Answer, ChangeStep::Done];
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Plain), steps));
+    // One that is forged, and no more: it goes on as it was.
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 7)), Ok(()));
+    sal.handle_turned(start, id, 7);
+    sal.handle_timeout(start + PATIENCE * 2);
+    assert_eq!(stacks(&sal, id).settled(), Some(Stack::Plain));
+}
+
+#[test]
+fn the_leading_end_takes_no_plain_fence_for_the_responders_word() {
+    let (mut sal, id) = host(Role::Initiator, ABLE);
+    let start = Instant::from_millis(10_000);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Ok(true));
+    let number = stacks(&sal, id).change;
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Answered), Ok(()));
+    assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
+    sal.handle_turned(start, id, number);
+    assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (None, 1));
+    said(&mut sal);
+    sal.handle_timeout(start + PATIENCE / 2);
+    assert!(said(&mut sal).contains(&ChangeStep::Confirm), "it is said again");
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Done), Ok(()));
+    assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (Some(Stack::Secure), 0));
+}
+
+#[test]
+fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_fence() {
+    let start = Instant::from_millis(10_000);
+    let kept = |requests: &[u32]| {
+        let (mut sal, id) = host(Role::Responder, ABLE);
+        assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+        assert_eq!(sal.confirmed(start, id, request(Stack::Secure, 5)), Ok(()));
+        said(&mut sal);
+        for number in requests {
+            assert_eq!(sal.requested(start, id, request(Stack::Plain, *number)), Ok(()));
+        }
+        assert!(said(&mut sal).is_empty(), "what is of the stack before may still wait to be read");
+        assert_eq!(stacks(&sal, id).takes, Taking::Turning(Stack::Secure));
+        (sal, id)
+    };
+    let (mut sal, id) = kept(&[6, 6, 7, 6]);
+    assert_eq!(sal.requested(start, id, request(Stack::Plain, 4)), Err(DropReason::Stale));
+    sal.handle_turned(start, id, 5);
+    let Stacks { takes, change, .. } = stacks(&sal, id);
+    assert_eq!((takes, change), (Taking::Ready(Stack::Plain), 7), "the last one");
+    assert_eq!(said(&mut sal), [ChangeStep::Answer]);
+    // The FENCE is lost.
+    let (mut sal, id) = kept(&[6]);
+    sal.handle_timeout(start + PATIENCE);
+    assert_eq!(
+        (stacks(&sal, id).takes, said(&mut sal)),
+        (Taking::Ready(Stack::Plain), alloc::vec![ChangeStep::Answer])
+    );
+    // The initiator does not wait for so long.
+    let (mut sal, id) = kept(&[6]);
+    assert_eq!(sal.abandoned(start, id, 7), Err(DropReason::Stale));
+    assert_eq!(sal.abandoned(start, id, 6), Ok(()));
+    sal.handle_turned(start, id, 5);
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![]));
+    assert!(sal.flow(id).is_some_and(|flow| flow.stack.changing_to.is_none()));
 }

@@ -79,22 +79,41 @@ impl Table {
         record.is_some_and(|record| record.may_complain(clock::now()))
     }
 
-    /// The turn of a flow's peer, while there is one.
+    /// The turn of a flow's peer, while there is one, or something waits of it.
     pub(super) fn turn_of(&self, slot: &Slot) -> Option<Arc<Turn>> {
-        match slot.stacks.takes {
-            Taking::Only(_) => None,
-            Taking::Turning(_) => self.turns.get(&slot.flow).cloned(),
-        }
+        // There seldom is any.
+        if self.turns.is_empty() { None } else { self.turns.get(&slot.flow).cloned() }
     }
 
-    /// Keeps what is known of a turn as long as the entries say that there is one.
+    /// Keeps what is known of a turn as long as the entries say that there is one, or something waits of it.
     pub(super) fn follow_turn(&mut self, flow: FlowId, takes: Taking, change: u32) {
-        let Taking::Turning(to) = takes else {
-            self.turns.remove(&flow);
-            return;
+        let to = match takes {
+            Taking::Only(_) => {
+                if self.turns.get(&flow).is_some_and(|turn| !turn.end(clock::now())) {
+                    self.turns.remove(&flow);
+                }
+                return;
+            }
+            Taking::Ready(to) | Taking::Turning(to) => to,
         };
         if self.turns.get(&flow).is_none_or(|turn| turn.change != change) {
             self.turns.insert(flow, Arc::new(Turn::new(flow, change, to)));
+        }
+        if let Some(turn) = self.turns.get(&flow).filter(|_| matches!(takes, Taking::Turning(_))) {
+            turn.say(clock::now());
+        }
+    }
+
+    /// The turn of a flow of which something waits, and until when at most.
+    pub fn waiting_turn(&self, flow: FlowId) -> Option<(Arc<Turn>, Instant)> {
+        let turn = self.turns.get(&flow)?;
+        Some((Arc::clone(turn), turn.due()?))
+    }
+
+    /// Nothing waits any more of a turn that is over.
+    pub fn forget_turn(&mut self, turn: &Turn) {
+        if self.turns.get(&turn.flow).is_some_and(|known| **known == *turn) {
+            self.turns.remove(&turn.flow);
         }
     }
 }

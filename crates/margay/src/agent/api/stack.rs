@@ -32,30 +32,41 @@ pub(super) async fn release(agent: &Agent, request: &StackReleaseRequest) -> Res
     order(agent, parse_id(&request.flow)?, None).await
 }
 
-/// `to`: what is ordered; nothing where an order is released.
+/// `to`: what is ordered; nothing where an order is released. The audit log has what is ordered before it is done, and
+/// what is refused besides.
 async fn order(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<FlowInfo, Status> {
+    let (act, detail) = to.map_or(("stack-release", String::new()), |to| ("stack-set", to.to_string()));
+    note(agent, act, id, detail.clone())?;
+    let ordered = change(agent, id, to).await;
+    if let Err(refused) = &ordered {
+        note(agent, "stack-refused", id, format!("{act} {detail}: {}", refused.message()))?;
+    }
+    ordered?;
+    show(agent, &id.to_string()).await
+}
+
+fn note(agent: &Agent, act: &str, id: FlowId, detail: String) -> Result<(), Status> {
+    let entry = AuditEntry::once(agent.clock.unix_s(), act, id.to_string(), detail);
+    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+}
+
+/// Gives an order, and waits until the flow is so.
+async fn change(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<(), Status> {
     // Before the order: what comes of it may be told at once.
     let heard = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let begun = agent.core.0.with_sal(|sal, now| match to {
         Some(to) => sal.set_flow_stack(now, id, to),
         None => sal.release_flow_stack(now, id),
     });
-    let act = if to.is_some() { "stack-set" } else { "stack-release" };
-    let is_under_way = begun.map_err(|refused| status_of(&refused))?;
-    let detail = to.map_or_else(String::new, |to| to.to_string());
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, id.to_string(), detail);
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)?;
-    if is_under_way {
-        match outcome(agent, id, heard).await {
-            Some(ChangeOutcome::Done) => {}
-            Some(ChangeOutcome::Refused(refused)) => return Err(status_of(&refused)),
-            Some(other) => return Err(environment(other.text())),
-            None => {
-                return Err(environment("the change is not over yet; `margay stack show` shows what becomes of it"));
-            }
-        }
+    if !begun.map_err(|refused| status_of(&refused))? {
+        return Ok(());
     }
-    show(agent, &id.to_string()).await
+    match outcome(agent, id, heard).await {
+        Some(ChangeOutcome::Done) => Ok(()),
+        Some(ChangeOutcome::Refused(refused)) => Err(status_of(&refused)),
+        Some(other) => Err(environment(other.text())),
+        None => Err(environment("the change is not over yet; `margay stack show` shows what becomes of it")),
+    }
 }
 
 fn status_of(refused: &ChangeRefused) -> Status {

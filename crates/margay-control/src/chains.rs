@@ -311,19 +311,28 @@ fn requirement(one: &PolicyRequirement, authority: [u8; 8]) -> Result<Requiremen
     })
 }
 
-/// Whether some session that goes by the rules is taken.
+/// Whether some session that goes by the rules is taken. The server's host sees the certificate of the last box alone.
 fn can_be_met(written: &PolicyRequirement, required: &Requirement, policy: &ChainPolicy) -> Result<(), RulesError> {
     let names_all =
-        |rule: &ChainRule| required.boxes.iter().all(|wanted| rule.boxes.iter().any(|one| one.service == *wanted));
-    let meets = |rule: &&ChainRule| rule.services.overlaps(&required.services) && names_all(rule);
-    if policy.rules.iter().any(|rule| meets(&rule)) {
+        |rule: &&ChainRule| required.boxes.iter().all(|wanted| rule.boxes.iter().any(|one| one.service == *wanted));
+    let is_for_it = |rule: &&ChainRule| rule.services.overlaps(&required.services) && names_all(rule);
+    let ends_in_it = |rule: &ChainRule| rule.boxes.last().is_some_and(|last| required.boxes.contains(&last.service));
+    let mut met = policy.rules.iter().filter(is_for_it).peekable();
+    let names = written.boxes.join(", ");
+    let what = match met.peek().and_then(|rule| rule.boxes.last()) {
+        None => format!(
+            "no chain for it has all of {names}, so that it would take no session at all; write that chain, too"
+        ),
+        Some(last) => format!(
+            "the last box of a chain must be one that the service requires, whose host shows its certificate there; \
+             require {} as well",
+            last.name
+        ),
+    };
+    if met.any(ends_in_it) {
         return Ok(());
     }
-    let place = format!("what `{}` requires", written.services);
-    let names = written.boxes.join(", ");
-    let what =
-        format!("no chain for it has all of {names}, so that it would take no session at all; write that chain, too");
-    Err(RulesError::Wrong { place, what })
+    Err(RulesError::Wrong { place: format!("what `{}` requires", written.services), what })
 }
 
 /// The block of the authority whose names a rule is for.
@@ -467,7 +476,14 @@ mod tests {
         assert!(says(&twice).contains("another one of this name"));
         let unmet = rules(std::slice::from_ref(&one), &[require("web.shop", &["ids.shop"])]);
         assert!(says(&unmet).contains("no chain for it has all of ids.shop"), "{}", says(&unmet));
-        assert!(compile(&rules(&[one], &[require("web.shop", &["fw.shop"])]), authority_block("shop")).is_ok());
+        let block = authority_block("shop");
+        assert!(compile(&rules(&[one], &[require("web.shop", &["fw.shop"])]), block).is_ok());
+        let two = chain("inspect", "web.shop", &["fw.shop", "ids.shop"]);
+        let of_first = rules(std::slice::from_ref(&two), &[require("web.shop", &["fw.shop"])]);
+        assert!(says(&of_first).contains("require ids.shop as well"), "{}", says(&of_first));
+        for enough in [&["ids.shop"][..], &["fw.shop", "ids.shop"]] {
+            assert!(compile(&rules(std::slice::from_ref(&two), &[require("web.shop", enough)]), block).is_ok());
+        }
         let long: Vec<_> =
             (0..1000).map(|n| chain(&format!("{n}{}", "x".repeat(60)), &format!("s{n}.shop"), &[])).collect();
         assert!(says(&rules(&long, &[])).contains("bytes long"));

@@ -139,6 +139,7 @@ impl Sal {
     pub(crate) fn take_flow(&mut self, id: FlowId) -> Option<crate::flow::Flow> {
         let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
+        self.chains.note_gone(&flow, self.now);
         self.asked(id);
         self.forget_stack_changes(id);
         self.quiet_ends.forget(id);
@@ -165,7 +166,9 @@ impl Sal {
         self.queue.update(EntryUpdate::Remove { flow: id, reason });
         let info = Box::new(self.describe(&flow));
         self.events.push(Event::FlowClosed { flow: info, reason, carried: FlowCounters::default() });
-        self.end_other_half(&flow, reason);
+        if let Some(other) = self.other_half(&flow) {
+            self.end_half(other, reason);
+        }
     }
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
@@ -206,7 +209,9 @@ impl Sal {
         }
         let carried = FlowCounters::default();
         self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason, carried }));
-        self.end_half_beside(id, reason);
+        if let Some(other) = self.flows.get(id).and_then(|flow| self.other_half(flow)) {
+            self.end_half(other, reason);
+        }
     }
 
     /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was

@@ -259,6 +259,9 @@ impl Sal {
     ) -> AppVerdict {
         if self.is_unresolved(&service, rule) {
             self.table.note_use(now, rule);
+            if self.refuse_unresolved(packet) {
+                return AppVerdict::Drop(DropReason::NoService);
+            }
             self.refuse(packet, Unreachable::Port);
             let why = "no resolver says now who serves this name; `margay trace NAME` shows what they answered";
             self.connect_failed(service, packet, why.to_string());
@@ -461,6 +464,9 @@ impl Sal {
             match held.sender {
                 Sender::Program(_) => {
                     let Ok(Parsed::Transport(packet)) = packet::parse(&held.bytes) else { continue };
+                    if self.refuse_unresolved(&packet) {
+                        continue;
+                    }
                     self.refuse(&packet, Unreachable::Port);
                     let why = "the resolvers did not say in time who serves this name; `margay trace NAME` shows what \
                                they answered";

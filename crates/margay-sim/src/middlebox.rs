@@ -11,7 +11,7 @@ use crate::program::{ACK, RST, SYN, Segment};
 pub enum Habit {
     /// It lets it pass, as every other.
     Passes,
-    /// It drops it.
+    /// It drops it; of datagrams every one.
     Eats,
     /// It resets it.
     Refuses,
@@ -59,7 +59,7 @@ impl Middlebox {
             proof: None,
         };
         match self.habit {
-            Habit::Eats if is_first => return Vec::new(),
+            Habit::Eats if is_first || is_datagram => return Vec::new(),
             Habit::Refuses if is_first => return vec![back(RST | ACK)],
             Habit::Answers if is_first => return vec![back(SYN | ACK)],
             _ => {}

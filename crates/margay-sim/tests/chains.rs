@@ -11,7 +11,7 @@ use margay_core::{Event, Lifecycle};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, State};
-use margay_sim::{HostId, Outcome, Weather};
+use margay_sim::{Datagram, HostId, Outcome, Weather};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 300, closes: true };
@@ -139,7 +139,24 @@ fn a_refusal_by_the_server_comes_back_as_one() {
     let program = &line.world.host(line.client).clients[client];
     assert_eq!(program.outcome, Outcome::Refused);
     assert!(program.took().expect("it has ended") < SECOND);
-    assert!(line.last_failure().contains("nothing listens on that port"), "{}", line.last_failure());
+    let said = line.last_failure();
+    assert!(said.contains("nothing listens on that port") && !said.contains("box"), "{said}");
+}
+
+#[test]
+fn a_name_that_nobody_serves_is_no_boxs_fault_and_leaves_none_out() {
+    for may_be_left_out in [false, true] {
+        let mut line = line(18, Weather::FAIR, 2);
+        line.go_by(may_be_left_out);
+        line.withdraw_service();
+        assert_eq!(line.connect(), Outcome::Refused);
+        let said = line.last_failure();
+        assert!(said.contains("nobody serves this name") && !said.contains("box"), "{said}");
+        for host in line.boxes.clone() {
+            let seen = line.world.host(host).middlebox.as_ref().expect("it has one").seen.len();
+            assert_eq!(seen, 1, "{host:?}, {may_be_left_out}");
+        }
+    }
 }
 
 #[test]
@@ -176,8 +193,8 @@ fn all_boxes_may_be_missing_where_the_policy_says_so() {
 
 #[test]
 fn a_box_whose_host_is_dead_lets_nobody_hang() {
-    for at in [0, 1] {
-        let mut line = line(29, Weather::FAIR, 2);
+    for at in 0..4 {
+        let mut line = line(29, Weather::FAIR, 4);
         line.world.kill_agent(line.boxes[at]);
         let client = line.begin();
         line.world.run_for(6 * SECOND);
@@ -229,6 +246,35 @@ fn a_name_that_demands_its_boxes_is_had_through_them() {
     assert_eq!(line.connect(), Outcome::Answered(9));
     line.demand(NAME, &["box-7.shop"]);
     assert_eq!(line.connect(), Outcome::Refused);
+}
+
+/// The server sees the certificate of the last box alone.
+#[test]
+fn the_last_box_is_one_of_those_that_are_demanded() {
+    let mut line = line(42, Weather::FAIR, 2);
+    line.trust_nobody_else();
+    line.demand(NAME, &["box-1.shop"]);
+    assert_eq!(line.connect(), Outcome::Answered(9));
+    line.demand(NAME, &["box-0.shop"]);
+    assert_eq!(line.connect(), Outcome::Refused);
+    assert!(line.last_failure().contains("only through boxes"), "{}", line.last_failure());
+    assert_eq!(line.accepted(), 1);
+}
+
+/// What a box lets out when its session is over is not taken for a program's of its host.
+#[test]
+fn a_box_that_keeps_a_packet_for_long_begins_no_session_with_it() {
+    let mut line = line(68, Weather::FAIR, 1);
+    let host = line.boxes[0];
+    line.world.host(host).middlebox.as_mut().expect("it has one").habit = Habit::Eats;
+    assert_eq!(line.ask_by_datagrams(1), 0);
+    line.world.run_for(5 * SECOND);
+    assert_eq!(line.world.host(host).sal.flows().count(), 0, "it was refused");
+    let kept = *line.world.host(host).middlebox.as_ref().expect("it has one").seen.first().expect("one");
+    line.world.say(host, &Datagram { tuple: kept, data: vec![1] });
+    line.world.run_for(SECOND);
+    assert_eq!(line.world.host(host).sal.flows().count(), 0);
+    assert_eq!(line.world.host(line.server).datagrams.len(), 0);
 }
 
 #[test]

@@ -82,7 +82,8 @@ impl Shared {
 
     /// What does not count is left aside, and the one before stays.
     fn keep_chains(&self, chains: &proto::Chains) -> Result<(), StoreError> {
-        let (config, unix_s) = (&self.config, self.clock.unix_s());
+        let config = &self.config;
+        let unix_s = self.clock.unix_s();
         let authority = &config.authority;
         let line = Lineage::of(&self.store, authority_block(authority), config.authority_key);
         let revoked: Vec<KeyRevocation> =

@@ -44,15 +44,21 @@ impl Sal {
         service: &ServiceId,
         packet: &AppPacket<'_>,
     ) -> Option<Box<Chained>> {
-        let (protocol, port) = (packet.tuple.protocol, packet.tuple.destination.port());
+        let protocol = packet.tuple.protocol;
+        let port = packet.tuple.destination.port();
         let rule = self.chain_rule_for(service, protocol, port).filter(|rule| !rule.boxes.is_empty())?;
         let boxes: Vec<BoxRepr> = rule.boxes.iter().map(|one| ahead(&one.service, one.may_be_left_out)).collect();
         let origin = self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes });
         let own = self.config.local_addresses.first().copied().unwrap_or(packet.tuple.source.ip());
         let client = SocketAddr::new(own, packet.tuple.source.port());
-        let setup = ChainSetup { client, port, origin, answer: None, failure: None, keeps_ack: false };
-        let (place, hosts, setup) = (Place::First, Vec::new(), Some(Box::new(setup)));
-        let mut chained = Chained { asked: *service, place, boxes, hosts, seen: [0; 32], setup };
+        let mut chained = Chained {
+            asked: *service,
+            place: Place::First,
+            boxes,
+            hosts: Vec::new(),
+            seen: [0; 32],
+            setup: Some(Box::new(ChainSetup::new(client, port, origin))),
+        };
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
         Some(Box::new(chained))
     }
@@ -76,7 +82,9 @@ impl Sal {
     /// False where it may not, or nobody serves what comes then.
     pub(crate) fn leave_box_out(&mut self, now: Instant, id: FlowId) -> bool {
         let Some(flow) = self.flows.get_mut(id) else { return false };
-        let (destination, protocol, port) = (flow.service, flow.app.protocol, flow.app.destination.port());
+        let destination = flow.service;
+        let protocol = flow.app.protocol;
+        let port = flow.app.destination.port();
         let may = |chained: &Chained| {
             chained.next_box().filter(|at| chained.boxes[*at].flags.contains(BoxFlags::MAY_BE_LEFT_OUT))
         };
@@ -94,7 +102,8 @@ impl Sal {
             Resolution::Demux(rule, _) | Resolution::Box(rule, _) => (rule, self.loopback()),
             Resolution::Delay(..) | Resolution::Drop(_) | Resolution::None => return false,
         };
-        let (beside, seed) = (self.note_own(rule), self.rng.bytes());
+        let beside = self.note_own(rule);
+        let seed = self.rng.bytes();
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             // Another name, so another handshake.
             (setup.next_hop, setup.beside, setup.handshake_seed) = (next_hop, beside, seed);
@@ -105,14 +114,14 @@ impl Sal {
     }
 
     /// Ends a flow that was refused before it came to be: by the host that was asked, or for a chained session by any
-    /// that comes after it. `failed_at`: the box that it is about, from 1, where the refusal says so.
-    pub(crate) fn fail_refused(&mut self, id: FlowId, code: ErrorCode, failed_at: u8) {
+    /// that comes after it. `failed_at`: the box that it is about, from 1; 0: it is about none. `None`: whoever refuses
+    /// speaks of the name that was asked for.
+    pub(crate) fn fail_refused(&mut self, id: FlowId, code: ErrorCode, failed_at: Option<u8>) {
         let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) else {
             return self.fail_connecting(id, unreachable_of(code), error_text(code));
         };
-        // Who says nothing of a box speaks of the name that was asked for.
         let asked = chained.next_box().map_or(0, |at| at as u8 + 1);
-        let at = if failed_at == 0 { asked } else { failed_at };
+        let at = failed_at.unwrap_or(asked);
         if let Some(setup) = &mut chained.setup {
             setup.failure = Some(Failure { code, at });
         }
@@ -144,12 +153,15 @@ impl Sal {
     pub(crate) fn hear_chain_answer(&mut self, id: FlowId, message: &Message<'_>) -> Result<bool, String> {
         let Some(flow) = self.flows.get(id) else { return Ok(true) };
         let Some(chained) = flow.chain.as_deref() else { return Ok(true) };
-        let (session, service, is_first) = (flow.session, flow.service, chained.place == Place::First);
+        let session = flow.session;
+        let service = flow.service;
+        let is_first = chained.place == Place::First;
         let left = self.other_half(flow);
         let said = message.chain().filter(|said| said.is_answer() && said.destination() == service.0);
         let answered = said.and_then(|said| Answered::of(&said, message.certificate().unwrap_or_default()));
         let answered = answered.ok_or_else(|| SAYS_NOTHING.to_string())?;
-        if !is_what_was_asked(&chained.boxes, &answered.boxes) {
+        // Whoever comes after this host does not say which hosts came before.
+        if !is_what_was_asked(&chained.boxes, &answered.boxes) || !answered.hosts.starts_with(&chained.hosts) {
             return Err(OTHER_BOXES.to_string());
         }
         let is_proved = if is_first { self.check_answered(session, &service, &answered)? } else { true };
@@ -186,7 +198,8 @@ fn is_what_was_asked(asked: &[BoxRepr], answered: &[BoxRepr]) -> bool {
     let signed = |boxes: &[BoxRepr]| -> Vec<BoxRepr> {
         boxes.iter().filter(|one| !one.flags.contains(BoxFlags::ADDED)).copied().collect()
     };
-    let (asked, answered) = (signed(asked), signed(answered));
+    let asked = signed(asked);
+    let answered = signed(answered);
     let is_done = |(asked, answered): (&BoxRepr, &BoxRepr)| {
         let may = asked.flags.contains(BoxFlags::MAY_BE_LEFT_OUT);
         let is_over = answered.flags.contains(BoxFlags::PASSED) || may && answered.flags.contains(BoxFlags::LEFT_OUT);

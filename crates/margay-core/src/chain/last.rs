@@ -30,6 +30,14 @@ impl Read {
     pub fn is_at_box(&self) -> bool {
         self.chained.as_ref().is_some_and(|chained| chained.is_left())
     }
+
+    /// Which box of the chain that is, from 1; 0: none.
+    pub fn box_number(&self) -> u8 {
+        match self.chained.as_ref().map(|chained| chained.place) {
+            Some(Place::Left { at }) => at as u8 + 1,
+            _ => 0,
+        }
+    }
 }
 
 impl Sal {
@@ -53,8 +61,8 @@ impl Sal {
         let service = ServiceId(resolvable.service);
         let reply =
             Reply { is_copy: message.flags.contains(Flags::COPIED), ..self.reply_path(from, &resolvable, datagram) };
-        let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
-        let arrival = Arrival { message, service, reply, syn_len, nonce, app: None };
+        let syn_len = datagram.len();
+        let arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
         let is_alone = message.grant().is_none() && message.handover().is_none();
         if is_alone && is_for(message.chain().as_ref(), &service, is_box) {
             return self.respond(now, &arrival, &demux);
@@ -85,11 +93,11 @@ impl Sal {
             return Ok(Read { chained: None, refusal: is_required.then_some(ErrorCode::ChainRequired) });
         };
         let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
-        let (boxes, hosts): (Vec<BoxRepr>, Vec<HostId>) =
-            (chain.boxes().collect(), chain.hosts().map(HostId).collect());
+        let boxes: Vec<BoxRepr> = chain.boxes().collect();
+        let hosts: Vec<HostId> = chain.hosts().map(HostId).collect();
         let place = boxes.iter().position(BoxRepr::is_ahead).map_or(Place::Last, |at| Place::Left { at });
         let mut origin = Origin::of(&chain);
-        if place == Place::Last && self.chains.has_heard(session.session) {
+        if place == Place::Last && self.chains.heard.has(&session.session, self.unix_s()) {
             return Err(DropReason::Replayed);
         }
         let is_sound = hosts.last().copied().unwrap_or(origin.host_key.id()) == HostId(exchange.host_id);
@@ -99,8 +107,13 @@ impl Sal {
         let destination = ServiceId(chain.destination());
         let mut refusal = self.lacks_box(&destination, place, &boxes);
         if refusal.is_none() && self.chains.early.take(now) {
-            let (protocol, port) = (session.protocol, session.service_port);
-            let signed = Signed { session: session.session, destination: &destination, protocol, port, boxes: &boxes };
+            let signed = Signed {
+                session: session.session,
+                destination: &destination,
+                protocol: session.protocol,
+                port: session.service_port,
+                boxes: &boxes,
+            };
             let checked = self.check_origin(&origin, &signed, (&arrival.service, allow));
             (origin.is_checked, refusal) = (checked.is_ok(), checked.err().map(Doubt::code));
         }
@@ -110,19 +123,23 @@ impl Sal {
         let client = if is_first { seen } else { session.client };
         let port = session.service_port;
         let seen = digest(&session, chain.as_bytes());
-        let setup = ChainSetup { client, port, origin, answer: None, failure: None, keeps_ack: false };
-        let setup = Some(Box::new(setup));
+        let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
         let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, setup };
         Ok(Read { chained: Some(Box::new(chained)), refusal })
     }
 
-    /// Whether a session has not passed all the boxes that its service demands.
+    /// Whether a session has not passed all the boxes that its service demands. The last one must be among them: this
+    /// host sees that box's certificate alone, and believes its host of the others.
     fn lacks_box(&self, destination: &ServiceId, place: Place, boxes: &[BoxRepr]) -> Option<ErrorCode> {
-        let has_passed = |wanted: &ServiceId| {
-            boxes.iter().any(|one| one.flags.contains(BoxFlags::PASSED) && service_of(one) == *wanted)
-        };
-        let lacks = place == Place::Last && !self.chains.policy.required_for(destination).all(has_passed);
-        lacks.then_some(ErrorCode::ChainRequired)
+        let required: Vec<&ServiceId> = self.chains.policy.required_for(destination).collect();
+        if place != Place::Last || required.is_empty() {
+            return None;
+        }
+        let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of);
+        let passed: Vec<ServiceId> = passed.collect();
+        let is_last_among = passed.last().is_some_and(|last| required.contains(&last));
+        let is_enough = is_last_among && required.iter().all(|wanted| passed.contains(wanted));
+        (!is_enough).then_some(ErrorCode::ChainRequired)
     }
 
     /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
@@ -130,11 +147,13 @@ impl Sal {
     pub(crate) fn why_refused(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Option<ErrorCode> {
         let flow = self.flows.get_mut(id)?;
         let Setup::Responder(setup) = &flow.setup else { return None };
-        let (refusal, allow) = (setup.refusal, setup.allow.clone());
-        let (service, session, protocol) = (flow.service, flow.session, flow.app.protocol);
-        if refusal.is_some() {
-            return refusal;
+        if setup.refusal.is_some() {
+            return setup.refusal;
         }
+        let allow = setup.allow.clone();
+        let service = flow.service;
+        let session = flow.session;
+        let protocol = flow.app.protocol;
         let Some(chained) = flow.chain.take() else {
             let is_allowed = self.is_allowed(association, &service, &allow);
             return (!is_allowed).then_some(ErrorCode::NotAllowed);
@@ -142,15 +161,15 @@ impl Sal {
         let refusal = match &chained.setup {
             _ if !is_neighbour => Some(ErrorCode::BadCertificate),
             Some(setup) if !setup.origin.is_checked => {
-                let (destination, port, boxes) = (&service, setup.port, &chained.boxes[..]);
-                let signed = Signed { session, destination, protocol, port, boxes };
+                let boxes = &chained.boxes[..];
+                let signed = Signed { session, destination: &service, protocol, port: setup.port, boxes };
                 self.check_origin(&setup.origin, &signed, (&chained.asked, &allow)).err().map(Doubt::code)
             }
             _ => None,
         };
         if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.place == Place::Last) {
-            let (unix_s, signed_s) = (self.unix_s(), setup.origin.time_s);
-            self.chains.note_heard(session, unix_s, signed_s);
+            let unix_s = self.unix_s();
+            self.chains.note_heard(session, unix_s, setup.origin.time_s);
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.chain = Some(chained);
@@ -166,18 +185,18 @@ impl Sal {
         if message.chain_seen() != Some(chained.seen) {
             return false;
         }
-        let (host, host_key) = (sender.host, sender.host_key);
+        let host = sender.host;
+        let host_key = sender.host_key;
         let passed = chained.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::PASSED));
         let Some((last, one)) = chained.hosts.last().zip(passed) else {
             return chained.setup.as_ref().is_some_and(|setup| setup.origin.host_key == host_key);
         };
         let service = service_of(one);
         let is_named = !one.flags.contains(BoxFlags::ADDED) || self.chains.policy.name_of_box(&service).is_some();
-        let required: Vec<&ServiceId> = self.chains.policy.required_for(&flow.service).collect();
-        let is_required = chained.place == Place::Last && !required.is_empty();
-        let is_among = !is_required || required.contains(&&service);
-        let (is_it, is_self) = (*last == host && is_named && is_among, sender.is_self());
-        if !is_it || is_self {
+        let is_required =
+            chained.place == Place::Last && self.chains.policy.required_for(&flow.service).next().is_some();
+        let is_it = *last == host && is_named;
+        if !is_it || sender.is_self() {
             return is_it;
         }
         let chain = message.certificate().unwrap_or_default();

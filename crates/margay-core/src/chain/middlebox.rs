@@ -28,8 +28,10 @@ use crate::way::Sender;
 
 /// How long a box may keep a session's first packet.
 pub(crate) const BOX_PATIENCE: Duration = Duration::from_secs(1);
-/// A box's host gives the next one up so much before its own neighbour gives up: the reason comes back in time.
+/// A box's host gives the next one up so much before its own neighbour gives up: the reason comes back in time. So the
+/// first box's host does, and the later ones earlier still, by [`TELLING_PER_BOX`].
 const TELLING: Duration = Duration::from_millis(1000);
+const TELLING_PER_BOX: Duration = Duration::from_millis(200);
 const TCP: u8 = 6;
 
 /// What a box does with packets.
@@ -100,7 +102,10 @@ impl Sal {
     /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
     /// right half. `None`: it is nothing that a box was given.
     pub(crate) fn come_out(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
-        let left = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id))?;
+        let Some(left) = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id)) else {
+            let is_late = self.chains.is_late(&packet.tuple, now);
+            return is_late.then_some(AppVerdict::Drop(DropReason::UnknownFlow));
+        };
         let id = left.chain.as_ref().filter(|chained| chained.is_left()).map(|_| left.id)?;
         let is_first = !packet.is_tcp() || packet.is_tcp_syn();
         if !matches!(left.setup, Setup::Responder(_)) {
@@ -116,13 +121,17 @@ impl Sal {
 
     /// Begins the right half of a session, with what has come out of the box. `None`: the first packet comes later.
     fn begin_right(&mut self, now: Instant, left: FlowId, packet: Option<&AppPacket<'_>>) -> Result<(), DropReason> {
-        let (mut flow, wanted) = self.right_of(now, left).ok_or(DropReason::Unexpected)?;
+        if let Some(setup) = self.chain_setup(left) {
+            setup.has_come_out = true;
+        }
+        let (mut flow, at, wanted) = self.right_of(now, left).ok_or(DropReason::Unexpected)?;
         if self.flows.len() >= self.config.limits.flows {
-            self.refuse_left(left, ErrorCode::Overloaded, 0);
+            self.refuse_left(left, ErrorCode::Overloaded, at as u8 + 1);
             return Err(DropReason::Full);
         }
         let nonce = self.rng.u64();
-        let (asked, number) = (flow.asked(), sticky(flow.id, nonce));
+        let asked = flow.asked();
+        let number = sticky(flow.id, nonce);
         let (next_hop, beside) = match self.pick(&asked, number, wanted.protocol, wanted.port, Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
@@ -143,8 +152,7 @@ impl Sal {
             }
             Resolution::None if self.is_awaited(now, &asked) => return Err(DropReason::Awaited),
             Resolution::None | Resolution::Drop(_) => {
-                let at = flow.chain.as_ref().and_then(|chained| chained.next_box()).map_or(0, |at| at as u8 + 1);
-                self.refuse_left(left, ErrorCode::NoService, at);
+                self.refuse_left(left, ErrorCode::NoService, number_after(&flow, at));
                 return Err(DropReason::NoService);
             }
         };
@@ -155,37 +163,38 @@ impl Sal {
         let first = packet.map(|packet| packet.whole.to_vec()).unwrap_or_default();
         self.start_setup(now, flow, Start::of(nonce, next_hop, beside, first));
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
-            setup.give_up = setup.give_up.min(now + SETUP_TIMEOUT.saturating_sub(TELLING));
+            let telling = TELLING + TELLING_PER_BOX.saturating_mul(at as u32);
+            setup.give_up = setup.give_up.min(now + SETUP_TIMEOUT.saturating_sub(telling));
         }
         Ok(())
     }
 
-    /// The right half of a left one, before it is begun.
-    fn right_of(&mut self, now: Instant, left: FlowId) -> Option<(Flow, Wanted)> {
+    /// The right half of a left one, before it is begun, and the number of the box between them, from 0.
+    fn right_of(&mut self, now: Instant, left: FlowId) -> Option<(Flow, usize, Wanted)> {
         let id = self.fresh_flow_id();
         let own = self.host_id();
         let left = self.flows.get(left)?;
         let chained = left.chain.as_deref()?;
         let Place::Left { at } = chained.place else { return None };
         let known = chained.setup.as_deref()?;
-        let (mut boxes, mut hosts) = (chained.boxes.clone(), chained.hosts.clone());
+        let mut boxes = chained.boxes.clone();
         boxes.get_mut(at)?.flags |= BoxFlags::PASSED;
+        let mut hosts = chained.hosts.clone();
         hosts.push(own);
-        let setup = ChainSetup {
-            client: known.client,
-            port: known.port,
-            origin: known.origin.clone(),
-            answer: None,
-            failure: None,
-            keeps_ack: true,
-        };
+        let setup = ChainSetup { keeps_ack: true, ..ChainSetup::new(known.client, known.port, known.origin.clone()) };
         let mut flow = Flow::new(id, left.session, left.service, Role::Initiator, left.app.reversed(), now);
         let wanted = Wanted { destination: left.service, protocol: left.app.protocol, port: known.port };
-        let (asked, place, setup) = (left.service, Place::Right { at }, Some(Box::new(setup)));
-        let mut right = Chained { asked, place, boxes, hosts, seen: [0; 32], setup };
+        let mut right = Chained {
+            asked: left.service,
+            place: Place::Right { at },
+            boxes,
+            hosts,
+            seen: [0; 32],
+            setup: Some(Box::new(setup)),
+        };
         self.leave_unserved_out(&mut right, wanted);
         flow.chain = Some(Box::new(right));
-        Some((flow, wanted))
+        Some((flow, at, wanted))
     }
 
     /// A half-open left half has said or been given something else than what it waits for: of the box, since the next
@@ -220,6 +229,17 @@ impl Sal {
         };
         let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else { return false };
         self.refuse_left(id, ErrorCode::BoxRefused, at as u8 + 1);
+        true
+    }
+
+    /// Resolvers have not said who serves what comes after a box. False where the packet has come out of none.
+    pub(crate) fn refuse_unresolved(&mut self, packet: &AppPacket<'_>) -> bool {
+        let left = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id));
+        let Some(left) = left.filter(|left| matches!(left.setup, Setup::Responder(_))) else { return false };
+        let Some(Place::Left { at }) = left.chain.as_ref().map(|chained| chained.place) else { return false };
+        let id = left.id;
+        let number = number_after(left, at);
+        self.refuse_left(id, ErrorCode::NoService, number);
         true
     }
 
@@ -263,11 +283,19 @@ impl Sal {
     pub(crate) fn left_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else { return };
+        let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
         let until = flow.since + SETUP_TIMEOUT;
-        match self.other_half(flow) {
-            None => self.refuse_left(id, ErrorCode::BoxSilent, at as u8 + 1),
-            Some(_) if now < until => self.flows.set_deadline(id, Some(until)),
-            Some(_) => self.drop_half_open(id),
+        let has_right = self.other_half(flow).is_some();
+        if !has_right && !setup.is_some_and(|setup| setup.has_come_out) {
+            self.refuse_left(id, ErrorCode::BoxSilent, at as u8 + 1);
+        } else if now < until {
+            self.flows.set_deadline(id, Some(until));
+        } else if has_right {
+            self.drop_half_open(id);
+        } else {
+            // Nobody has said where it is to go on to.
+            let number = number_after(flow, at);
+            self.refuse_left(id, ErrorCode::NoService, number);
         }
     }
 
@@ -331,25 +359,9 @@ impl Sal {
         }
     }
 
-    /// One half of a session is gone, and not by what passed through the box: so is the other one, and its peer is
-    /// told.
-    pub(crate) fn end_other_half(&mut self, flow: &Flow, reason: RemoveReason) {
-        let ended_in_band = matches!(reason, RemoveReason::Closed | RemoveReason::Reset) && flow.app.protocol == TCP;
-        if ended_in_band {
-            return;
-        }
-        if let Some(other) = self.other_half(flow) {
-            self.end_half(other, reason);
-        }
-    }
-
-    /// The same of a half that is still in the table, and waits for its TCP's numbers.
-    pub(crate) fn end_half_beside(&mut self, id: FlowId, reason: RemoveReason) {
-        let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
-        other.into_iter().for_each(|other| self.end_half(other, reason));
-    }
-
-    fn end_half(&mut self, id: FlowId, reason: RemoveReason) {
+    /// The other half of a session is gone: so is this one, and its peer is told. What has passed through the box, both
+    /// have heard of by themselves, unless the box has kept a FIN or a RST for itself.
+    pub(crate) fn end_half(&mut self, id: FlowId, reason: RemoveReason) {
         let Some(flow) = self.flows.get(id) else { return };
         match (&flow.setup, flow.lifecycle) {
             (Setup::Responder(_), _) => self.refuse_left(id, ErrorCode::NoAnswer, 0),
@@ -381,7 +393,8 @@ impl Sal {
     fn take_back(&mut self, right: FlowId) {
         let Some(flow) = self.flows.get(right) else { return };
         let Setup::Late(late) = &flow.setup else { return };
-        let (association, message_3) = (flow.association, late.ack.clone());
+        let association = flow.association;
+        let message_3 = late.ack.clone();
         let host_id = self.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: association, message: &message_3 };
         let is_new = !message_3.is_empty();
@@ -422,4 +435,11 @@ impl Sal {
         let chained = flow.chain.as_deref()?;
         chained.setup.as_deref()?.origin.write(&flow.service, &chained.boxes, &chained.hosts)
     }
+}
+
+/// The box that comes after box `at` of a flow's chain, from 1; 0: none does.
+fn number_after(flow: &Flow, at: usize) -> u8 {
+    let boxes = flow.chain.as_ref().map_or(&[][..], |chained| &chained.boxes);
+    let ahead = boxes.iter().enumerate().skip(at + 1).find(|(_, one)| one.is_ahead());
+    ahead.map_or(0, |(at, _)| at as u8 + 1)
 }

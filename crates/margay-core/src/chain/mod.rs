@@ -17,6 +17,7 @@
 
 mod first;
 mod last;
+mod memory;
 mod middlebox;
 mod policy;
 mod proof;
@@ -28,24 +29,31 @@ pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, Pol
 pub use record::{ChainPlace, ChainRecord, PassedBox};
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
 use margay_wire::{BoxRepr, Chain, ErrorCode, SessionId};
 
+use crate::entry::Tuple;
+use crate::flow::Flow;
 use crate::key::HostId;
 use crate::name::ServiceId;
 use crate::rate::RateLimit;
 use crate::sal::Sal;
 use crate::time::Instant;
+use memory::Memory;
 use proof::{Answered, Origin};
 
 /// What is signed of a session counts for so long, one way and the other: clocks differ.
 pub const SIGNED_FOR_S: u64 = 120;
-/// Sessions that are remembered for that time, so that nobody shows one twice. Of more, those that end first are
-/// forgotten.
+/// Sessions that are remembered for that time, so that nobody shows one twice.
 const HEARD_MAX: usize = 1 << 16;
+/// What a box lets out so long after its session is over is still known as that session's.
+const OVER_FOR: Duration = Duration::from_secs(60);
+/// Sessions of which that is known.
+const OVER_MAX: usize = 1 << 16;
 /// Signatures of first agents that are checked before their neighbours are proved. Of more, each is checked afterwards:
 /// the refusal comes later then.
 const CHECKED_EARLY_PER_S: u32 = 4000;
@@ -96,12 +104,20 @@ pub(crate) struct ChainSetup {
     /// The port of the service that the program asked for.
     pub port: u16,
     pub origin: Origin,
+    /// A left flow's: its first packet has come out of the box.
+    pub has_come_out: bool,
     /// A left flow's: what the last host has signed.
     pub answer: Option<Answered>,
     /// A left flow's: why it is refused. A right flow's: what the left one is to be refused with.
     pub failure: Option<Failure>,
     /// A right flow's ACK waits until the client of the left one is proved.
     pub keeps_ack: bool,
+}
+
+impl ChainSetup {
+    const fn new(client: SocketAddr, port: u16, origin: Origin) -> Self {
+        Self { client, port, origin, has_come_out: false, answer: None, failure: None, keeps_ack: false }
+    }
 }
 
 impl Chained {
@@ -146,9 +162,10 @@ fn head_of(service: &ServiceId) -> [u8; 12] {
 /// What a host knows of chains.
 pub(crate) struct Chains {
     pub policy: ChainPolicy,
-    /// Sessions that have come to services here, with the end of the time in which they might come again.
-    heard: BTreeMap<SessionId, u64>,
-    heard_ends: BTreeSet<(u64, SessionId)>,
+    /// Sessions that have come to services here, until they could not come again, in seconds since 1970.
+    heard: Memory<SessionId, u64>,
+    /// Five-tuples of packets that boxes were given, of sessions that are over.
+    over: Memory<Tuple, Instant>,
     early: RateLimit,
     /// Leased virtual addresses by name, and whether they are of IPv4.
     leases: BTreeMap<(ServiceId, bool), IpAddr>,
@@ -161,8 +178,8 @@ impl Chains {
     pub fn new(now: Instant) -> Self {
         Self {
             policy: ChainPolicy::default(),
-            heard: BTreeMap::new(),
-            heard_ends: BTreeSet::new(),
+            heard: Memory::new(HEARD_MAX),
+            over: Memory::new(OVER_MAX),
             early: RateLimit::new(CHECKED_EARLY_PER_S, now),
             leases: BTreeMap::new(),
             wanted: BTreeMap::new(),
@@ -170,21 +187,20 @@ impl Chains {
         }
     }
 
-    fn has_heard(&self, session: SessionId) -> bool {
-        self.heard.contains_key(&session)
-    }
-
     /// Remembers a session until nobody could show it again.
     fn note_heard(&mut self, session: SessionId, unix_s: u64, signed_s: u64) {
-        let until = signed_s.saturating_add(SIGNED_FOR_S);
-        while let Some(first) = self.heard_ends.first().copied()
-            && (first.0 < unix_s || self.heard_ends.len() >= HEARD_MAX)
-        {
-            self.heard_ends.remove(&first);
-            self.heard.remove(&first.1);
-        }
-        if self.heard.insert(session, until).is_none() {
-            self.heard_ends.insert((until, session));
+        self.heard.note(session, unix_s, signed_s.saturating_add(SIGNED_FOR_S));
+    }
+
+    /// Whether a packet is of a session that is over, and was kept by a box until now.
+    fn is_late(&self, tuple: &Tuple, now: Instant) -> bool {
+        self.over.has(tuple, now)
+    }
+
+    /// A flow is gone. What its box still lets out is no program's: nobody here begins a session of his own with it.
+    pub fn note_gone(&mut self, flow: &Flow, now: Instant) {
+        if flow.chain.as_ref().is_some_and(|chain| chain.is_left()) {
+            self.over.note(flow.app.reversed(), now, now + OVER_FOR);
         }
     }
 

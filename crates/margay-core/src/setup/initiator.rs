@@ -78,8 +78,7 @@ pub(crate) struct Start {
 impl Start {
     /// Of a session by the service table.
     pub const fn of(nonce: u64, next_hop: SocketAddr, beside: Vec<SocketAddr>, first: Vec<u8>) -> Self {
-        let (full, related, pinned, asks, fetch) = (false, None, false, None, None);
-        Self { nonce, next_hop, beside, first, full, related, pinned, asks, fetch }
+        Self { nonce, next_hop, beside, first, full: false, related: None, pinned: false, asks: None, fetch: None }
     }
 }
 
@@ -453,7 +452,8 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
         }
-        let (ack, keeps_ack) = (self.write_ack(id, Some(&message_3), None).unwrap_or_default(), self.keeps_ack(id));
+        let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
+        let keeps_ack = self.keeps_ack(id);
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));

@@ -51,8 +51,9 @@ impl Sal {
             self.hear_of_silence(id);
             return Ok(());
         }
-        let failed_at = message.chain().map_or(0, |chain| chain.failed_at());
-        let is_unserved = code == ErrorCode::NoService && failed_at == 0 && self.leave_box_out(now, id);
+        // A box's host that passes a refusal on says what it is about. Another one speaks of the name that was asked for.
+        let failed_at = message.chain().map(|chain| chain.failed_at());
+        let is_unserved = code == ErrorCode::NoService && failed_at.is_none() && self.leave_box_out(now, id);
         if !is_unserved && !self.resolve_again(now, id) && !self.others_may_answer(now, id, code) {
             self.fail_refused(id, code, failed_at);
         }
@@ -101,9 +102,9 @@ impl Sal {
         }
         let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
         match (setup.refused, setup.next_hop) {
-            (Some(code), _) => self.fail_refused(id, code, 0),
+            (Some(code), _) => self.fail_refused(id, code, None),
             (None, SEGMENT) => self.fail_connecting(id, Unreachable::Port, NOBODY_NEAR),
-            (None, _) if is_chained => self.fail_refused(id, ErrorCode::NoAnswer, 0),
+            (None, _) if is_chained => self.fail_refused(id, ErrorCode::NoAnswer, None),
             (None, _) => self.fail_connecting(id, Unreachable::Host, error_text(ErrorCode::NoAnswer)),
         }
     }
@@ -143,7 +144,7 @@ impl Sal {
         }
         let is_unserved = error.code == ErrorCode::NoService && self.leave_box_out(now, id);
         if !is_unserved && !self.others_may_answer(now, id, error.code) {
-            self.fail_refused(id, error.code, 0);
+            self.fail_refused(id, error.code, None);
         }
         Ok(())
     }

@@ -124,12 +124,15 @@ impl Sal {
         let message = arrival.message;
         let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
         let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
-        let (inner, verdict) = (inner_packet(arrival, session.protocol)?, self.answer_stack(message, &destination));
+        let inner = inner_packet(arrival, session.protocol)?;
+        let verdict = self.answer_stack(message, &destination);
         let cipher = verdict.cipher();
         let direct = arrival.reply.direct.ip();
         let of_chain = read.chained.as_ref().and_then(|chained| chained.setup.as_ref()).map(|setup| setup.client);
         let client = of_chain.unwrap_or(SocketAddr::new(direct, session.client.port()));
-        let (is_at_box, refusal) = (read.is_at_box(), read.refusal);
+        let is_at_box = read.is_at_box();
+        let number = read.box_number();
+        let refusal = read.refusal;
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
         let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
@@ -162,7 +165,7 @@ impl Sal {
         self.note_demands(now, id, message, cipher.is_some());
         if let Some(code) = refusal.filter(|_| is_at_box) {
             // No box sees it, and nobody after it.
-            self.refuse_left(id, code, 0);
+            self.refuse_left(id, code, number);
             return Err(DropReason::NotAllowed);
         }
         if is_at_box && verdict != Verdict::Refused {

@@ -166,14 +166,19 @@ impl Line {
         self.world.publish_box(self.router, to, &format!("box-{at}.shop"), Habit::Passes);
     }
 
-    /// The service is on another host from now on.
-    pub fn serve_at(&mut self, to: HostId) {
+    /// Nobody serves the service any more.
+    pub fn withdraw_service(&mut self) {
         let name = service(NAME);
         for host in [self.router, self.server] {
             let sal = &mut self.world.host(host).sal;
             let rules: Vec<_> = sal.rules().filter(|(prefix, ..)| prefix.id == name).map(|(_, id, _)| id).collect();
             rules.into_iter().for_each(|id| assert!(sal.remove_rule(id)));
         }
+    }
+
+    /// The service is on another host from now on.
+    pub fn serve_at(&mut self, to: HostId) {
+        self.withdraw_service();
         self.world.publish(self.router, to, NAME, 9);
     }
 

@@ -88,7 +88,8 @@ pub async fn follow(agent: Arc<Agent>) {
 ///
 /// The system has no thread to give.
 pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
-    let (news, running) = (agent.core.0.lease_news(), Arc::downgrade(agent));
+    let news = agent.core.0.lease_news();
+    let running = Arc::downgrade(agent);
     let lease = move || {
         while news.wait().is_ok_and(|goes_on| goes_on) {
             let Some(agent) = running.upgrade() else { return };

@@ -101,7 +101,8 @@ impl Stage<'_> {
         self.tally.waited += outcome.ok_ms.iter().filter(|ms| **ms > WAITED_MS).count() as f64;
         let after = self.passed()?;
         for at in 0..2 {
-            let (passed, wanted) = (after[at] - before[at], if wanted[at] { outcome.ok as f64 } else { 0.0 });
+            let passed = after[at] - before[at];
+            let wanted = if wanted[at] { outcome.ok as f64 } else { 0.0 };
             if passed < wanted {
                 self.tally.bypassed += wanted - passed;
             }
@@ -156,7 +157,7 @@ fn demanded(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let identity = agent::status(stage.client)?;
     let id = identity["host_id"].as_str().unwrap_or_default().to_owned();
     let from = format!("from = [\"host:{id}\"]");
-    let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n");
+    let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\", \"ids.shop\"]\n");
     let policy = chain("inspect", NAME, &["fw.shop", "ids.shop"], &from);
     apply(stage.router, &format!("{policy}{required}"), &stage.all, &["inspect"])?;
     stage.go(stage.client, [true, true], findings)?;
@@ -215,6 +216,10 @@ fn refused_input(stage: &Stage<'_>) -> Result<()> {
     let twice = format!("{}{}", chain("one", NAME, &["fw.shop"], ""), chain("other", NAME, &["ids.shop"], "port = 7"));
     let unmet =
         format!("{}[[require]]\nname = \"{NAME}\"\nboxes = [\"av.shop\"]\n", chain("one", NAME, &["fw.shop"], ""));
+    let half = format!(
+        "{}[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n",
+        chain("one", NAME, &["fw.shop", "ids.shop"], "")
+    );
     for (policy, wanted) in [
         (chain("long", NAME, &nine, ""), "chain `long` has 9 boxes"),
         (chain("loop", NAME, &[NAME], ""), "loop"),
@@ -224,6 +229,7 @@ fn refused_input(stage: &Stage<'_>) -> Result<()> {
         (chain("filter", NAME, &["fw.shop"], "filter = \"tcp\""), "filter"),
         (twice, "chain `other` decides over nothing"),
         (unmet, "av.shop"),
+        (half, "require ids.shop as well"),
     ] {
         match try_apply(stage.router, &policy, &[]) {
             Ok(said) => bail!("taken, and should be refused with `{wanted}`: {said}"),

@@ -27,7 +27,8 @@ pub(super) struct Declared {
 
 /// What a policy would change of chains; authorities of which it says the same as before are left out.
 pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Vec<Declared>, Status> {
-    let (chains, required) = (request.chains.as_ref(), request.required.as_ref());
+    let chains = request.chains.as_ref();
+    let required = request.required.as_ref();
     if chains.is_none() && required.is_none() {
         return Ok(Vec::new());
     }
@@ -134,7 +135,10 @@ pub(super) fn warnings(agent: &Agent, declared: &[Declared]) -> Vec<String> {
     let boxes = declared.iter().flat_map(|one| &one.rules.chains).flat_map(|chain| &chain.boxes);
     let unserved: BTreeSet<&String> = boxes.filter(|name| !is_served(name)).collect();
     let sentence = |name: &String| {
-        format!("nobody serves the box {name} now, as far as this router knows; `margay middlebox serve {name}` does")
+        format!(
+            "nobody serves the box {name} now, as far as this router knows; `margay middlebox serve {name} \
+                 --kind forward` does"
+        )
     };
     unserved.into_iter().map(sentence).collect()
 }

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
-    ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind,
-    HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr,
-    QuietRepr, ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr,
-    is_sealed,
+    ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
+    GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
+    NoticeRepr, QuietRepr, ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr,
+    TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 

@@ -40,7 +40,8 @@ const BOUNDS: [Bound; 10] = [
     bound("gap_ratio_p50", AtMost(2.0)),
     // Of a flow's first change to a stack, and of those that come back to it.
     bound("gap_first_ms_p50", AtMost(10.0)),
-    bound("gap_cached_ms_p50", AtMost(3.0)),
+    // On two processors as long a time without a change has gaps of 4 to 5 ms: 3 cannot be told from none.
+    bound("gap_cached_ms_p50", AtMost(10.0)),
     bound("changes", AtLeast(60.0)),
     bound("failed", Exactly(0.0)),
 ];

@@ -420,7 +420,7 @@ mod tests {
         first.clients = vec!["group:staff".to_owned(), "host:00112233445566778899aabbccddeeff".to_owned()];
         first.protocol = "tcp".to_owned();
         (first.first_port, first.last_port, first.bypass) = (80, 90, true);
-        let required = [require("*.shop", &["fw.shop"])];
+        let required = [require("*.shop", &["fw.shop", "ids.infra"])];
         let block = authority_block("shop");
         let policy = compile(&rules(&[first, chain("rest", "*.Shop", &[])], &required), block).expect("right");
         let one = &policy.rules[0];

@@ -51,7 +51,7 @@ impl Sal {
             self.hear_of_silence(id);
             return Ok(());
         }
-        // A box's host that passes a refusal on says what it is about. Another one speaks of the name that was asked for.
+        // A box's host that passes a refusal on says what it is about. Others speak of the name that was asked for.
         let failed_at = message.chain().map(|chain| chain.failed_at());
         let is_unserved = code == ErrorCode::NoService && failed_at.is_none() && self.leave_box_out(now, id);
         if !is_unserved && !self.resolve_again(now, id) && !self.others_may_answer(now, id, code) {

@@ -562,10 +562,12 @@ fn nothing_forged_makes_a_change_that_the_initiator_has_not_made() {
         pair.open();
         pair.chat(SECOND);
         assert_eq!(pair.order(pair.client, Stack::Secure), Ok(true), "{what}");
-        pair.chat(Duration::from_millis(35));
-        assert_eq!(pair.flow(pair.server).stack.changing_to, Some(Stack::Secure), "{what}: it is ready");
-        // The initiator hears nothing of that.
+        pair.world.run_for(Duration::from_millis(20));
+        // The request is on its way; the initiator hears nothing of the answer.
         pair.world.network.weather = Weather { loss_per_mille: 1000, ..slow(30) };
+        pair.world.run_for(Duration::from_millis(15));
+        let server = pair.server;
+        assert_eq!(pair.flow(server).stack.changing_to, Some(Stack::Secure), "{what}: it is ready");
         let client = pair.client;
         forge_sealed(&mut pair, client, count);
         pair.world.run_for(SECOND);

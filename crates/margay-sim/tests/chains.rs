@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use line::{MAIL, NAME, line};
 use margay_core::chain::{ChainPlace, ChainPolicy};
+use margay_core::stack_change::{ChangeRefused, Stack};
 use margay_core::{Event, Lifecycle};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::middlebox::Habit;
@@ -384,6 +385,21 @@ fn a_session_that_is_sealed_is_sealed_on_every_hop() {
 
 /// Chains of one to four boxes in foul weather, with boxes that eat, hosts that are cut off and agents that start
 /// again: every connect ends, and nothing is left over.
+#[test]
+fn one_hop_of_a_session_is_not_sealed_alone() {
+    let mut line = line(13, Weather::FAIR, 1);
+    line.talk(TALK);
+    line.world.run_for(SECOND);
+    let now = line.world.now;
+    for host in line.all() {
+        let sal = &mut line.world.host(host).sal;
+        let hops: Vec<_> = sal.flows().filter(|flow| flow.chain.is_some()).map(|flow| flow.flow).collect();
+        for hop in hops {
+            assert_eq!(sal.set_flow_stack(now, hop, Stack::Secure), Err(ChangeRefused::Chained), "{host:?}");
+        }
+    }
+}
+
 #[test]
 fn random_chains_keep_every_promise() {
     let seeds = std::env::var("MARGAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);

@@ -40,6 +40,12 @@ pub enum ChangeRefused {
          (`margay flow policy FLOW fail-over`)"
     )]
     Striped,
+    /// Its session goes through boxes.
+    #[error(
+        "the session goes through boxes, and this flow is one of its hops: the others would stay as they are; have the \
+         name demand `secure` instead"
+    )]
+    Chained,
     /// It is being handed over to another host.
     #[error("the connection is on its way to another host; try again when it is there")]
     Held,
@@ -92,7 +98,7 @@ impl ChangeRefused {
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
             Self::OldPeer | Self::NoCipher => ErrorCode::NoCommonStack,
             Self::Demanded(_) => ErrorCode::Demanded,
-            Self::SameHost | Self::NoOrder | Self::ByPeer(_) => ErrorCode::Refused,
+            Self::SameHost | Self::Chained | Self::NoOrder | Self::ByPeer(_) => ErrorCode::Refused,
         }
     }
 
@@ -121,6 +127,7 @@ impl Sal {
             _ if association.is_some_and(Association::is_self) => ChangeRefused::SameHost,
             _ if !is_open => ChangeRefused::NotOpen,
             _ if flow.stripe.is_some() => ChangeRefused::Striped,
+            _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,
             _ if association.is_none_or(|association| association.stacks & CHANGES == 0) => ChangeRefused::OldPeer,
             Stack::Plain if flow.has(seen::DEMANDS) => ChangeRefused::Demanded(End::This),

@@ -369,6 +369,38 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
 }
 
 #[test]
+fn a_turn_that_is_over_stays_until_nothing_waits_of_it() {
+    let mut table = table();
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let update = |generation, takes, change| {
+        let stacks = Stacks { sends: Stack::Plain, takes, change };
+        EntryUpdate::Install(Entry { seal: Some(keys), stacks, ..entry(7, generation, 100) })
+    };
+    let turn_of = |table: &Table| table.ingress(FlowId(7), (None, from), &data(0, 0)).map(|route| route.turn);
+    let only = Taking::Only(Stack::Plain);
+    table.apply(update(1, only, 0));
+    table.apply(update(2, Taking::Ready(Stack::Secure), 9));
+    table.apply(update(3, only, 9));
+    assert_eq!(turn_of(&table), Ok(None), "nothing waits");
+    table.apply(update(4, Taking::Ready(Stack::Secure), 10));
+    let (turn, _) = turn_of(&table).expect("taken").expect("it turns");
+    let header = DataRepr { stack: keys.cipher.stack(), ..data(0, 0) };
+    turn.admit(crate::clock::now(), Stack::Secure, header, (&[0; 40], 40), (None, from));
+    assert!(table.waiting_turn(FlowId(7)).is_none(), "the peer has said nothing: no time is set");
+    table.apply(update(5, only, 10));
+    assert_eq!(turn_of(&table), Ok(Some((Arc::clone(&turn), Stack::Plain))), "what waits goes before this");
+    assert!(table.waiting_turn(FlowId(7)).is_some_and(|(_, until)| until <= crate::clock::now()), "at once");
+    table.forget_turn(&turn);
+    assert_eq!(turn_of(&table), Ok(None));
+    table.apply(update(6, Taking::Ready(Stack::Secure), 11));
+    table.apply(update(7, Taking::Turning(Stack::Secure), 11));
+    let (turn, _) = turn_of(&table).expect("taken").expect("it turns");
+    turn.admit(crate::clock::now(), Stack::Secure, header, (&[0; 40], 40), (None, from));
+    assert!(table.waiting_turn(FlowId(7)).is_some(), "the peer has said that it turns");
+}
+
+#[test]
 fn an_entry_is_small() {
     // 800 bytes per flow are for the whole agent; the two indexes add about 20 bytes each at their emptiest.
     assert!(size_of::<Slot>() <= 168, "{}", size_of::<Slot>());

@@ -152,11 +152,12 @@ impl Stage<'_> {
         log.lines().filter_map(|line| serde_json::from_str::<Came>(line).ok()).filter(|came| came.run == run).collect()
     }
 
-    /// The longest gap that ended since a moment, and until another one, in milliseconds.
+    /// The longest gap that ended since a moment, and until another one, in milliseconds; all of that time, where
+    /// nothing came.
     fn longest_gap_ms(&self, run: u32, from_ms: f64, to_ms: f64) -> f64 {
         let within = |came: &Came| (from_ms - 10.0..to_ms).contains(&(came.unix_ms as f64));
         let gaps = self.came(run).into_iter().filter(within).map(|came| came.longest_gap_us as f64 / 1e3);
-        gaps.fold(0.0, f64::max)
+        gaps.reduce(f64::max).unwrap_or(to_ms - from_ms)
     }
 
     /// Ends a run, and counts what has become of it.

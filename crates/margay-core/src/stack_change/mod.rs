@@ -107,10 +107,11 @@ impl fmt::Display for Stack {
 pub enum Taking {
     /// What is of this stack.
     Only(Stack),
-    /// What is of the other stack, until its FENCE; from there on what is of this one. The peer has not said yet that it
-    /// turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
+    /// What is of the other stack, until its FENCE; from there on what is of this one. The peer has not said yet that
+    /// it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
     Ready(Stack),
-    /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for long.
+    /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for
+    /// long.
     Turning(Stack),
 }
 

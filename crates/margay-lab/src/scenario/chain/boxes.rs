@@ -175,8 +175,8 @@ fn refusals(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// Traffic control at the interface that sessions leave the box's kernel by. The kernel's flow cache takes packets before
-/// that queue.
+/// Traffic control at the interface that sessions leave the box's kernel by. The kernel's flow cache takes packets
+/// before that queue.
 fn shaped(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     agent::cache(stage.two, "unload")?;
     stage.two.run([

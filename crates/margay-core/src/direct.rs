@@ -426,7 +426,9 @@ impl Sal {
     /// The flow is plain again: where it has ports, it may be lifted as at its set-up.
     pub(crate) fn unpark_direct(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        let (app, association, has_ports) = (flow.app, flow.association, flow.direct.peer.is_some());
+        let app = flow.app;
+        let association = flow.association;
+        let has_ports = flow.direct.peer.is_some();
         let Some(peer) = self.associations.get(association).map(|association| association.remote.ip()) else { return };
         let path = if has_ports { self.wire_path(association) } else { None };
         let refused = self.refusal(&app, peer, has_ports);

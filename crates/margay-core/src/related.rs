@@ -43,8 +43,11 @@ impl Sal {
             return None;
         }
         let related = Some(Related { flow: asked.peer_flow, host: association.host });
-        let (service, next_hop, is_sealed) = (asked.service, association.remote, asked.is_sealed());
-        let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
+        let next_hop = association.remote;
+        let service = asked.service;
+        let is_sealed = asked.is_sealed();
+        let nonce = self.rng.u64();
+        let id = self.fresh_flow_id();
         let session = margay_wire::SessionId(self.rng.bytes());
         let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         flow.seen |= if is_sealed { seen::SECURE } else { 0 };

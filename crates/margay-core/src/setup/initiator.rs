@@ -212,7 +212,9 @@ impl Sal {
         }
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Initiator(setup) = &flow.setup else { return };
-        let (service, app, retries) = (flow.asked(), flow.app, setup.retries);
+        let service = flow.asked();
+        let app = flow.app;
+        let retries = setup.retries;
         let is_by_rule = matches!(app.protocol, 6 | 17)
             && !setup.pinned
             && setup.related.is_none()

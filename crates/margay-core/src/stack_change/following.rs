@@ -113,10 +113,12 @@ impl Sal {
             return Err(ChangeRefused::Full { limit: CHANGES_MAX });
         }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
-        let (from, cipher) = (flow.stacks.sends, self.cipher_for(flow).ok_or(ChangeRefused::NoCipher)?);
+        let from = flow.stacks.sends;
+        let cipher = self.cipher_for(flow).ok_or(ChangeRefused::NoCipher)?;
         self.derive_seal(id, cipher);
-        let (number, sends, until) = (self.rng.u32(), Sends::starting(now), now + PATIENCE);
-        self.stack_changes.proposing.insert(id, Proposing { to, from, number, cause, sends, until });
+        let number = self.rng.u32();
+        let proposing = Proposing { to, from, number, cause, sends: Sends::starting(now), until: now + PATIENCE };
+        self.stack_changes.proposing.insert(id, proposing);
         self.proposing_due(now);
         Ok(())
     }
@@ -184,8 +186,9 @@ impl Sal {
             }
             None => ChangeCause::Peer,
         };
-        let (state, until, number) = (FollowingState::Ready, now + PATIENCE + PATIENCE, said.number);
-        let following = Following { from, to, state, until, number, cause, next: None };
+        let number = said.number;
+        let until = now + PATIENCE + PATIENCE;
+        let following = Following { from, to, state: FollowingState::Ready, until, number, cause, next: None };
         self.stack_changes.following.insert(id, following);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;

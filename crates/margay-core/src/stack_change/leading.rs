@@ -119,15 +119,19 @@ impl Sal {
         }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let cipher = self.cipher_for(flow).ok_or(ChangeRefused::NoCipher)?;
-        let (session, from, number) = (flow.session, flow.stacks.sends, number_after(flow.stacks.change, now));
+        let session = flow.session;
+        let from = flow.stacks.sends;
+        let number = number_after(flow.stacks.change, now);
         let holder = Holder { host: self.host_id(), act: Act::Stack };
         let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         self.derive_seal(id, cipher);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
         }
-        let (state, sends, until) = (LeadingState::Asking, Sends::starting(now), now + PATIENCE);
-        self.stack_changes.leading.insert(id, Leading { from, to, number, cause, state, guard, sends, until });
+        let sends = Sends::starting(now);
+        let leading =
+            Leading { from, to, number, cause, state: LeadingState::Asking, guard, sends, until: now + PATIENCE };
+        self.stack_changes.leading.insert(id, leading);
         self.leading_due(now);
         Ok(())
     }

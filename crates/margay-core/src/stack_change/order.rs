@@ -78,7 +78,9 @@ impl Sal {
 
     fn begin_change(&mut self, now: Instant, id: FlowId, to: Stack, cause: ChangeCause) -> Result<bool, ChangeRefused> {
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
-        let (role, from, settled) = (flow.role, flow.stacks.sends, flow.stacks.settled());
+        let role = flow.role;
+        let from = flow.stacks.sends;
+        let settled = flow.stacks.settled();
         if self.stack_changes.under_way(id).is_some() {
             return Err(ChangeRefused::UnderWay);
         }

@@ -94,8 +94,14 @@ impl Sal {
             self.end_proposing(now, id, outcome(to));
         }
         if cut_short != Some(Stack::Secure) {
-            let (from, to, cause) = (Stack::Plain, Stack::Secure, ChangeCause::Settled);
-            self.remember(now, id, StackChange { at: now, from, to, cause, outcome: ChangeOutcome::Done });
+            let change = StackChange {
+                at: now,
+                from: Stack::Plain,
+                to: Stack::Secure,
+                cause: ChangeCause::Settled,
+                outcome: ChangeOutcome::Done,
+            };
+            self.remember(now, id, change);
         }
         self.events.push(Event::FlowChanged(id));
     }

@@ -64,7 +64,9 @@ impl Tally {
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = build("chain-attacks", 2, &["other"], dir)?;
     let _agents = Agents::start(&lab)?;
-    let (router, server, client) = (lab.host("router")?, lab.host("server")?, lab.host("client")?);
+    let router = lab.host("router")?;
+    let server = lab.host("server")?;
+    let client = lab.host("client")?;
     let one = lab.host("box1")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     let id = agent::status(client)?["host_id"].as_str().unwrap_or_default().to_owned();
@@ -117,7 +119,9 @@ fn answers_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Resu
 
 /// A member without a grant serves the box: no session goes there.
 fn box_without_grant(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
-    let (router, two, client) = (lab.host("router")?, lab.host("box2")?, lab.host("client")?);
+    let router = lab.host("router")?;
+    let two = lab.host("box2")?;
+    let client = lab.host("client")?;
     let id = agent::status(two)?["host_id"].as_str().unwrap_or_default().to_owned();
     margay(router, ["id", "member", "grant", &id, "mail.shop"])?;
     count_sessions(two)?;

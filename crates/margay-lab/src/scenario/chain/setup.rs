@@ -46,7 +46,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         )?;
     }
     let _agents = Agents::start(&lab)?;
-    let (router, server, client) = (lab.host("router")?, lab.host("server")?, lab.host("client")?);
+    let router = lab.host("router")?;
+    let server = lab.host("server")?;
+    let client = lab.host("client")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     for name in ["none.shop", "one.shop", "four.shop"] {
         agent::publish(server, name, "0.0.0.0:7", &[])?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::host::Host;
 use crate::program::wait_for;
@@ -28,6 +28,22 @@ pub fn open(client: &Host, to: &str, port: u16, count: usize) -> Result<Series<I
         Ok(())
     })?;
     Ok(idle)
+}
+
+/// Opens so many, until some are to each of these servers: what the client's kernel opens by a grant goes to one server
+/// for a second.
+///
+/// # Errors
+///
+/// As of [`open`]; and each time all were to some of the servers.
+pub fn open_at_each(client: &Host, to: &str, port: u16, count: usize, servers: &[&Host]) -> Result<Series<Idle>> {
+    wait_for("idle connections to each server", LIMIT, || {
+        let idle = open(client, to, port, count)?;
+        let missed = servers.iter().find(|server| standing(&idle, server).is_empty());
+        let Some(missed) = missed else { return Ok(idle) };
+        idle.finish(LIMIT)?;
+        bail!("none is to {}", missed.name())
+    })
 }
 
 /// Those that have ended.

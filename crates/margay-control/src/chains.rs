@@ -44,7 +44,7 @@ pub enum RulesError {
     /// A name.
     #[error("{place}: {error}")]
     Name {
-        /// Which rule.
+        /// The rule: its section and its name or number, as the error shows it.
         place: String,
         /// What is wrong.
         error: NameError,
@@ -52,7 +52,7 @@ pub enum RulesError {
     /// Something else of one rule.
     #[error("{place}: {what}")]
     Wrong {
-        /// Which rule.
+        /// The rule: its section and its name or number, as the error shows it.
         place: String,
         /// What is wrong, and what to do.
         what: String,

@@ -93,19 +93,8 @@ pub(crate) fn responder_tuple(
     is_taken: impl Fn(&Tuple) -> bool,
 ) -> Option<Tuple> {
     let source = place.local_side(protocol, own.ranges);
-    let free = |destination: SocketAddr| {
-        let tuple = Tuple { protocol, source, destination };
-        (!is_taken(&tuple)).then_some(tuple)
-    };
-    if is_presentable(protocol, client.ip(), source.ip(), own) {
-        let ports = core::iter::once(client.port()).chain(other_ports(random));
-        if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
-            return Some(tuple);
-        }
-    }
-    let port = client.port().max(1);
-    let surrogate = |n| own.ranges.surrogate(source.is_ipv4(), random.wrapping_add(n));
-    (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), port)))
+    let is_shown = is_presentable(protocol, client.ip(), source.ip(), own);
+    tuple_for(Tuple { protocol, source, destination: client }, is_shown, own, random, is_taken)
 }
 
 /// The tuple of a box's left half: what the box sees, reversed. Nothing here has a socket of it, so that the client's
@@ -118,17 +107,28 @@ pub(crate) fn box_tuple(
     random: u32,
     is_taken: impl Fn(&Tuple) -> bool,
 ) -> Option<Tuple> {
-    let free = |destination: SocketAddr| {
-        let tuple = Tuple { protocol, source: service, destination };
-        (!is_taken(&tuple)).then_some(tuple)
-    };
-    if client.is_ipv4() == service.is_ipv4() && own.is_strangers(client.ip()) {
+    let is_shown = client.is_ipv4() == service.is_ipv4() && own.is_strangers(client.ip());
+    tuple_for(Tuple { protocol, source: service, destination: client }, is_shown, own, random, is_taken)
+}
+
+/// A tuple that is not taken, with the client as its destination: by the client's own address where that can be shown,
+/// with the client's port or another one, and by a surrogate otherwise.
+fn tuple_for(
+    wanted: Tuple,
+    is_shown: bool,
+    own: Own<'_>,
+    random: u32,
+    is_taken: impl Fn(&Tuple) -> bool,
+) -> Option<Tuple> {
+    let client = wanted.destination;
+    let free = |destination: SocketAddr| Some(Tuple { destination, ..wanted }).filter(|tuple| !is_taken(tuple));
+    if is_shown {
         let ports = core::iter::once(client.port()).chain(other_ports(random));
         if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
             return Some(tuple);
         }
     }
-    let surrogate = |n| own.ranges.surrogate(service.is_ipv4(), random.wrapping_add(n));
+    let surrogate = |n| own.ranges.surrogate(wanted.source.is_ipv4(), random.wrapping_add(n));
     (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), client.port().max(1))))
 }
 

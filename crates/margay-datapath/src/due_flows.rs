@@ -82,7 +82,8 @@ mod tests {
     fn a_flow_that_is_taken_while_it_is_added_leaves_no_wake_that_nobody_clears() {
         const ROUNDS: u32 = 3000;
         let due = DueFlows::new().expect("descriptors");
-        let (added, seen) = (AtomicU32::new(0), AtomicU32::new(0));
+        let added = AtomicU32::new(0);
+        let seen = AtomicU32::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 1..=ROUNDS {
@@ -91,7 +92,8 @@ mod tests {
                     await_number(&seen, round);
                 }
             });
-            let (mut missed, mut left_set) = (0, 0);
+            let mut missed = 0;
+            let mut left_set = 0;
             for round in 1..=ROUNDS {
                 let mut taken = Vec::new();
                 while taken.is_empty() {

@@ -342,7 +342,9 @@ impl Table {
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };
-        let (flow, peer_flow, stripe) = (slot.flow, slot.peer_flow, self.stripe_of(slot));
+        let flow = slot.flow;
+        let peer_flow = slot.peer_flow;
+        let stripe = self.stripe_of(slot);
         let seal = slot.seal.clone().filter(|_| slot.is_sealing());
         Some(EgressRoute {
             flow,
@@ -380,7 +382,8 @@ impl Table {
     fn bare_route(&self, slot: &Slot) -> Option<EgressRoute> {
         let (to, packet_number) =
             (self.destination(slot.path)?, slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32);
-        let (flow, peer_flow) = (slot.flow, slot.peer_flow);
+        let flow = slot.flow;
+        let peer_flow = slot.peer_flow;
         Some(EgressRoute {
             flow,
             peer_flow,

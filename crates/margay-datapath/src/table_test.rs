@@ -339,7 +339,8 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
         let stacks = Stacks { sends, takes, change };
         EntryUpdate::Install(Entry { seal, stacks, ..entry(7, generation, 100) })
     };
-    let (plain, secure) = (STACK_ENCAP, keys.cipher.stack());
+    let plain = STACK_ENCAP;
+    let secure = keys.cipher.stack();
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
     table.apply(update(2, Stack::Secure, Taking::Turning(Stack::Secure), 9, Some(keys)));
     assert!(table.is_to_turn(FlowId(7)) && seal(&table).is_none(), "not before its last plain packet");

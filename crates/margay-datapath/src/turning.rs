@@ -201,7 +201,8 @@ impl<C> Shared<C> {
             return;
         }
         let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN];
-        let (dst_flow, packet_number) = (route.peer_flow, route.packet_number);
+        let dst_flow = route.peer_flow;
+        let packet_number = route.packet_number;
         DataRepr { stack: STACK_ENCAP, flags: FENCE, dst_flow, packet_number, index: 0, count: 1 }.emit(&mut datagram);
         datagram[DATA_HEADER_LEN..].copy_from_slice(&fence_of_change(last.change));
         self.send_data(&datagram, datagram.len(), &route.to, false);

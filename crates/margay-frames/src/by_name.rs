@@ -27,7 +27,8 @@ pub async fn follow_members(agent: &Agent, name: &Target, members: &watch::Sende
         match instances.next().await {
             Ok(found) => {
                 if instances.beyond() > 0 {
-                    let (taken, beyond) = (found.len(), instances.beyond());
+                    let taken = found.len();
+                    let beyond = instances.beyond();
                     tracing::warn!(taken, beyond, "more hosts serve the members' name than an ensemble has members");
                 }
                 members.send_replace(found.into_iter().filter_map(member_of).collect());

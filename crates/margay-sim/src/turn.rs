@@ -17,7 +17,7 @@ const HELD_MAX: usize = 64;
 pub(crate) enum Admission {
     /// It is taken.
     Take,
-    /// It waits.
+    /// It waits for the FENCE, or for the end of the change.
     Held,
     /// Nothing waits any longer, and it is taken after what has.
     Overtaken(u32),

@@ -200,7 +200,8 @@ impl World {
     pub fn publish_box(&mut self, router: HostId, host: HostId, name: &str, habit: Habit) -> ServiceId {
         let service = service(name);
         self.hosts[host.0].serve_box(service, habit, Allow::Any);
-        let (address, key) = (self.hosts[host.0].address, self.hosts[host.0].public_key());
+        let address = self.hosts[host.0].address;
+        let key = self.hosts[host.0].public_key();
         self.hosts[router.0].forward(service.into(), address, Some(key));
         service
     }

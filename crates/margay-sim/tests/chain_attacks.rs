@@ -56,8 +56,10 @@ fn members_are_let_in_through_boxes_and_others_are_not() {
 fn the_allow_list_is_asked_about_the_first_agent_and_not_about_boxes() {
     let (mut line, _) = certified(5, 2);
     let host_of = |line: &mut Line, host| HostPublic(line.world.host(host).public_key()).id();
-    let (client, last) = (line.client, line.boxes[1]);
-    let (client, last) = (host_of(&mut line, client), host_of(&mut line, last));
+    let client = line.client;
+    let last = line.boxes[1];
+    let client = host_of(&mut line, client);
+    let last = host_of(&mut line, last);
     line.allow(Allow::List(vec![AllowItem::Host(last)]));
     assert!(is_refused(line.connect()));
     assert_eq!(line.accepted(), 0);

@@ -79,7 +79,8 @@ fn a_session_ends_where_a_boxs_host_is_a_former_holder() {
 #[test]
 fn a_session_lives_where_its_server_holds_the_name_anew() {
     let (mut line, authority, stream) = fenced(7);
-    let (name, server) = (Prefix::from(line.service), line.server);
+    let name = Prefix::from(line.service);
+    let server = line.server;
     let later = notice(&mut line, name, server, 6, &authority);
     for host in [line.client, line.boxes[0], line.boxes[1]] {
         for _ in 0..2 {

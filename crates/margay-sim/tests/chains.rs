@@ -226,7 +226,8 @@ fn other_names_go_straight_and_a_name_that_demands_boxes_is_not_had_without() {
     let mut line = line(37, Weather::FAIR, 1);
     line.world.publish(line.router, line.server, MAIL, 5);
     line.demand(MAIL, &["box-0.shop"]);
-    let (client, server) = (line.client, line.server);
+    let client = line.client;
+    let server = line.server;
     let connecting = line.world.connect(client, MAIL);
     line.world.run_for(2 * SECOND);
     let outcome = line.world.host(client).clients[connecting].outcome;

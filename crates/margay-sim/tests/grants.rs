@@ -587,7 +587,8 @@ fn a_flow_opened_from_the_port_of_a_program_that_has_sent_its_fin_takes_the_plac
     for has_fin in [false, true] {
         let mut shop = shop(29, slow(2), CHAT);
         let streams = shop.connect_often(220, CHAT);
-        let (client, now) = (shop.client, shop.world.now);
+        let client = shop.client;
+        let now = shop.world.now;
         let host = shop.world.host(client);
         let old = streams.iter().find_map(|stream| host.flow_of(*stream)).expect("agents set some up");
         let grant = host.cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");

@@ -39,7 +39,8 @@ fn slow(millis: u64) -> Weather {
 fn pair(seed: u64, weather: Weather, is_direct: bool, demands: (bool, bool), server_plan: Plan) -> Pair {
     let mut world = World::new(seed, weather);
     let router = world.add_host(true);
-    let (server, client) = (world.add_host(false), world.add_host(false));
+    let server = world.add_host(false);
+    let client = world.add_host(false);
     for (host, demands) in [(server, demands.1), (client, demands.0)] {
         world.register(router, host);
         world.set_direct(host, is_direct);
@@ -57,7 +58,8 @@ fn pair(seed: u64, weather: Weather, is_direct: bool, demands: (bool, bool), ser
     let name = service("ask.shop");
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     world.host(server).sal.add_rule(Instant::ZERO, name.into(), rule).expect("room");
-    let (address, key) = (world.host(server).address, world.host(server).public_key());
+    let address = world.host(server).address;
+    let key = world.host(server).public_key();
     world.host(router).forward(name.into(), address, Some(key));
     Pair { world, server, client, said: [0; 2], heard: [Vec::new(), Vec::new()] }
 }
@@ -80,7 +82,8 @@ impl Pair {
     }
 
     fn order(&mut self, host: HostId, to: Stack) -> Result<bool, ChangeRefused> {
-        let (now, id) = (self.world.now, self.flow(host).flow);
+        let now = self.world.now;
+        let id = self.flow(host).flow;
         let begun = self.world.host(host).sal.set_flow_stack(now, id, to);
         self.world.touch(host);
         begun

@@ -114,7 +114,8 @@ fn a_striped_flow_keeps_its_stack_and_one_that_is_changed_is_not_striped_meanwhi
     // By another flow each learns what the other can do now.
     site.world.connect_stream(site.client, "talk.shop", CHAT);
     site.world.run_for(SECOND);
-    let (own, peer) = (site.flow().flow, site.servers_flow().flow);
+    let own = site.flow().flow;
+    let peer = site.servers_flow().flow;
     site.order(site.client, own, Policy::Stripe);
     site.world.run_for(SECOND);
     let now = site.world.now;

@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn a_chain_that_says_two_things_is_none() {
         let mut buf = [0; 512];
-        let (ahead, passed) = (one(1, AHEAD), one(2, BoxFlags::PASSED));
+        let ahead = one(1, AHEAD);
+        let passed = one(2, BoxFlags::PASSED);
         let host = [[7; 16]];
         assert!(chain(&[passed, ahead], &host).emit(&mut buf).is_ok());
         assert!(chain(&[], &[]).emit(&mut buf).is_err(), "no box");

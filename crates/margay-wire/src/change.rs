@@ -62,7 +62,7 @@ steps! {
 /// CHANGE: one step of a change, or the stack that a flow has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeRepr {
-    /// Which step.
+    /// What the sender asks, answers or says with it.
     pub step: ChangeStep,
     /// The stack that the flow shall have; of [`ChangeStep::Tell`] the one that it has.
     pub stack: u8,

@@ -23,10 +23,10 @@ use crate::time::Instant;
 use crate::way::Sender;
 
 /// What people are told.
-const SAYS_NOTHING: &str = "the host that answered says nothing of the chain that it was asked for; run the same version of \
-                            Margay on all hosts of it";
-const OTHER_BOXES: &str = "the session has not passed the boxes that it was to pass: a host on the way has left one out, or \
-                           changed the list";
+const SAYS_NOTHING: &str = "the host that answered says nothing of the chain that it was asked for; run the same \
+                            version of Margay on all hosts of it";
+const OTHER_BOXES: &str = "the session has not passed the boxes that it was to pass: a host on the way has left one \
+                           out, or changed the list";
 
 /// What a SYN asks for: by protocol and port of the program's first packet.
 #[derive(Clone, Copy)]
@@ -214,8 +214,8 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
         ErrorCode::BoxSilent => (
             Unreachable::Host,
             format!(
-                "box {name} of the chain has not let the session's first packet out of sal0 in a second: its rules drop \
-                 it, or its host does not forward; `margay check` there looks for the cause"
+                "box {name} of the chain has not let the session's first packet out of sal0 in a second: its rules \
+                 drop it, or its host does not forward; `margay check` there looks for the cause"
             ),
         ),
         ErrorCode::BoxRefused => {

@@ -272,7 +272,8 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
-        let (web, group) = (prefix("web.shop").id, group_number("staff"));
+        let web = prefix("web.shop").id;
+        let group = group_number("staff");
         let shop = web.authority();
         let host = HostId([7; 16]);
         let groups = [(shop, alloc::vec![group])];

@@ -44,8 +44,8 @@ const TURN_RETRIES: u32 = 2;
 /// What people are told.
 const SIGNED_TCP: &str = "the connection is signed (TCP-MD5 or TCP-AO), addresses included, and Margay gives it others";
 const TOO_LONG: &str = "the first packet does not fit a SYN; lower the MTU of sal0";
-const CHAIN_TOO_LONG: &str = "the first packet does not fit a SYN with its chain of boxes and this host's certificates; name \
-                              fewer boxes, or lower the MTU of sal0";
+const CHAIN_TOO_LONG: &str = "the first packet does not fit a SYN with its chain of boxes and this host's \
+                              certificates; name fewer boxes, or lower the MTU of sal0";
 const FLOWS_FULL: &str = "this host has as many flows as it may; `margay flow list` shows them";
 
 /// What a SYN-ACK proved: the association that it came under, and where it came from.

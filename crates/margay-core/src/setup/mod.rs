@@ -285,8 +285,8 @@ pub(crate) fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
         ErrorCode::KeptOut => crate::twin::KEPT_OUT,
         ErrorCode::ChainRequired => {
-            "the service takes sessions only through boxes that its policy names; `margay chain show` here says whether \
-             this host has that policy"
+            "the service takes sessions only through boxes that its policy names; `margay chain show` here says \
+             whether this host has that policy"
         }
         ErrorCode::NoAnswer => "nobody answered in time; `margay check` looks for the cause",
         ErrorCode::Drained => "the instance is drained and takes no new flows, and no other one serves the name",

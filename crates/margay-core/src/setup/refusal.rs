@@ -175,7 +175,8 @@ impl Sal {
 
     /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP.
     pub(crate) fn refuse(&mut self, packet: &AppPacket<'_>, how: Unreachable) {
-        let (source, destination) = (packet.tuple.source.ip(), packet.tuple.destination.ip());
+        let source = packet.tuple.source.ip();
+        let destination = packet.tuple.destination.ip();
         let answer = if packet.is_tcp() && how == Unreachable::Port {
             packet::reset_for(packet)
         } else {

@@ -432,7 +432,8 @@ impl Sal {
     /// Sends the SYN-ACK, with the program's own answer or a refusal inside, straight and through the router.
     pub(crate) fn answer(&mut self, id: FlowId, app_answer: &[u8], error: Option<ErrorCode>) {
         let Some(flow) = self.flows.get(id) else { return };
-        let (session, known) = (flow.session, flow.association);
+        let session = flow.session;
+        let known = flow.association;
         let asked = flow.asked();
         let demands = flow.has(seen::DEMANDS);
         let Setup::Responder(setup) = &flow.setup else { return };
@@ -651,9 +652,11 @@ impl Sal {
         let Proof { association, fresh, starts, claimed, asks, is_neighbour } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         // A greeting is over at once, and nothing needs the association for its sake.
-        let (flow_is_connection, is_chained) = (flow.app.protocol != GREETING, flow.chain.is_some());
+        let flow_is_connection = flow.app.protocol != GREETING;
+        let is_chained = flow.chain.is_some();
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (answered, client) = (setup.answered, setup.reply.direct.ip());
+        let answered = setup.answered;
+        let client = setup.reply.direct.ip();
         self.find_peer(association, from);
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);

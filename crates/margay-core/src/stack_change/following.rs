@@ -324,7 +324,8 @@ impl Sal {
                 continue;
             }
             if proposing.sends.take(now) {
-                let (to, number) = (proposing.to, proposing.number);
+                let to = proposing.to;
+                let number = proposing.number;
                 self.say_change(id, ChangeStep::Propose, to, number);
             }
         }

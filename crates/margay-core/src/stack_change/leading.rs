@@ -224,7 +224,8 @@ impl Sal {
     /// The flow goes on as it was; the responder need not be ready any more.
     pub(super) fn abandon(&mut self, now: Instant, id: FlowId, outcome: ChangeOutcome) {
         if let Some(Leading { from, number, .. }) = self.stack_changes.leading.get(&id) {
-            let (from, number) = (*from, *number);
+            let from = *from;
+            let number = *number;
             self.say_change(id, ChangeStep::Abandon, from, number);
         }
         self.end_leading(now, id, outcome);

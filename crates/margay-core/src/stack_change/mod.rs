@@ -415,7 +415,8 @@ impl Sal {
 
     fn say_change_repr(&mut self, id: FlowId, repr: ChangeRepr, flags: Flags, code: Option<ErrorCode>) {
         let Some(flow) = self.flows.get(id) else { return };
-        let (association, peer_flow) = (flow.association, flow.peer_flow);
+        let association = flow.association;
+        let peer_flow = flow.peer_flow;
         self.send_change(association, (peer_flow, id), repr, flags, code);
     }
 

@@ -65,7 +65,8 @@ const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();
 
 /// The steps that a host says.
 fn said(sal: &mut Sal) -> Vec<ChangeStep> {
-    let (mut buf, mut steps) = (alloc::vec![0; 65_536], Vec::new());
+    let mut buf = alloc::vec![0; 65_536];
+    let mut steps = Vec::new();
     while let Some(output) = sal.poll(&mut buf) {
         if let Output::Transmit { len, .. } = output {
             let message = Message::parse(&buf[..len]).expect("ours");

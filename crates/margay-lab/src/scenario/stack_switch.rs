@@ -109,7 +109,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 }
 
 fn prepare(lab: &Lab) -> Result<Stage<'_>> {
-    let (client, server) = (lab.host("client")?, lab.host("server")?);
+    let client = lab.host("client")?;
+    let server = lab.host("server")?;
     let command = server.traffic(["numbered-sink", "--listen", &format!("0.0.0.0:{PORT}")])?;
     let sink = Program::start(command, &server.dir.join("numbered-sink.log"))?;
     wait_for("a sink", LIMIT, || sink.log().contains("ready").then_some(()).context("it is not ready"))?;
@@ -198,7 +199,8 @@ fn flows(host: &Host, service: &str, protocol: &str) -> Result<Vec<String>> {
 fn slower_rate(stage: &mut Stage<'_>) -> Result<u64> {
     let (run, series, flow) = stage.begin(0)?;
     agent::set_stack(stage.client, &flow, "secure")?;
-    let (from, start) = (received(stage, run), Instant::now());
+    let from = received(stage, run);
+    let start = Instant::now();
     sleep(MEASURED);
     let rate = (received(stage, run) - from) as f64 / start.elapsed().as_secs_f64();
     // How many of those were lost that came too fast is of no interest.

@@ -102,7 +102,8 @@ pub fn send(plan: &Plan) -> Result<()> {
         over.store(true, Ordering::Relaxed);
     });
     let mut datagram = vec![0; plan.bytes];
-    let (start, mut sent) = (Instant::now(), 0_u64);
+    let start = Instant::now();
+    let mut sent = 0_u64;
     while !is_over.load(Ordering::Relaxed) {
         let due = match plan.rate {
             0 => sent + BURST,
@@ -134,7 +135,8 @@ struct Run {
 
 impl Run {
     fn note(&mut self, now: Instant, number: u64, is_right: bool) {
-        let (word, bit) = ((number / 64) as usize, 1 << (number % 64));
+        let word = (number / 64) as usize;
+        let bit = 1 << (number % 64);
         if self.seen.len() <= word {
             self.seen.resize(word + 1, 0);
         }
@@ -174,7 +176,8 @@ pub fn sink(listen: SocketAddr) -> Result<()> {
     let mut runs: BTreeMap<u32, Run> = BTreeMap::new();
     loop {
         let received = socket.recv(&mut buffer);
-        let (now, unix_ms) = (Instant::now(), now_ms() as u64 / SLICE_MS * SLICE_MS);
+        let now = Instant::now();
+        let unix_ms = now_ms() as u64 / SLICE_MS * SLICE_MS;
         for run in runs.values_mut() {
             run.say(unix_ms)?;
         }

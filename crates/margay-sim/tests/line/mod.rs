@@ -52,7 +52,8 @@ pub fn line(seed: u64, weather: Weather, count: usize) -> Line {
     for (at, host) in boxes.iter().enumerate() {
         world.publish_box(router, *host, &format!("box-{at}.shop"), Habit::Passes);
     }
-    let (service, required) = (service(CHAT), Vec::new());
+    let service = service(CHAT);
+    let required = Vec::new();
     let mut line = Line { world, router, client, server, boxes, service, required, may_be_left_out: false };
     line.go_by(false);
     line
@@ -252,7 +253,8 @@ impl Line {
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
         let server = self.world.host(self.server);
         server.sal.add_rule(Instant::ZERO, name.into(), rule).expect("there is room");
-        let (address, key) = (server.address, server.public_key());
+        let address = server.address;
+        let key = server.public_key();
         self.world.host(self.router).forward(name.into(), address, Some(key));
         let ranges = self.world.host(self.client).ranges();
         let here = SocketAddr::new(ranges.host_v6().into(), 4000);

@@ -330,7 +330,8 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             flags: MoveFlags::from_bits_retain(number(value, "flags")),
         }),
         "STRIPE" => {
-            let (ends, leads) = (flag(value, "ends"), flag(value, "leads"));
+            let ends = flag(value, "ends");
+            let leads = flag(value, "leads");
             let (number, place) = (number(value, "number"), number(value, "place"));
             Extension::Stripe(StripeRepr { number, place, ends, leads })
         }
@@ -346,7 +347,8 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
 fn arrivals(value: &Value) -> ArrivalsRepr {
     let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
     for place in value["places"].as_array().expect("a list of places") {
-        let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
+        let packet_number = number(place, "packet_number");
+        let at_us = number(place, "at_us");
         let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
         arrivals.places[number::<usize>(place, "place")] = Some(arrival);
     }

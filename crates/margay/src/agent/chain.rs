@@ -18,7 +18,7 @@ use super::Agent;
 pub struct Said {
     /// The authority's name.
     pub authority: String,
-    /// It.
+    /// The policy with its signature, as it is kept on disk and told to other hosts.
     pub signed: SignedChains,
     /// What this host goes by, or why it does not.
     pub policy: Result<ChainPolicy, Doubt>,
@@ -128,7 +128,8 @@ mod test {
     fn what_authorities_say_and_what_the_host_requires_are_one_policy() {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
-        let (keyring, store) = (Keyring::open(&dir).expect("opened"), Store::open(&dir).expect("made"));
+        let keyring = Keyring::open(&dir).expect("opened");
+        let store = Store::open(&dir).expect("made");
         let keep = |authority: &margay_control::keyring::Authority, service: &str| {
             let chain = PolicyChain {
                 name: "inspect".to_owned(),
@@ -140,7 +141,8 @@ mod test {
             let signed = SignedChains::sign(authority, &rules, None, NOW_S * 1000).expect("signed");
             assert!(store.keep_chains(&signed, &authority.name, NOW_S).expect("written"));
         };
-        let (shop, lab) = (keyring.create_authority("shop"), keyring.create_authority("lab"));
+        let shop = keyring.create_authority("shop");
+        let lab = keyring.create_authority("lab");
         keep(&shop.expect("made"), "web");
         keep(&lab.expect("made"), "db");
         let elsewhere = StateDir::open(base.path().join("other")).expect("made");

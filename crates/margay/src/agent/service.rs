@@ -41,8 +41,8 @@ use crate::listener::{self, Protocol, WEIGHT_MAX};
 use crate::{allow, host};
 
 /// Why a box is not served.
-pub const NO_FORWARDING: &str = "this host forwards no sessions: write `boxes = true` into [host] of its configuration, \
-                                 and run `margay up --restart`";
+pub const NO_FORWARDING: &str = "this host forwards no sessions: write `boxes = true` into [host] of its \
+                                 configuration, and run `margay up --restart`";
 /// More listeners of one host are a mistake.
 const LISTENERS_MAX: usize = 10_000;
 

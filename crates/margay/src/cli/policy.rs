@@ -169,7 +169,8 @@ impl Policy {
         misread::read(
             text,
             path,
-            "a policy has [[route]], [[grant]], [[chain]] and [[require]] sections; docs/book/routing.md and docs/book/chains.md show some",
+            "a policy has [[route]], [[grant]], [[chain]] and [[require]] sections; docs/book/routing.md and \
+             docs/book/chains.md show some",
         )
     }
 

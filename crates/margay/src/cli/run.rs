@@ -59,7 +59,12 @@ pub struct OfferArgs {
     pub service: Vec<Wanted>,
     /// The program is a box of this name, which sessions pass, as chains of the policy say; it is served while the
     /// program runs. May be repeated
-    #[arg(long, value_name = "NAME", requires = "kind", conflicts_with_all = ["service", "protocol", "partitions", "sticky"])]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "kind",
+        conflicts_with_all = ["service", "protocol", "partitions", "sticky"]
+    )]
     pub middlebox: Vec<ServiceName>,
     /// What the box does
     #[arg(long, requires = "middlebox", conflicts_with = "service")]

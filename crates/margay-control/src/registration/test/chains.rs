@@ -43,7 +43,8 @@ async fn a_host_hears_of_chains_when_it_joins_and_whenever_they_change_and_keeps
     until("other chains", || kept(&host) == ["web", "mail"]).await;
     home.stop().await;
     assert_eq!(kept(&host), ["web", "mail"], "without a router, too");
-    let (late, secret) = (party(3, "late"), router.token(1, 8, Vec::new()));
+    let late = party(3, "late");
+    let secret = router.token(1, 8, Vec::new());
     let home = late.join(&router, &at, Some(secret));
     until("the chains of one that comes later", || kept(&late) == ["web", "mail"]).await;
     apply(&router, &authority(&router), &[], NOW_MS + 2);
@@ -55,7 +56,8 @@ async fn a_host_hears_of_chains_when_it_joins_and_whenever_they_change_and_keeps
 #[tokio::test]
 async fn a_host_takes_chains_from_nobody_but_the_authority() {
     let (router, at, host, home) = shop().await;
-    let (own, posing) = (authority(&router), party(7, "posing").keyring.create_authority("shop").expect("made"));
+    let own = authority(&router);
+    let posing = party(7, "posing").keyring.create_authority("shop").expect("made");
     // Whatever is in the router's store is told.
     let tell = |signed: &SignedChains| {
         let row: Row = (SharedTable::Chains, signed.authority.to_vec(), Some(signed.encode()));

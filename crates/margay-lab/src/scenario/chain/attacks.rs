@@ -104,7 +104,8 @@ fn made_up_client(client: &Host, one: &Host, tally: &mut Tally, findings: &mut F
 
 /// The box sends sessions to a server of its own.
 fn answers_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
-    let (client, one) = (lab.host("client")?, lab.host("box1")?);
+    let client = lab.host("client")?;
+    let one = lab.host("box1")?;
     let _own = server::echo(one, &["0.0.0.0:7777".parse()?])?;
     one.shell(
         "nft 'add table inet fw; add chain inet fw pre { type nat hook prerouting priority dstnat; };

@@ -50,8 +50,10 @@ struct Stage<'a> {
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = build("chain-boxes", 2, &[], dir)?;
     let _agents = Agents::start(&lab)?;
-    let (router, server) = (lab.host("router")?, lab.host("server")?);
-    let (one, two) = (lab.host("box1")?, lab.host("box2")?);
+    let router = lab.host("router")?;
+    let server = lab.host("server")?;
+    let one = lab.host("box1")?;
+    let two = lab.host("box2")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     for name in ["one.shop", "two.shop", "tap.shop"] {
         agent::publish(server, name, "0.0.0.0:7", &[])?;

@@ -193,7 +193,8 @@ fn kept(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
 
 /// A box that nobody serves.
 fn missing(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let (client, two) = (stage.client, stage.boxes[1]);
+    let client = stage.client;
+    let two = stage.boxes[1];
     agent::withdraw(two, "ids.shop")?;
     agent::await_instances(client, "ids.shop", 0)?;
     stage.refused(client, "ids.shop", findings)?;

@@ -253,7 +253,8 @@ mod test {
 
     #[test]
     fn a_difference_is_told_chain_by_chain() {
-        let (one, other) = (chain("one", &["fw.shop"]), chain("other", &[]));
+        let one = chain("one", &["fw.shop"]);
+        let other = chain("other", &[]);
         assert!(texts(&[], &[]).is_empty());
         assert_eq!(texts(&[], std::slice::from_ref(&one)), ["add chain one: web.shop through fw.shop"]);
         assert_eq!(

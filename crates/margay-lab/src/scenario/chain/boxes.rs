@@ -11,7 +11,7 @@ use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::program::wait_for;
-use crate::report::Limit::{AtLeast, Below, Exactly};
+use crate::report::Limit::{Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::scenario::{Findings, Scenario, pair};
 use crate::server;
@@ -19,15 +19,14 @@ use crate::server;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "chain-boxes",
-    summary: "sessions pass nftables, iptables, tc, tcpdump and PRADS as they are",
+    summary: "sessions pass nftables, iptables, tc and tcpdump as they are",
     bounds: &BOUNDS,
     run,
 };
 
 const BOUNDS: [Bound; 5] = [
     bound("boxes_wrong", Exactly(0.0)),
-    // Otherwise the machine lacks most of their programs.
-    bound("boxes_total", AtLeast(6.0)),
+    bound("boxes_total", Exactly(8.0)),
     bound("headers_wrong", Exactly(0.0)),
     bound("refused_ms_max", Below(2500.0)),
     bound("failed", Exactly(0.0)),
@@ -142,10 +141,6 @@ fn filters(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let seen = counted(one, "tcp_seen")? - before;
     stage.judge("two boxes in a row", passed && seen >= TRIES as f64 && counted(one, "other")? == 0.0, findings);
     one.run(["nft", "delete table inet fw"])?;
-    if one.shell("command -v iptables || true")?.trim().is_empty() {
-        findings.note("this machine has no iptables");
-        return Ok(());
-    }
     one.shell("iptables -P FORWARD DROP; iptables -A FORWARD -i sal0 -o sal0 -p tcp -j ACCEPT")?;
     let passed = stage.pass("one.shop", &[], findings)?;
     let shown = one.run(["iptables", "-nvxL", "FORWARD"])?;
@@ -247,32 +242,5 @@ fn captured(lab: &Lab, stage: &mut Stage<'_>, findings: &mut Findings) -> Result
         let found = agent::resolve(stage.client, "ids.shop")?["instances"].as_array().map_or(0, Vec::len);
         ensure!(found == 0, "{found} instances are listed");
         Ok(())
-    })?;
-    prads(stage, findings)
-}
-
-/// A passive detection system, where it is packaged.
-fn prads(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    if stage.two.shell("command -v prads || true")?.trim().is_empty() {
-        findings.note("this machine has no PRADS");
-        return Ok(());
-    }
-    let log = "/run/prads-asset.log";
-    let margay = super::agent_program()?;
-    let words =
-        [margay.as_str(), "run", "--middlebox", "ids.shop", "--kind", "sniff", "--", "prads", "-i", "sal0", "-l", log];
-    let mut sniffer = stage.two.spawn("prads", words)?;
-    await_registered(stage.two, "ids.shop")?;
-    let client = pair::address(stage.client)?;
-    let two = stage.two;
-    let mut passed = true;
-    wait_for("what PRADS has seen of the client", agent::READY_LIMIT, || {
-        passed &= stage.pass("tap.shop", &[], findings)?;
-        let seen = two.shell(&format!("cat {log} 2>/dev/null || true"))?;
-        ensure!(seen.contains(&client), "it has seen: {seen}");
-        Ok(())
-    })?;
-    stage.judge("PRADS", passed, findings);
-    sniffer.stop();
-    Ok(())
+    })
 }

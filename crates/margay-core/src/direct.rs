@@ -42,6 +42,7 @@ use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket};
 use crate::sal::Sal;
 use crate::time::Instant;
+use crate::waiting_packets::WaitingPackets;
 
 /// For so long a proof by one flow is a hint for the next.
 const HINT: Duration = Duration::from_secs(60);
@@ -50,8 +51,9 @@ const FENCE_WAIT: Duration = Duration::from_millis(50);
 /// A FENCE that has not come by [`FENCE_WAIT`] may be late only, and what the peer encapsulated before it as well: a
 /// busy host's agent has some of that still to read.
 const FENCE_LATE: Duration = Duration::from_secs(1);
-/// Direct packets that wait for a FENCE; the next ones go before it.
-const QUEUED_MAX: usize = 64;
+/// Memory of the direct packets of a flow that wait for a FENCE, in bytes; the next ones go before it. Where a
+/// processor has much to do, all that a fast flow sends in [`FENCE_WAIT`] waits.
+const QUEUED_BYTES: usize = 4 << 20;
 /// What of a flow may overtake its ACK: more than the first window of a connection, and no less than one packet may
 /// have.
 const HELD_DIRECT_BYTES: usize = 65_535;
@@ -88,7 +90,7 @@ pub(crate) struct Direct {
     /// the time before.
     unfenced_until: Option<Instant>,
     /// Packets that wait for a FENCE.
-    queued: Vec<Vec<u8>>,
+    queued: WaitingPackets,
     /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then
     /// others from the kernel. By that one the host's TCP makes a socket of a request, and for a moment finds neither:
     /// what comes by another processor then would be answered by a RST.
@@ -109,7 +111,7 @@ impl Direct {
             heard: 0,
             due: None,
             unfenced_until: None,
-            queued: Vec::new(),
+            queued: WaitingPackets::new(),
             begun: true,
         }
     }
@@ -417,7 +419,7 @@ impl Sal {
     pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId) {
         self.set_direct_due(id, None);
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let waiting = core::mem::take(&mut flow.direct.queued);
+        let waiting = flow.direct.queued.take();
         let Direct { local_port, peer_port, peer, .. } = flow.direct;
         flow.direct = Direct { local_port, peer_port, peer, ..Direct::never(Why::Secure, now) };
         waiting.iter().for_each(|packet| self.deliver_direct(id, packet));
@@ -508,7 +510,7 @@ impl Sal {
             flow.direct.why = why;
             flow.direct.since = now;
         }
-        let queued = core::mem::take(&mut flow.direct.queued);
+        let queued = flow.direct.queued.take();
         self.set_direct_due(id, None);
         // What waited for the FENCE goes before whatever the new entry lets through.
         for packet in queued {
@@ -608,9 +610,9 @@ impl Sal {
         }
         if !is_bare && carriage.expects_fence() {
             let queued = &mut flow.direct.queued;
-            if queued.len() < QUEUED_MAX {
-                queued.push(packet.whole.to_vec());
-                if queued.len() == 1 {
+            let is_first = queued.is_empty();
+            if queued.push(packet.whole, QUEUED_BYTES) {
+                if is_first {
                     self.set_direct_due(id, Some(now + FENCE_WAIT));
                 }
                 return Some(AppVerdict::Consumed);

@@ -82,6 +82,7 @@ pub mod table;
 pub mod time;
 mod translator;
 pub mod twin;
+mod waiting_packets;
 pub mod way;
 mod wire_path;
 

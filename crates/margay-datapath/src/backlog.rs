@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use margay_core::DirectEvent;
@@ -13,14 +13,14 @@ use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
+use crate::detour::Place;
 use crate::vnet::Vnet;
 use crate::wait::Wake;
 
-/// Most packets of applications that wait, and most bytes of them.
+/// Most packets of applications that wait, and most datagrams.
 const PACKETS_MAX: usize = 4096;
-const PACKET_BYTES_MAX: usize = 16 << 20;
-/// Most datagrams that wait.
-const DATAGRAMS_MAX: usize = 512;
+/// Most bytes of either.
+const BYTES_MAX: usize = 16 << 20;
 /// Most notices that wait; a lost one leaves a closed flow in the cache until it is idle.
 const NOTICES_MAX: usize = 1 << 16;
 
@@ -89,7 +89,12 @@ pub struct Waiting {
     pub packets: VecDeque<Missed>,
     /// Datagrams of peers.
     pub datagrams: VecDeque<Arrived>,
-    bytes: usize,
+    packet_bytes: usize,
+    datagram_bytes: usize,
+    /// Of the last packet that was handed over.
+    pub packet_place: Place,
+    /// Of the last datagram.
+    pub datagram_place: Place,
 }
 
 impl Waiting {
@@ -103,35 +108,47 @@ impl Waiting {
 pub struct Backlog {
     waiting: Mutex<Waiting>,
     is_taken: AtomicBool,
+    /// Nothing waits any more up to these places.
+    packets_done: AtomicU64,
+    datagrams_done: AtomicU64,
     wake: Wake,
 }
 
 impl Backlog {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), is_taken: AtomicBool::new(false), wake: Wake::new()? })
-    }
-
-    /// Hands over a packet of an application.
-    pub fn packet(&self, missed: Missed) -> Result<(), DropReason> {
-        self.push(|waiting| {
-            if waiting.packets.len() >= PACKETS_MAX || waiting.bytes + missed.packet.len() > PACKET_BYTES_MAX {
-                return Err(DropReason::Full);
-            }
-            waiting.bytes += missed.packet.len();
-            waiting.packets.push_back(missed);
-            Ok(())
+        Ok(Self {
+            waiting: Mutex::default(),
+            is_taken: AtomicBool::new(false),
+            packets_done: AtomicU64::new(0),
+            datagrams_done: AtomicU64::new(0),
+            wake: Wake::new()?,
         })
     }
 
-    /// Hands over a datagram.
-    pub fn datagram(&self, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+    /// Hands over a packet of an application. Gives its place.
+    pub fn packet(&self, missed: Missed) -> Result<Place, DropReason> {
         self.push(|waiting| {
-            if waiting.datagrams.len() >= DATAGRAMS_MAX {
+            if waiting.packets.len() >= PACKETS_MAX || waiting.packet_bytes + missed.packet.len() > BYTES_MAX {
                 return Err(DropReason::Full);
             }
+            waiting.packet_bytes += missed.packet.len();
+            waiting.packets.push_back(missed);
+            waiting.packet_place += 1;
+            Ok(waiting.packet_place)
+        })
+    }
+
+    /// Hands over a datagram. Gives its place.
+    pub fn datagram(&self, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) -> Result<Place, DropReason> {
+        self.push(|waiting| {
+            if waiting.datagrams.len() >= PACKETS_MAX || waiting.datagram_bytes + datagram.len() > BYTES_MAX {
+                return Err(DropReason::Full);
+            }
+            waiting.datagram_bytes += datagram.len();
             waiting.datagrams.push_back(Arrived { local, from, bytes: datagram.to_vec() });
-            Ok(())
+            waiting.datagram_place += 1;
+            Ok(waiting.datagram_place)
         })
     }
 
@@ -155,12 +172,26 @@ impl Backlog {
         self.wake.clear();
         let mut waiting = self.waiting.lock();
         self.is_taken.store(true, Ordering::Relaxed);
-        std::mem::take(&mut *waiting)
+        let packet_place = waiting.packet_place;
+        let datagram_place = waiting.datagram_place;
+        std::mem::replace(&mut *waiting, Waiting { packet_place, datagram_place, ..Waiting::default() })
     }
 
-    /// What was taken has been worked off.
-    pub fn done(&self) {
+    /// What was taken has been worked off, up to these places.
+    pub fn done(&self, packets: Place, datagrams: Place) {
+        self.packets_done.store(packets, Ordering::Release);
+        self.datagrams_done.store(datagrams, Ordering::Release);
         self.is_taken.store(false, Ordering::Release);
+    }
+
+    /// Up to which place no packet waits any more.
+    pub fn packets_done(&self) -> Place {
+        self.packets_done.load(Ordering::Acquire)
+    }
+
+    /// Up to which place no datagram waits any more.
+    pub fn datagrams_done(&self) -> Place {
+        self.datagrams_done.load(Ordering::Acquire)
     }
 
     /// Whether everything that was handed over has been worked off.
@@ -169,16 +200,16 @@ impl Backlog {
         waiting.is_empty() && !self.is_taken.load(Ordering::Acquire)
     }
 
-    fn push(&self, add: impl FnOnce(&mut Waiting) -> Result<(), DropReason>) -> Result<(), DropReason> {
+    fn push<T>(&self, add: impl FnOnce(&mut Waiting) -> Result<T, DropReason>) -> Result<T, DropReason> {
         let mut waiting = self.waiting.lock();
         let was_empty = waiting.is_empty();
-        add(&mut waiting)?;
+        let added = add(&mut waiting)?;
         drop(waiting);
         // Only the first one wakes: the taker clears before it takes, so nothing is left behind.
         if was_empty {
             self.wake.set();
         }
-        Ok(())
+        Ok(added)
     }
 }
 
@@ -196,18 +227,22 @@ mod test {
     fn each_kind_has_its_own_bound() {
         let backlog = Backlog::new().expect("descriptors");
         let from = "10.0.0.2:1".parse().expect("literal");
-        let refused = (0..DATAGRAMS_MAX + 10).filter(|_| backlog.datagram(None, from, &[1]).is_err()).count();
+        let refused = (0..PACKETS_MAX + 10).filter(|_| backlog.datagram(None, from, &[1]).is_err()).count();
         assert_eq!(refused, 10);
         let missed = |len| Missed { vnet: Vnet::default(), packet: vec![0; len] };
-        assert_eq!(backlog.packet(missed(1)), Ok(()));
+        assert_eq!(backlog.packet(missed(1)), Ok(1));
         let refused = (0..300).filter(|_| backlog.packet(missed(65_000)).is_err()).count();
-        assert_eq!(refused, 300 - (PACKET_BYTES_MAX - 1) / 65_000);
+        assert_eq!(refused, 300 - (BYTES_MAX - 1) / 65_000);
         let waiting = backlog.take();
-        assert_eq!(waiting.datagrams.len(), DATAGRAMS_MAX);
+        assert_eq!(waiting.datagrams.len(), PACKETS_MAX);
         assert!(backlog.take().is_empty() && !backlog.is_idle(), "it has not been worked off");
-        backlog.done();
+        assert_eq!((backlog.packets_done(), backlog.datagrams_done()), (0, 0));
+        let packets = 1 + (BYTES_MAX as u64 - 1) / 65_000;
+        assert_eq!((waiting.packet_place, waiting.datagram_place), (packets, PACKETS_MAX as u64));
+        backlog.done(waiting.packet_place, waiting.datagram_place);
+        assert_eq!((backlog.packets_done(), backlog.datagrams_done()), (packets, PACKETS_MAX as u64));
         assert!(backlog.is_idle());
-        assert_eq!(backlog.packet(missed(1)), Ok(()), "taking makes room");
+        assert_eq!(backlog.packet(missed(1)), Ok(packets + 1), "taking makes room");
         assert!(!backlog.is_idle());
     }
 

@@ -57,6 +57,8 @@ pub(crate) struct CoreSide<C> {
     scanned_ns: u64,
     /// What flows have carried that have gone since the last event.
     gone: HashMap<FlowId, FlowCounters>,
+    /// Flows of datagrams that the packet threads leave to the core until it has carried what it held of them.
+    opening: Vec<FlowId>,
 }
 
 impl<C: Core> CoreSide<C> {
@@ -76,6 +78,7 @@ impl<C: Core> CoreSide<C> {
             next_beat: now,
             scanned_ns: 0,
             gone: HashMap::new(),
+            opening: Vec::new(),
         }
     }
 
@@ -97,6 +100,7 @@ impl<C: Core> CoreSide<C> {
                         // What is sent already goes out before the last packet of the flow's stack.
                         self.outbox.flush(&mut sender(shared, false));
                     }
+                    self.opening.extend(opened_by(shared, &update));
                     apply(shared, update, &mut self.gone);
                 }
                 Output::Pinhole(flow) => shared.send_pinhole(flow),
@@ -121,6 +125,10 @@ impl<C: Core> CoreSide<C> {
             }
         }
         self.outbox.flush(&mut sender(shared, false));
+        if !self.opening.is_empty() {
+            let table = shared.table.read();
+            self.opening.drain(..).for_each(|flow| table.open(flow));
+        }
         while let Some(mut event) = self.core.poll_event() {
             if let Event::FlowClosed { flow, carried, .. } = &mut event
                 && let Some(counted) = self.gone.remove(&flow.flow)
@@ -230,7 +238,7 @@ impl<C: Core> CoreSide<C> {
         let datagram = &mut self.buffer[..len];
         let result = DataRepr::parse(datagram)
             .map_err(|_| DropReason::Malformed)
-            .and_then(|header| ingress::take(shared, &mut self.assembler, header, (datagram, len), (None, from)));
+            .and_then(|header| ingress::take(shared, &mut self.assembler, header, (datagram, len), (None, from), None));
         if let Err(reason) = result {
             shared.counting.drop(reason);
         }
@@ -412,7 +420,6 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         }
         if has_backlog {
             work_off(shared, shared.backlog.take());
-            shared.backlog.done();
         }
         if has_signalling {
             for _ in 0..SIGNALLING_BURST {
@@ -448,6 +455,14 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     for arrived in waiting.datagrams {
         shared.core.lock().datagram(shared, arrived.local, arrived.from, &arrived.bytes);
     }
+    shared.backlog.done(waiting.packet_place, waiting.datagram_place);
+}
+
+/// A flow of datagrams that an update brings to the table, and that was not there.
+fn opened_by<C>(shared: &Shared<C>, update: &EntryUpdate) -> Option<FlowId> {
+    let (EntryUpdate::Install(entry) | EntryUpdate::Opened(entry)) = update else { return None };
+    let is_new = entry.app.protocol == UDP && shared.table.read().key(entry.flow).is_none();
+    is_new.then_some(entry.flow)
 }
 
 /// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever

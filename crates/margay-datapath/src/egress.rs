@@ -11,10 +11,11 @@ use margay_wire::{FENCE, TrainRepr};
 
 use crate::backlog::{Missed, Notice};
 use crate::clock;
+use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
-use crate::packet::{self, ACK, FIN, Packet, RST, SYN, TCP, Transport};
+use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
 use crate::striped::{self, Stripe};
 use crate::table::{Destination, EgressRoute, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
@@ -25,12 +26,17 @@ const BURST: usize = 64;
 /// Packets that missed the cache wait until `sal0` is empty, but not more than so many.
 const MISSED_MAX: usize = 64;
 
+/// The place of what has not been handed over yet.
+const HERE: Place = Place::MAX;
+
 /// The way from `sal0` to UDP. Whoever holds its lock reads `sal0`: packets stay in order.
 pub(crate) struct EgressSide {
     outbox: Outbox,
     reassembler: Reassembler,
     reads: u32,
     missed: Vec<Missed>,
+    /// Of datagrams that missed the cache: what comes behind them follows.
+    detours: Detours<FlowKey>,
 }
 
 /// Runs until the datapath stops; an error means that the interface is gone.
@@ -49,7 +55,13 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
 
 impl EgressSide {
     pub fn new(datagram_max: u16) -> Self {
-        Self { outbox: Outbox::new(datagram_max), reassembler: Reassembler::default(), reads: 0, missed: Vec::new() }
+        Self {
+            outbox: Outbox::new(datagram_max),
+            reassembler: Reassembler::default(),
+            reads: 0,
+            missed: Vec::new(),
+            detours: Detours::default(),
+        }
     }
 
     /// Carries what lies in `sal0`, at most `burst` packets. True if nothing is left.
@@ -86,8 +98,13 @@ impl EgressSide {
         match packet::parse(self.outbox.head(&loaded), loaded.len) {
             Ok(Packet::Transport(found)) => {
                 let is_syn = found.flags & (SYN | ACK) == SYN;
+                let is_datagram = found.key.protocol == UDP;
+                let is_behind = is_datagram && self.detours.has(&found.key, || shared.backlog.packets_done());
                 let is_unknown = |result| result == Err(DropReason::UnknownFlow);
-                if is_syn || is_unknown(carry(shared, &mut self.outbox, loaded, &found, true)) {
+                if is_syn || is_behind || is_unknown(carry(shared, &mut self.outbox, loaded, &found, true)) {
+                    if is_datagram {
+                        self.detours.add(found.key, HERE, || shared.backlog.packets_done());
+                    }
                     self.miss(shared, loaded.vnet, found.total_len);
                 }
             }
@@ -128,13 +145,19 @@ impl EgressSide {
         }
         let core = if self.missed.len() < MISSED_MAX { shared.core.try_lock() } else { None };
         match core.filter(|_| shared.backlog.is_idle()) {
-            Some(mut core) => self.missed.drain(..).for_each(|missed| core.app_packet(shared, missed)),
+            Some(mut core) => {
+                self.missed.drain(..).for_each(|missed| core.app_packet(shared, missed));
+                self.detours.place(HERE, 0);
+            }
             None => {
+                let mut last = 0;
                 for missed in self.missed.drain(..) {
-                    if let Err(reason) = shared.backlog.packet(missed) {
-                        shared.counting.drop(reason);
+                    match shared.backlog.packet(missed) {
+                        Ok(place) => last = place,
+                        Err(reason) => shared.counting.drop(reason),
                     }
                 }
+                self.detours.place(HERE, last);
             }
         }
     }
@@ -145,7 +168,8 @@ pub(crate) fn sender<C>(shared: &Shared<C>, patient: bool) -> impl FnMut(&[u8], 
     move |datagrams: &[u8], segment: usize, to: &Destination| shared.send_data(datagrams, segment, to, patient)
 }
 
-/// Carries a packet whose flow is cached. [`DropReason::UnknownFlow`] when it is not; other reasons are counted.
+/// Carries a packet whose flow is cached. [`DropReason::UnknownFlow`] when it is not; other reasons are counted. The
+/// core, which must not wait for the network, is not `patient`.
 pub(crate) fn carry<C: Core>(
     shared: &Shared<C>,
     outbox: &mut Outbox,
@@ -163,7 +187,8 @@ pub(crate) fn carry<C: Core>(
         _ => bytes.div_ceil(usize::from(loaded.vnet.segment_size)).max(1),
     };
     let numbers = numbers(outbox.head(&loaded), found);
-    let route = shared.table.read().egress(&found.key, bytes, segments, numbers).ok_or(DropReason::UnknownFlow)?;
+    let route =
+        shared.table.read().egress(&found.key, bytes, segments, numbers, !patient).ok_or(DropReason::UnknownFlow)?;
     if route.is_beside {
         shared.notice(Notice::Beside(route.flow));
     }

@@ -12,9 +12,10 @@ use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::Notice;
 use crate::clock;
+use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
 use crate::ending::Arrived;
-use crate::packet::FlowKey;
+use crate::packet::{FlowKey, UDP};
 use crate::table::IngressRoute;
 use crate::train::{Assembler, Run, measure, open_run};
 use crate::turning::{self, Admission};
@@ -25,6 +26,7 @@ use crate::wait::readable;
 pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
     let mut assembler = Assembler::default();
+    let mut detours = Detours::default();
     while !shared.is_stopping() {
         work_agenda(shared, &mut assembler);
         turning::release_due(shared, &mut assembler);
@@ -42,19 +44,25 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
             let (header, len) = measure(rest, stride);
             let (datagrams, behind) = rest.split_at_mut(len);
             rest = behind;
-            match header.map(|header| {
-                take(shared, &mut assembler, header, (datagrams, stride), (received.local, received.from))
-            }) {
-                Some(Ok(())) => {}
-                Some(Err(DropReason::UnknownFlow)) => {
-                    datagrams.chunks(stride).for_each(|one| miss(shared, &received, one));
-                }
-                Some(Err(reason)) => shared.counting.drop(reason),
+            let Some(header) = header else {
                 // The kernel may join a last, shorter datagram of signalling to DATA.
-                None if datagrams.get(1).is_none_or(|&kind| kind == Kind::Data.into()) => {
+                if datagrams.get(1).is_none_or(|&kind| kind == Kind::Data.into()) {
                     shared.counting.drop(DropReason::Malformed);
+                } else {
+                    miss(shared, &received, datagrams);
                 }
-                None => miss(shared, &received, datagrams),
+                continue;
+            };
+            let came = (received.local, received.from);
+            match take(shared, &mut assembler, header, (datagrams, stride), came, Some(&mut detours)) {
+                Ok(()) => {}
+                Err(DropReason::UnknownFlow) => {
+                    let places = datagrams.chunks(stride).filter_map(|one| miss(shared, &received, one));
+                    if let Some(place) = places.last() {
+                        detours.add(header.dst_flow, place, || shared.backlog.datagrams_done());
+                    }
+                }
+                Err(reason) => shared.counting.drop(reason),
             }
         }
     }
@@ -62,19 +70,26 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
 }
 
 /// Gives a run of chunks, whose first header is `header`, to the application, opened if they are sealed.
-/// [`DropReason::UnknownFlow`] when the flow is not cached; nothing has changed then.
+/// [`DropReason::UnknownFlow`] when the flow is not cached, or datagrams of it by `detours` are to come first; nothing
+/// has changed then. What the core gives on has no detours.
 pub(crate) fn take<C: Core>(
     shared: &Shared<C>,
     assembler: &mut Assembler,
     header: DataRepr,
     (datagrams, stride): (&mut [u8], usize),
     came: (Option<IpAddr>, SocketAddr),
+    detours: Option<&mut Detours<FlowId>>,
 ) -> Result<(), DropReason> {
     let route = shared.table.read().ingress(header.dst_flow, came, &header);
     if route == Err(DropReason::OtherStack) && shared.table.read().may_complain_of_stack(header.dst_flow) {
         shared.notice(Notice::StrangeStack(header.dst_flow));
     }
     let route = route?;
+    if let Some(detours) = detours.filter(|_| route.key.protocol == UDP)
+        && (route.is_opening || detours.has(&header.dst_flow, || shared.backlog.datagrams_done()))
+    {
+        return Err(DropReason::UnknownFlow);
+    }
     if let Some((turn, stack)) = &route.turn {
         match turn.admit(clock::now(), *stack, header, (&*datagrams, stride), came) {
             Admission::Take => {}
@@ -229,9 +244,9 @@ fn give<C: Core>(
     Ok(())
 }
 
-fn miss<C>(shared: &Shared<C>, received: &Received, datagram: &[u8]) {
+/// Hands a datagram to the core. Gives its place there.
+fn miss<C>(shared: &Shared<C>, received: &Received, datagram: &[u8]) -> Option<Place> {
     shared.counting.ingress_misses.add(1);
-    if let Err(reason) = shared.backlog.datagram(received.local, received.from, datagram) {
-        shared.counting.drop(reason);
-    }
+    let placed = shared.backlog.datagram(received.local, received.from, datagram);
+    placed.inspect_err(|reason| shared.counting.drop(*reason)).ok()
 }

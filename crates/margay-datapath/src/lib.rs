@@ -9,6 +9,7 @@ pub mod clock;
 mod connection;
 mod core_thread;
 pub mod counters;
+mod detour;
 pub mod direct;
 pub mod driver;
 mod due_flows;

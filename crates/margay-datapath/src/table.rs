@@ -4,7 +4,7 @@
 //! Entries lie in blocks that never move or grow, about 110 bytes each; both indexes hold block numbers only.
 
 use core::net::{IpAddr, SocketAddr};
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::Direction;
@@ -22,7 +22,7 @@ use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
 use crate::kernel::{TcpSeen, WireState};
-use crate::packet::{FlowKey, TCP};
+use crate::packet::{FlowKey, TCP, UDP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::stacks::LastPacket;
@@ -74,6 +74,8 @@ pub struct IngressRoute {
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
     /// It answers data that the core was told of, since it went unanswered for long.
     pub ends_silence: bool,
+    /// The core still gives on what it has held of this flow.
+    pub is_opening: bool,
 }
 
 /// Where datagrams of a path go now.
@@ -103,8 +105,8 @@ struct Slot {
     peer_flow: FlowId,
     generation: u32,
     path: PathId,
-    /// What the application sends comes to the core.
-    is_held: bool,
+    /// What of it is left to the core: [`NOTHING`], [`SENDS`] or [`OPENING`].
+    left_to_core: AtomicU8,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -134,6 +136,12 @@ struct Slot {
     is_silence_told: AtomicBool,
 }
 
+const NOTHING: u8 = 0;
+/// What the application sends: the flow is held.
+const SENDS: u8 = 1;
+/// All: it is a new flow of datagrams, and the core still carries what it held of that flow.
+const OPENING: u8 = 2;
+
 const VACANT_KEY: FlowKey =
     FlowKey { source: [0; 16], destination: [0; 16], source_port: 0, destination_port: 0, protocol: 0 };
 
@@ -147,7 +155,7 @@ impl Slot {
             peer_flow: FlowId(0),
             generation: 0,
             path: PathId(0),
-            is_held: false,
+            left_to_core: AtomicU8::new(NOTHING),
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -189,6 +197,10 @@ impl Slot {
         }
         // Reading first keeps the cache line shared in the common case.
         self.is_silence_told.load(Ordering::Relaxed) && self.is_silence_told.swap(false, Ordering::Relaxed)
+    }
+
+    fn is_opening(&self) -> bool {
+        self.left_to_core.load(Ordering::Acquire) == OPENING
     }
 
     fn mark_active(&self) {
@@ -315,18 +327,22 @@ impl Table {
         }
     }
 
-    /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`.
+    /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`. `by_core`:
+    /// it is one that the core has held, or been given.
     pub fn egress(
         &self,
         key: &FlowKey,
         bytes: usize,
         segments: usize,
         numbers: Option<TcpNumbers>,
+        by_core: bool,
     ) -> Option<EgressRoute> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot(*self.by_key.find(hash, |&index| self.slot(index).key == *key)?);
-        if slot.is_held {
-            return None;
+        match slot.left_to_core.load(Ordering::Acquire) {
+            SENDS => return None,
+            OPENING if !by_core => return None,
+            _ => {}
         }
         let to = self.destination(slot.path)?;
         let packet_number = slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32;
@@ -418,6 +434,14 @@ impl Table {
         Some((wire, numbers))
     }
 
+    /// From here on the packet threads carry a new flow of datagrams.
+    pub fn open(&self, flow: FlowId) {
+        if let Some(slot) = self.find(flow) {
+            // Another update may have left its packets to the core for longer.
+            let _ = slot.left_to_core.compare_exchange(OPENING, NOTHING, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
     /// The five-tuple of a flow.
     pub fn key(&self, flow: FlowId) -> Option<FlowKey> {
         self.find(flow).map(|slot| slot.key)
@@ -470,7 +494,9 @@ impl Table {
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending, seal, turn, ends_silence, stripe })
+        let key = slot.key.reversed();
+        let is_opening = slot.is_opening();
+        Ok(IngressRoute { key, is_back, is_sending, seal, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -649,8 +675,10 @@ impl Table {
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
         let is_sealing = (entry.stacks.sends == Stack::Secure).into();
+        let left_to_core = if key.protocol == UDP { OPENING } else { NOTHING }.into();
+        let flow = entry.flow;
         *self.slot_mut(index) =
-            Slot { key, occupied: true, flow: entry.flow, next_packet, is_sealing, ..Slot::vacant() };
+            Slot { key, occupied: true, flow, next_packet, is_sealing, left_to_core, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);
@@ -673,7 +701,12 @@ impl Table {
         *slot.unanswered_since.get_mut() = 0;
         slot.path = entry.path;
         slot.wire = entry.wire;
-        slot.is_held = entry.is_held;
+        let left_to_core = slot.left_to_core.get_mut();
+        if entry.is_held {
+            *left_to_core = SENDS;
+        } else if *left_to_core == SENDS {
+            *left_to_core = NOTHING;
+        }
     }
 
     fn follow_stripe(&mut self, entry: &Entry) {

@@ -74,7 +74,7 @@ fn no_packet_number_comes_twice_while_a_flow_lives() {
     let mut table = table();
     let numbered = |table: &Table, port: u16| {
         let key = FlowKey::from(entry(7, 1, port).app);
-        table.egress(&key, 10, 1, None).expect("installed").packet_number
+        table.egress(&key, 10, 1, None, false).expect("installed").packet_number
     };
     let install = |table: &mut Table, flow: u32, port: u16| {
         assert_eq!(table.apply(EntryUpdate::Install(entry(flow, 1, port))), Applied::Done);
@@ -100,8 +100,8 @@ fn found_both_ways_and_counted() {
     let mut table = table();
     assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let first = table.egress(&key, 10, 1, None).expect("installed");
-    let second = table.egress(&key, 20, 2, None).expect("installed");
+    let first = table.egress(&key, 10, 1, None, false).expect("installed");
+    let second = table.egress(&key, 20, 2, None, false).expect("installed");
     assert_eq!((first.packet_number, second.packet_number), (0, 1));
     assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
     let from = "10.0.0.2:54324".parse().expect("literal");
@@ -112,13 +112,38 @@ fn found_both_ways_and_counted() {
         seal: None,
         turn: None,
         ends_silence: false,
+        is_opening: false,
         stripe: None,
     };
     assert_eq!(table.ingress(FlowId(7), (None, from), &data(0, 0)), Ok(route));
     table.count_ingress(FlowId(7), 5, 1);
     let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
     assert_eq!(table.counters(FlowId(7)), Some(counters));
-    assert_eq!(table.egress(&key.reversed(), 1, 1, None), None);
+    assert_eq!(table.egress(&key.reversed(), 1, 1, None, false), None);
+}
+
+#[test]
+fn a_new_flow_of_datagrams_is_the_cores_until_it_has_sent_what_it_held() {
+    let mut table = table();
+    let mut datagrams = entry(7, 1, 100);
+    datagrams.app = sample::tuple4(UDP);
+    let key = FlowKey::from(datagrams.app);
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let opens = |table: &Table| {
+        let arrived = table.ingress(FlowId(7), (None, from), &data(0, 0)).expect("installed");
+        [table.egress(&key, 1, 1, None, false).is_none(), arrived.is_opening]
+    };
+    table.apply(EntryUpdate::Install(datagrams));
+    assert_eq!(opens(&table), [true, true]);
+    assert!(table.egress(&key, 1, 1, None, true).is_some(), "the core's own");
+    table.open(FlowId(7));
+    assert_eq!(opens(&table), [false, false]);
+    datagrams.generation = 2;
+    table.apply(EntryUpdate::Install(datagrams));
+    assert_eq!(opens(&table), [false, false], "it was there already");
+    table.clear();
+    table.apply(EntryUpdate::Install(datagrams));
+    assert_eq!(opens(&table), [true, true], "what found no entry meanwhile waits for the core");
 }
 
 #[test]
@@ -126,7 +151,7 @@ fn an_answer_is_told_of_whatever_became_of_the_entry_meanwhile() {
     let mut table = table();
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let silence = |table: &Table| table.egress(&key, 10, 1, None).expect("installed").silence;
+    let silence = |table: &Table| table.egress(&key, 10, 1, None, false).expect("installed").silence;
     assert_eq!(silence(&table), None);
     let long_ago = clock::now().micros() - 2_000_000;
     table.find(FlowId(7)).expect("installed").unanswered_since.store(long_ago, Ordering::Relaxed);
@@ -175,7 +200,7 @@ fn what_the_application_of_a_held_flow_sends_is_the_cores_and_what_comes_for_it_
     let key = FlowKey::from(entry(7, 1, 100).app);
     for (generation, is_held) in [(1, false), (2, true), (3, false)] {
         table.apply(EntryUpdate::Install(Entry { is_held, ..entry(7, generation, 100) }));
-        assert_eq!(table.egress(&key, 10, 1, None).is_none(), is_held);
+        assert_eq!(table.egress(&key, 10, 1, None, false).is_none(), is_held);
         assert!(table.ingress(FlowId(7), (None, from), &data(generation, 0)).is_ok());
     }
 }
@@ -199,10 +224,10 @@ fn older_generations_are_ignored() {
     let mut table = table();
     table.apply(EntryUpdate::Install(entry(7, 5, 100)));
     assert_eq!(table.apply(EntryUpdate::Install(entry(7, 4, 200))), Applied::Stale);
-    assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None).is_none());
+    assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None, false).is_none());
     assert_eq!(table.apply(EntryUpdate::Install(entry(7, 5, 300))), Applied::Done);
-    assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None).is_none());
-    assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None).is_some());
+    assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None, false).is_none());
+    assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None, false).is_some());
     assert_eq!(table.len(), 1);
 }
 
@@ -212,7 +237,10 @@ fn a_new_flow_takes_the_tuple_of_an_old_one() {
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
     table.apply(EntryUpdate::Install(entry(8, 1, 100)));
     assert_eq!(table.len(), 1);
-    assert_eq!(table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None).map(|route| route.flow), Some(FlowId(8)));
+    assert_eq!(
+        table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None, false).map(|route| route.flow),
+        Some(FlowId(8))
+    );
     assert_eq!(table.counters(FlowId(7)), None);
 }
 
@@ -229,7 +257,7 @@ fn a_path_swap_moves_every_flow_and_keeps_what_was_learned_only_on_the_same_link
     table.apply(EntryUpdate::Path(path("10.9.0.2:54324", 1472)));
     assert_eq!(size(&table), Some(1472));
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let remote = table.egress(&key, 1, 1, None).map(|route| route.to.remote.to_string());
+    let remote = table.egress(&key, 1, 1, None, false).map(|route| route.to.remote.to_string());
     assert_eq!(remote.as_deref(), Some("10.9.0.2:54324"));
 }
 
@@ -238,7 +266,7 @@ fn activity_is_reported_once() {
     let mut table = table();
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
     table.apply(EntryUpdate::Install(entry(8, 1, 101)));
-    let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None);
+    let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None, false);
     let mut flows = Vec::new();
     table.take_active(0, &mut flows);
     assert_eq!(flows, [FlowId(7)]);
@@ -287,7 +315,7 @@ fn a_pinhole_waits_for_the_applications_numbers() {
     table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
     let key = FlowKey::from(entry(7, 1, 100).app);
     let numbers = TcpNumbers { sequence: 5, acknowledgement: 6, end: None };
-    let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
+    let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers), false).map(|route| route.wants_pinhole);
     assert_eq!(table.pinhole(FlowId(7)), None);
     assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
     assert_eq!(table.pinhole(FlowId(7)), Some((wire, Some(numbers))));
@@ -302,7 +330,7 @@ fn sealed_flows_take_nothing_else_and_keep_their_numbers() {
         |generation, keys| EntryUpdate::Install(Entry { seal: Some(keys), stacks, ..entry(7, generation, 100) });
     let from = "10.0.0.2:54324".parse().expect("literal");
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let seal = |table: &Table| table.egress(&key, 1, 1, None).and_then(|route| route.seal).expect("sealed");
+    let seal = |table: &Table| table.egress(&key, 1, 1, None, false).and_then(|route| route.seal).expect("sealed");
     table.apply(sealed(1, keys));
     let first = seal(&table);
     let of_stack = |stack| DataRepr { stack, ..data(0, 0) };
@@ -329,7 +357,7 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
     let key = FlowKey::from(entry(7, 1, 100).app);
     let from = "10.0.0.2:54324".parse().expect("literal");
-    let seal = |table: &Table| table.egress(&key, 1, 1, None).expect("cached").seal;
+    let seal = |table: &Table| table.egress(&key, 1, 1, None, false).expect("cached").seal;
     let route = |table: &Table, stack| {
         let data = DataRepr { stack, ..data(0, 0) };
         let route = table.ingress(FlowId(7), (None, from), &data);
@@ -435,7 +463,7 @@ proptest! {
         for port in 0..20 {
             let tuple = entry(0, 0, port).app;
             let expected = model.iter().find(|(_, held)| held.1 == tuple).map(|(&flow, _)| FlowId(flow));
-            prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None).map(|route| route.flow), expected);
+            prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None, false).map(|route| route.flow), expected);
         }
     }
 }
@@ -457,7 +485,7 @@ fn what_a_train_makes_up_is_not_what_comes_next_and_a_fin_waits_for_its_acknowle
     assert_eq!(train(110, 10, 3), (110, 3));
     let acknowledge = |acknowledgement: u32| {
         let numbers = TcpNumbers { sequence: 5, acknowledgement, end: None };
-        table.egress(&key, 0, 1, Some(numbers)).expect("installed").takes_end
+        table.egress(&key, 0, 1, Some(numbers), false).expect("installed").takes_end
     };
     assert!(!acknowledge(120));
     assert_eq!(train(130, 10, 4), (130, 4), "the application has acknowledged what is before");

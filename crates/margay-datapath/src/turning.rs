@@ -22,8 +22,11 @@ use crate::train::Assembler;
 
 /// A FENCE that is lost holds up what has overtaken it for so long at most.
 const FENCE_WAIT: Duration = Duration::from_millis(50);
-/// So much may overtake it, in receives of one train; with the next one, nothing waits any longer.
-const HELD_MAX: usize = 64;
+/// So many bytes may overtake it; with the next ones, nothing waits any longer. A busy host reads them behind one
+/// another, and the FENCE behind what was sent before it.
+const HELD_BYTES_MAX: usize = 4 << 20;
+/// What a run takes beside its own bytes.
+const RUN_OVERHEAD_BYTES: usize = size_of::<Held>() + 32;
 
 /// What becomes of a run of chunks of a flow that turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +60,7 @@ struct Waiting {
     /// The change is over without the FENCE; what waits goes on before anything else of the flow.
     is_over: bool,
     runs: VecDeque<Held>,
+    bytes: usize,
     until: Option<Instant>,
 }
 
@@ -98,16 +102,19 @@ impl Turn {
         if waiting.is_over {
             return Admission::Overtaken;
         }
+        let bytes = waiting.bytes + datagrams.len() + RUN_OVERHEAD_BYTES;
+        let is_full = bytes > HELD_BYTES_MAX;
         match (stack == self.to, waiting.is_fenced) {
             (true, true) | (false, false) => Admission::Take,
             (false, true) => Admission::Late,
-            (true, false) if waiting.runs.len() >= HELD_MAX && !waiting.is_said => Admission::Full,
-            (true, false) if waiting.runs.len() >= HELD_MAX => {
+            (true, false) if is_full && !waiting.is_said => Admission::Full,
+            (true, false) if is_full => {
                 waiting.is_fenced = true;
                 Admission::Overtaken
             }
             (true, false) => {
                 let until = waiting.is_said.then(|| *waiting.until.get_or_insert(now + FENCE_WAIT));
+                waiting.bytes = bytes;
                 waiting.runs.push_back(Held { header, datagrams: datagrams.to_vec(), stride, came });
                 Admission::Held(until)
             }
@@ -156,7 +163,9 @@ impl Turn {
     }
 
     fn take_held(&self) -> VecDeque<Held> {
-        std::mem::take(&mut self.waiting.lock().runs)
+        let mut waiting = self.waiting.lock();
+        waiting.bytes = 0;
+        std::mem::take(&mut waiting.runs)
     }
 }
 
@@ -167,7 +176,7 @@ pub(crate) fn release<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, tu
         shared.table.write().forget_turn(turn);
     }
     for Held { header, mut datagrams, stride, came } in held {
-        if let Err(reason) = ingress::take(shared, assembler, header, (&mut datagrams, stride), came) {
+        if let Err(reason) = ingress::take(shared, assembler, header, (&mut datagrams, stride), came, None) {
             shared.counting.drop(reason);
         }
     }
@@ -259,17 +268,18 @@ mod tests {
         assert!(!turn.is_due(Instant::from_millis(1049)));
         assert!(turn.is_due(Instant::from_millis(1050)) && !turn.is_due(Instant::from_millis(1051)));
         let turn = said(10, Stack::Plain);
-        for _ in 0..HELD_MAX {
+        let held_max = HELD_BYTES_MAX / (40 + RUN_OVERHEAD_BYTES);
+        for _ in 0..held_max {
             assert!(matches!(admit(&turn, 1, Stack::Plain), Admission::Held(_)));
         }
         assert_eq!(admit(&turn, 1, Stack::Plain), Admission::Overtaken);
-        assert_eq!((turn.take_held().len(), admit(&turn, 1, Stack::Secure)), (HELD_MAX, Admission::Late));
+        assert_eq!((turn.take_held().len(), admit(&turn, 1, Stack::Secure)), (held_max, Admission::Late));
     }
 
     #[test]
     fn what_is_forged_before_the_peer_has_said_a_word_ends_nothing() {
         let turn = Turn::new(FlowId(7), 9, Stack::Secure);
-        for _ in 0..HELD_MAX {
+        for _ in 0..HELD_BYTES_MAX / (40 + RUN_OVERHEAD_BYTES) {
             assert_eq!(admit(&turn, 1, Stack::Secure), Admission::Held(None));
         }
         assert_eq!(admit(&turn, 1, Stack::Secure), Admission::Full);

@@ -415,6 +415,40 @@ fn datagrams_by_name() {
     });
 }
 
+/// A program sends as fast as it can from its first datagram on, and the cache is emptied under it: what waits for the
+/// core is not overtaken.
+#[test]
+fn datagrams_that_find_no_entry_are_not_overtaken() {
+    const FLOWS: u32 = 40;
+    const BURST: u32 = 100;
+    isolated("datagrams_that_find_no_entry_are_not_overtaken", || {
+        let listener: SocketAddr = "0.0.0.0:53".parse().unwrap();
+        let network = network(listener);
+        let server = network.hosts[1].run(|| UdpSocket::bind((namespace::OWN_V4, 53)).unwrap());
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut buffer = [0; 8];
+        for flow in 0..FLOWS {
+            let client = network.hosts[0].run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+            client.connect((WEB_V4, 53)).unwrap();
+            let send = |number: u32| client.send(&[flow.to_be_bytes(), number.to_be_bytes()].concat()).unwrap();
+            for number in 1..=BURST {
+                send(number);
+                if number == BURST / 2 {
+                    network.datapaths.iter().for_each(Datapath::clear_cache);
+                }
+            }
+            let mut last = 0;
+            while last < BURST {
+                assert_eq!(server.recv(&mut buffer).unwrap(), buffer.len());
+                let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
+                assert_eq!(word(0), flow);
+                assert!(word(4) > last, "of flow {flow}, {} comes after {last}", word(4));
+                last = word(4);
+            }
+        }
+    });
+}
+
 #[test]
 fn sealed_connections_by_name_through_an_empty_cache() {
     const CLEARED: u64 = 20;

@@ -81,6 +81,36 @@ pub fn nstat(host: &Host) -> Result<BTreeMap<String, f64>> {
     Ok(numbers.iter().filter_map(|(name, number)| Some((name.clone(), number.as_f64()?))).collect())
 }
 
+/// Where packets of a host have been dropped since its start, and how many: by its agent with the reason, at `sal0`, by
+/// its UDP, and in the queues of the processors, which all hosts of the lab share. Only where there were any.
+///
+/// # Errors
+///
+/// As for [`nstat`]; or `ip` refuses, or the agent does not answer.
+pub fn drops(host: &Host) -> Result<BTreeMap<String, f64>> {
+    let rows = agent::status(host)?["drops"].as_array().cloned().unwrap_or_default();
+    let of_agent = rows.iter().filter_map(|row| Some((row["reason"].as_str()?.to_owned(), row["packets"].as_f64()?)));
+    let mut all: BTreeMap<String, f64> = of_agent.collect();
+    let links: Value = serde_json::from_str(&host.run(["ip", "-j", "-s", "link", "show", "sal0"])?)?;
+    for way in ["rx", "tx"] {
+        all.insert(format!("sal0 {way}"), links[0]["stats64"][way]["dropped"].as_f64().unwrap_or_default());
+    }
+    let kernel = nstat(host)?;
+    for name in ["UdpInErrors", "UdpRcvbufErrors", "UdpSndbufErrors", "UdpNoPorts", "IpInDiscards", "IpOutDiscards"] {
+        all.insert(name.to_owned(), kernel.get(name).copied().unwrap_or_default());
+    }
+    all.insert("softnet".to_owned(), softnet_drops()?);
+    all.retain(|_, packets| *packets > 0.0);
+    Ok(all)
+}
+
+/// Packets that found the queue of their processor full, of all processors, since the machine's start.
+fn softnet_drops() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat").context("cannot read /proc/net/softnet_stat")?;
+    let dropped = text.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok());
+    Ok(dropped.map(f64::from).sum())
+}
+
 /// Connections that the host's TCP reset or that were reset under it, since its start.
 ///
 /// # Errors

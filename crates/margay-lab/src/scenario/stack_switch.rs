@@ -173,7 +173,8 @@ impl Stage<'_> {
         let last = self.came(run).last().copied().context("nothing has come")?;
         let lost = sent.saturating_sub(last.received);
         if lost + last.duplicated + last.reordered + last.wrong > 0 {
-            findings.note(format!("run {run}: {lost} of {sent} lost; {last:?}"));
+            let drops = [self.client, self.server].map(|host| (host.name(), observe::drops(host)));
+            findings.note(format!("run {run}: {lost} of {sent} lost; {last:?}; dropped by now: {drops:?}"));
         }
         for (figure, count) in [
             ("lost", lost),

@@ -106,6 +106,7 @@ mod test {
             controller,
             mtu: 1500,
             gso_max_size: 65_536,
+            queue_packets: 1000,
             up: true,
             running: true,
             operational: true,

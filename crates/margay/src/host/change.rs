@@ -40,6 +40,9 @@ pub enum Change {
         mtu: u32,
         /// Largest super-packet in bytes: what one UDP send carries.
         gso_max_size: u32,
+        /// Packets that wait for the agent at most. Changes that earlier versions have noted say nothing of the queue.
+        #[serde(default)]
+        queue_packets: u32,
     },
     /// A parameter of one of Margay's interfaces; it goes with it.
     Parameter {
@@ -170,8 +173,11 @@ impl fmt::Display for Change {
                 "make the interface {interface}, whose other end is in a network namespace that the DNS responder \
                  answers in"
             ),
-            Self::Sizes { interface, mtu, gso_max_size } => {
-                write!(f, "set {interface} to MTU {mtu} and gso_max_size {gso_max_size}")
+            Self::Sizes { interface, mtu, gso_max_size, queue_packets } => {
+                write!(
+                    f,
+                    "set {interface} to MTU {mtu}, gso_max_size {gso_max_size}, a queue of {queue_packets} packets"
+                )
             }
             Self::Parameter { key, value } => write!(f, "set {} to {value}", key.replace('/', ".")),
             Self::Address { interface, block } => write!(f, "give {interface} the address {block}"),
@@ -370,10 +376,16 @@ impl Change {
         match self {
             Self::Tun { interface } => Ok(State::when(net.link(interface).await?.is_some())),
             Self::Veth { interface, .. } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.veth))),
-            Self::Sizes { interface, mtu, gso_max_size } => Ok(match net.link(interface).await? {
+            Self::Sizes { interface, mtu, gso_max_size, queue_packets } => Ok(match net.link(interface).await? {
                 None => State::Absent,
-                Some(link) if (link.mtu, link.gso_max_size) == (*mtu, *gso_max_size) => State::Present,
-                Some(link) => State::Differs(format!("MTU {}, gso_max_size {}", link.mtu, link.gso_max_size)),
+                Some(Link { mtu: has_mtu, gso_max_size: has_gso, queue_packets: has_queue, .. })
+                    if [has_mtu, has_gso, has_queue] == [*mtu, *gso_max_size, *queue_packets] =>
+                {
+                    State::Present
+                }
+                Some(Link { mtu, gso_max_size, queue_packets, .. }) => State::Differs(format!(
+                    "MTU {mtu}, gso_max_size {gso_max_size}, a queue of {queue_packets} packets"
+                )),
             }),
             Self::Parameter { key, value } => Ok(match sysctl::read(key)? {
                 None => State::Absent,
@@ -442,8 +454,8 @@ impl Change {
             // Made by the datapath, which knows what flags it opens it with.
             Self::Tun { .. } => Ok(()),
             Self::Veth { interface, responder } => responder_way::make(net, interface, *responder).await,
-            Self::Sizes { interface, mtu, gso_max_size } => {
-                net.set_link(need(net, interface).await?.index, *mtu, *gso_max_size).await
+            Self::Sizes { interface, mtu, gso_max_size, queue_packets } => {
+                net.set_link(need(net, interface).await?.index, *mtu, *gso_max_size, *queue_packets).await
             }
             Self::Parameter { key, value } => sysctl::write(key, value),
             Self::Address { interface, block } => net.add_address(need(net, interface).await?.index, *block).await,

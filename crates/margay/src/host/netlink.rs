@@ -42,6 +42,8 @@ pub struct Link {
     pub mtu: u32,
     /// Largest super-packet that the kernel hands to it, in bytes.
     pub gso_max_size: u32,
+    /// Packets that wait for it at most, where nothing else queues them.
+    pub queue_packets: u32,
     /// Administratively up.
     pub up: bool,
     /// Packets that are sent to it get somewhere, or nobody knows whether they do.
@@ -237,11 +239,12 @@ impl Netlink {
         Ok(self.links().await?.into_iter().find(|link| link.name == name))
     }
 
-    /// Sets size limits of an interface.
-    pub async fn set_link(&self, index: u32, mtu: u32, gso_max_size: u32) -> io::Result<()> {
+    /// Sets size limits of an interface: bytes of a packet and of a super-packet, and packets of its queue.
+    pub async fn set_link(&self, index: u32, mtu: u32, gso_max_size: u32, queue_packets: u32) -> io::Result<()> {
         let message = LinkUnspec::new_with_index(index)
             .mtu(mtu)
             .append_extra_attribute(LinkAttribute::GsoMaxSize(gso_max_size))
+            .append_extra_attribute(LinkAttribute::TxQueueLen(queue_packets))
             .build();
         self.handle.link().set(message).execute().await.map_err(to_io)
     }
@@ -341,6 +344,7 @@ fn link_of(message: &LinkMessage) -> Link {
         name: String::new(),
         mtu: 0,
         gso_max_size: 0,
+        queue_packets: 0,
         up: message.header.flags.contains(LinkFlags::Up),
         running: message.header.flags.contains(LinkFlags::Running),
         operational: message.attributes.contains(&LinkAttribute::OperState(State::Up)),
@@ -357,6 +361,7 @@ fn link_of(message: &LinkMessage) -> Link {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::GsoMaxSize(size) => link.gso_max_size = *size,
+            LinkAttribute::TxQueueLen(packets) => link.queue_packets = *packets,
             LinkAttribute::Controller(index) => link.controller = Some(*index),
             LinkAttribute::LinkInfo(info) => {
                 let is = |kind: InfoKind| info.contains(&LinkInfo::Kind(kind));

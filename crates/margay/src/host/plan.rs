@@ -21,6 +21,9 @@ pub const TABLE: u32 = 54_324;
 /// send carries, less its headers.
 const GSO_MAX_DIRECT: u32 = 65_536;
 const GSO_MAX_ENCAPSULATED: u32 = 62_500;
+/// Packets that wait at `sal0` for the agent. What a program sends into a full queue is lost without a word to that
+/// program: with the 500 of a TUN, 20 ms without a processor lost datagrams of a flow of 17,000 a second.
+const QUEUE_PACKETS: u32 = 2000;
 /// IP (the larger of the two) and UDP headers below ours.
 const IPV6_UDP_BYTES: u32 = 48;
 const IPV4_UDP_BYTES: u32 = 28;
@@ -182,7 +185,7 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     let mut changes =
         Vec::from_iter(facts.needs_guard.then(|| Change::Guard { inside: facts.inside.clone(), networks }));
     changes.push(Change::Tun { interface: interface() });
-    changes.push(Change::Sizes { interface: interface(), mtu, gso_max_size });
+    changes.push(Change::Sizes { interface: interface(), mtu, gso_max_size, queue_packets: QUEUE_PACKETS });
     let parameters = [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0"), ("route_localnet", "1")];
     for (key, value) in parameters {
         let key = format!("net/ipv4/conf/{INTERFACE}/{key}");

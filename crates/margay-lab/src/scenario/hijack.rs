@@ -47,7 +47,7 @@ const BOUNDS: [Bound; 9] = [
 ];
 
 /// Everybody is on a network of their own, and one router lets any sender's address pass.
-const TOPOLOGY: &str = r#"
+pub(super) const TOPOLOGY: &str = r#"
 [subnet.west]
 v4 = "10.1.0.0/24"
 
@@ -363,7 +363,8 @@ impl Stage<'_> {
     }
 }
 
-fn understand(output: &Output) -> Result<Value> {
+/// What the attacker says of its work.
+pub(super) fn understand(output: &Output) -> Result<Value> {
     if !output.status.success() {
         bail!("the attacker failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

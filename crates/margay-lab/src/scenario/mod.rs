@@ -79,6 +79,7 @@ mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
+mod stack_attacks;
 mod stack_switch;
 mod tampered_host;
 mod trace;
@@ -221,6 +222,7 @@ pub const ALL: &[Scenario] = &[
     names::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
+    stack_attacks::SCENARIO,
     stack_switch::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,

@@ -508,6 +508,7 @@ fn gauges_of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_
 fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
     let of_core = |figure: &dyn Fn(&Sal) -> usize| of(&|agent| agent.core.0.with_sal(|sal, _| figure(sal)));
+    let of_locks = of(&|agent| agent.core.0.with_sal(Sal::locked_sessions));
     let fullness = agent.map(|agent| agent.leases.fullness()).unwrap_or_default();
     let rows = [
         ("flows", "Flows of all kinds", of_core(&Sal::flow_count)),
@@ -524,6 +525,7 @@ fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -
             "Hosts that were put out of their authority, and keys that may sign for it no longer",
             of_core(&Sal::revocations),
         ),
+        ("sessions_locked", "Sessions that an act has locked", of_locks),
         ("associations", "Hosts that this host shares keys with", of_core(&Sal::association_count)),
         ("leases", "Virtual IPv4 addresses that stand for names", fullness.leased),
         (

@@ -620,6 +620,7 @@ impl Services {
             exclusive: service.terms.exclusive,
             sticky: service.terms.sticky,
             fenced: service.terms.fenced,
+            zero_weight: service.zero_weight(),
         }
     }
 
@@ -692,6 +693,7 @@ impl Services {
             priority: service.terms.priority,
             sticky: service.terms.sticky,
             fence: None,
+            zero_weight: service.zero_weight().map(Box::new),
         }
     }
 

@@ -143,6 +143,7 @@ impl Sal {
         self.asked(id);
         self.forget_stack_changes(id);
         self.quiet_ends.forget(id);
+        self.unlock_gone_flow(self.now, id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
         if let Some(host) = self.associations.get(flow.association).map(|association| association.host) {

@@ -26,6 +26,7 @@ pub mod explain;
 pub mod fence;
 pub mod fetch;
 mod flow;
+mod flow_lock;
 mod flow_ports;
 mod forward;
 pub mod forward_all;

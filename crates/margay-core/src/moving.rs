@@ -20,7 +20,7 @@ use margay_wire::{
 };
 
 use crate::auth;
-use crate::event::{Event, Lifecycle};
+use crate::event::Event;
 use crate::key::HostId;
 use crate::location::{ADDRESSES_MAX, Ask, Cause, Location, MoveEvent, Moving, Numbered, PAIRS_MAX, Pair, Scope};
 use crate::name::ServiceId;
@@ -28,6 +28,7 @@ use crate::output::DropReason;
 use crate::redirect::WISHES_MAX;
 use crate::rendezvous::SEEKS_MAX;
 use crate::sal::{Routes, Sal};
+use crate::session::Act;
 use crate::setup::{Draft, answered_from, relay_part};
 use crate::time::Instant;
 
@@ -42,10 +43,6 @@ const DONES_MAX: u32 = 5;
 /// Pairs that are asked over in the second round; the first asks over the best alone, the third over all.
 const SECOND_ROUND: usize = 4;
 const ENTRY_LEN: usize = 20;
-/// Connections that were busy within this time are restarted after a break, and at most so many.
-const BUSY: Duration = Duration::from_secs(60);
-const RESTARTS_MAX: usize = 1024;
-const TCP: u8 = 6;
 
 /// The wait before try number `tries` + 1.
 pub(crate) fn wait_for(rtt: Option<Duration>, tries: u32) -> Duration {
@@ -289,6 +286,7 @@ impl Sal {
             location.take(MoveEvent::Dropped);
             location.ask = None;
         });
+        self.unlock_flow(self.now, scope.flow, Act::Move);
         if scope.is_host() {
             self.announce_paths(scope.host);
         }
@@ -501,6 +499,7 @@ impl Sal {
         self.note_whereabouts(association, message);
         let found = Numbered { number: theirs.number, by: scope.host };
         let pair = Pair { local: self.arrival, remote: reply.direct };
+        self.may_move(now, scope, theirs.flags)?;
         if let Some(answer) = self.refusal_of(scope, found, pair) {
             // Also what is of no use shows where the peer is.
             self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
@@ -592,6 +591,7 @@ impl Sal {
         if arrival.is_some_and(|local| !self.config.local_addresses.contains(&local)) {
             return Err(DropReason::WrongPath);
         }
+        self.lock_move(now, scope, theirs.number)?;
         let answered = self.locations.with(scope, |location| {
             if location.number != theirs.number {
                 return Err(DropReason::Stale);
@@ -664,6 +664,7 @@ impl Sal {
         if theirs.token != self.token(scope.host, scope.flow, epoch, theirs.number, from) {
             return Err(DropReason::BadToken);
         }
+        self.may_move(now, scope, theirs.flags)?;
         // The token is of this start.
         self.note_fresh(association);
         let (own, pair) = (self.host_id(), Pair { local: self.arrival, remote: from });
@@ -688,6 +689,7 @@ impl Sal {
         let confirmed = MoveRepr { address: from, flags: MoveFlags::empty(), ..theirs };
         self.send_move(Kind::RsynDone, Flags::CONFIRM, scope, pair, confirmed);
         if is_later {
+            self.unlock_flow(now, scope.flow, Act::Move);
             self.place(now, scope, pair, theirs.flags.contains(MoveFlags::BROKEN), Cause::Peer);
             self.pursue(now, scope, wish);
         }
@@ -712,6 +714,7 @@ impl Sal {
         } else if scope.is_host() {
             self.watch_direct(scope.host);
         }
+        self.unlock_flow(now, scope.flow, Act::Move);
         self.pursue(now, scope, wish);
         Ok(())
     }
@@ -774,24 +777,6 @@ impl Sal {
         self.prove_direct_now(now, host);
         if let Some(former) = former.filter(|_| !is_same && !broken) {
             self.return_pinned(now, host, former);
-        }
-    }
-
-    /// After a break: what was in flight is sent again. Connections that were silent for long had nothing in flight.
-    pub(crate) fn restart_connections(&mut self, now: Instant, host: HostId) {
-        let is_busy = |flow: &&crate::flow::Flow| {
-            let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
-            let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-            is_its
-                && is_open
-                && flow.side.is_none()
-                && flow.stripe.is_none()
-                && flow.app.protocol == TCP
-                && now.since(flow.active) < BUSY
-        };
-        let busy: Vec<FlowId> = self.flows.iter().filter(is_busy).map(|flow| flow.id).take(RESTARTS_MAX).collect();
-        for flow in busy {
-            self.queue.restart(flow);
         }
     }
 }

@@ -208,6 +208,8 @@ drop_reasons! {
     Inquired = 36, "inquired";
     /// Another host uses the sender's key, was there before it, and is alive.
     KeptOut = 37, "kept_out";
+    /// Another act is changing the session. It is heard when it comes again later.
+    Locked = 38, "locked";
 }
 
 impl fmt::Display for DropReason {

@@ -11,6 +11,7 @@ use crate::key::HostId;
 use crate::location::{Cause, Pair, Scope};
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
+use crate::session::Act;
 use crate::side_path::{MoveRefused, Towards};
 use crate::time::Instant;
 
@@ -71,6 +72,7 @@ impl Sal {
         if self.flows.get(id).is_none() {
             return Err(MoveRefused::UnknownFlow(id));
         }
+        self.may_lock_flow(now, id, Act::Move)?;
         self.set_policy(now, id, policy)
     }
 

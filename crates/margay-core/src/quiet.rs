@@ -3,7 +3,7 @@
 //! sees at the client's own socket, and ends it there.
 
 use alloc::collections::BTreeMap;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, QuietRepr};
@@ -14,6 +14,7 @@ use crate::event::{Lifecycle, Role};
 use crate::flow::Flow;
 use crate::output::DropReason;
 use crate::sal::Sal;
+use crate::session::{Act, LockError};
 use crate::setup::Draft;
 use crate::time::Instant;
 
@@ -89,7 +90,8 @@ impl Sal {
     /// sends a request again but the caller. False where the flow is not an open connection of a service here.
     pub fn ask_quiet_end(&mut self, now: Instant, id: FlowId, quiet_ms: u32) -> bool {
         self.now = now;
-        let Some(flow) = self.flows.get(id).filter(|flow| is_open(flow, Role::Responder)) else { return false };
+        let is_asked = |flow: &&Flow| is_open(flow, Role::Responder) && !self.fetches.is_between(id);
+        let Some(flow) = self.flows.get(id).filter(is_asked) else { return false };
         let (association, peer_flow) = (flow.association, flow.peer_flow);
         let extensions = [Extension::Quiet(QuietRepr { quiet_ms })];
         let mut draft = Draft::new(Kind::Fin, peer_flow, id);
@@ -106,15 +108,27 @@ impl Sal {
         Some(answer)
     }
 
-    /// What peers have asked since this was called last, of connections of programs here.
-    pub fn take_quiet_requests(&mut self) -> Vec<QuietRequest> {
-        core::mem::take(&mut self.quiet_ends.requests).into_values().collect()
+    /// What peers have asked since this was called last, of connections of programs here. Until a request is answered,
+    /// and for five seconds at most, no other act changes its session; one that another act is at work on by now is
+    /// left out, and is asked again by the peer.
+    pub fn take_quiet_requests(&mut self, now: Instant) -> Vec<QuietRequest> {
+        self.now = now;
+        let mut requests: Vec<QuietRequest> = core::mem::take(&mut self.quiet_ends.requests).into_values().collect();
+        requests.retain(|request| self.lock_for_quiet_end(now, request.flow).is_ok());
+        requests
+    }
+
+    fn lock_for_quiet_end(&mut self, now: Instant, id: FlowId) -> Result<(), LockError> {
+        let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+        let host = association.map_or(self.host_id(), |association| association.host);
+        self.lock_flow(now, id, Act::Drain, host)
     }
 
     /// Answers a request: the program has been told the end of the stream, or why it has not. A text that is empty says
     /// that the connection carries something; one that is too long is cut.
     pub fn answer_quiet_end(&mut self, now: Instant, id: FlowId, answer: &QuietAnswer) {
         self.now = now;
+        self.unlock_flow(now, id, Act::Drain);
         let Some(flow) = self.flows.get(id).filter(|flow| flow.association != 0) else { return };
         let (association, peer_flow) = (flow.association, flow.peer_flow);
         let refusal = match answer {
@@ -146,7 +160,15 @@ impl Sal {
         }
         let quiet = message.quiet().ok_or(DropReason::Unexpected)?;
         let quiet_ms = quiet.quiet_ms.clamp(QUIET_MS_MIN, QUIET_MS_MAX);
-        self.quiet_ends.request(QuietRequest { flow: id, app, quiet_ms })
+        if let Err(busy) = self.lock_for_quiet_end(now, id) {
+            self.answer_quiet_end(now, id, &QuietAnswer::NotNow(busy.to_string()));
+            return Ok(());
+        }
+        let noted = self.quiet_ends.request(QuietRequest { flow: id, app, quiet_ms });
+        if noted.is_err() {
+            self.unlock_flow(now, id, Act::Drain);
+        }
+        noted
     }
 }
 
@@ -167,6 +189,7 @@ fn answer_of(message: &Message<'_>) -> QuietAnswer {
 #[cfg(test)]
 mod test {
     use core::net::SocketAddr;
+    use core::time::Duration;
 
     use super::*;
     use crate::association::Association;
@@ -177,6 +200,7 @@ mod test {
     use crate::handshake::Keys;
     use crate::key::HostPublic;
     use crate::output::Output;
+    use crate::session::{Holder, LockGuardId};
 
     const FROM: SocketAddr = SocketAddr::new(core::net::IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2)), 54324);
     const EPOCH: u32 = 1;
@@ -219,6 +243,10 @@ mod test {
         (sent, has_news)
     }
 
+    fn requests(sal: &mut Sal) -> Vec<QuietRequest> {
+        sal.take_quiet_requests(Instant::from_millis(6))
+    }
+
     fn hear(sal: &mut Sal, datagram: &[u8]) -> Result<(), DropReason> {
         sal.handle_datagram(Instant::from_millis(5), None, FROM, datagram)
     }
@@ -233,8 +261,8 @@ mod test {
             assert_eq!(hear(&mut sal, &question(record.flow, asked, &mut peer)), Ok(()), "asked again");
             assert!(said(&mut sal).1 && !said(&mut sal).1, "said once");
             let app = record.app().expect("it has one");
-            assert_eq!(sal.take_quiet_requests(), [QuietRequest { flow: record.flow, app, quiet_ms: heard }]);
-            assert!(sal.take_quiet_requests().is_empty());
+            assert_eq!(requests(&mut sal), [QuietRequest { flow: record.flow, app, quiet_ms: heard }]);
+            assert!(requests(&mut sal).is_empty());
         }
     }
 
@@ -251,7 +279,7 @@ mod test {
             let mut sal = with_flow(&record);
             let asked = question(record.flow, 50, &mut peers_end(77, 1));
             assert_eq!(hear(&mut sal, &asked), Err(DropReason::Unexpected), "{:?}", record.lifecycle);
-            assert!(sal.take_quiet_requests().is_empty());
+            assert!(requests(&mut sal).is_empty());
         }
         let record = open(Role::Initiator);
         let mut sal = with_flow(&record);
@@ -274,7 +302,7 @@ mod test {
         assert_eq!(hear(&mut sal, &of_stranger), Err(DropReason::BadTag));
         let bare = Draft::new(Kind::Fin, record.flow, FlowId(9)).seal(&mut peers_end(77, 1), EPOCH).expect("it fits");
         assert_eq!(hear(&mut sal, &bare), Err(DropReason::Unexpected), "nothing is asked");
-        assert!(sal.take_quiet_requests().is_empty() && !said(&mut sal).1);
+        assert!(requests(&mut sal).is_empty() && !said(&mut sal).1);
     }
 
     #[test]
@@ -290,7 +318,62 @@ mod test {
         assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peers_end(77, 1))), Ok(()));
         sal.close_flow(Instant::from_millis(6), record.flow);
         sal.handle_timeout(Instant::from_millis(600_000));
-        assert!(sal.flow(record.flow).is_none() && sal.take_quiet_requests().is_empty());
+        assert!(sal.flow(record.flow).is_none() && requests(&mut sal).is_empty());
+    }
+
+    /// The lock of a flow's session, taken for another act.
+    fn take_lock(sal: &mut Sal, flow: FlowId, act: Act, now: Instant) -> LockGuardId {
+        let session = sal.flow(flow).expect("there").session;
+        let holder = Holder { host: sal.host_id(), act };
+        sal.locks.acquire(session, holder, now, Duration::from_secs(1)).expect("free")
+    }
+
+    #[test]
+    fn a_quiet_end_waits_while_another_act_has_the_session() {
+        let record = open(Role::Initiator);
+        for act in [Act::Move, Act::Stack, Act::HandOver] {
+            let mut sal = with_flow(&record);
+            let mut peer = peers_end(77, 1);
+            let guard = take_lock(&mut sal, record.flow, act, Instant::from_millis(1));
+            assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peer)), Ok(()));
+            let (sent, has_news) = said(&mut sal);
+            let answer = Message::parse(&sent[0]).expect("our own");
+            assert_eq!((answer.kind, answer.flags, has_news), (Kind::Fin, Flags::CONFIRM, false));
+            let error = answer.error().expect("not now");
+            assert_eq!(error.code, ErrorCode::NotQuiet);
+            assert!(error.text.contains(&act.to_string()), "{}", error.text);
+            sal.locks.release(guard, Instant::from_millis(5)).expect("held");
+            assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peer)), Ok(()));
+            assert_eq!(requests(&mut sal).len(), 1, "after {act}");
+        }
+    }
+
+    #[test]
+    fn a_quiet_end_keeps_other_acts_away_until_it_is_answered_or_its_lease_has_ended() {
+        let record = open(Role::Initiator);
+        let asked = || {
+            let mut sal = with_flow(&record);
+            assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peers_end(77, 1))), Ok(()));
+            assert_eq!(sal.locked_sessions(Instant::from_millis(5)), 1);
+            sal
+        };
+        for answer in [QuietAnswer::Ended, QuietAnswer::NotNow(String::new())] {
+            let mut sal = asked();
+            assert_eq!(requests(&mut sal).len(), 1);
+            assert_eq!(sal.locked_sessions(Instant::from_millis(6)), 1, "the agent looks at the socket");
+            sal.answer_quiet_end(Instant::from_millis(7), record.flow, &answer);
+            assert_eq!(sal.locked_sessions(Instant::from_millis(7)), 0);
+        }
+        let late = Instant::from_millis(6000);
+        let mut sal = asked();
+        take_lock(&mut sal, record.flow, Act::HandOver, late);
+        assert!(sal.take_quiet_requests(late).is_empty(), "its turn is over");
+        let mut sal = asked();
+        assert_eq!(sal.take_quiet_requests(late).len(), 1, "nobody else has taken the lock");
+        assert_eq!(sal.locked_sessions(late), 1);
+        sal.close_flow(late, record.flow);
+        sal.handle_timeout(late + Duration::from_secs(600));
+        assert_eq!(sal.locked_sessions(late), 0, "gone with its flow");
     }
 
     #[test]

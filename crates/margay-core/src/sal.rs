@@ -19,6 +19,7 @@ use crate::event::{Event, Lifecycle};
 use crate::fence::Fences;
 use crate::fetch::Fetches;
 use crate::flow::{FlowTable, KeyedHash};
+use crate::flow_lock::FlowLocks;
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::grant::Grants;
@@ -151,6 +152,8 @@ pub struct Sal {
     pub(crate) stack_changes: StackChanges,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
     pub(crate) locks: SessionLocks,
+    /// Those of them that acts of one flow have taken.
+    pub(crate) flow_locks: FlowLocks,
     /// Connections that a drained instance wants to end in order.
     pub(crate) quiet_ends: QuietEnds,
     /// Until then hosts may still have to tell this router what they serve.
@@ -238,6 +241,7 @@ impl Sal {
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
             locks: SessionLocks::new(LOCKS_MAX),
+            flow_locks: FlowLocks::new(),
             quiet_ends: QuietEnds::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),

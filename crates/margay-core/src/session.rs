@@ -152,11 +152,8 @@ impl SessionLocks {
         lease: Duration,
     ) -> Result<LockGuardId, LockError> {
         self.expire(now);
-        let state = self.state(session);
-        if LOCK.after(state, LockEvent::Acquire).is_err()
-            && let Some(lease) = self.held.get(&session)
-        {
-            return Err(LockError::Busy { holder: lease.holder, left: lease.until.since(now), until: lease.until });
+        if LOCK.after(self.state(session), LockEvent::Acquire).is_err() {
+            self.is_free(session, now)?;
         }
         if self.held.len() >= self.limit {
             return Err(LockError::Full { limit: self.limit });
@@ -221,6 +218,20 @@ impl SessionLocks {
     /// another input saw the time.
     pub fn state(&self, session: SessionId) -> LockState {
         if self.held.contains_key(&session) { LockState::Held } else { LockState::Free }
+    }
+
+    /// Whether the lock of `session` can be taken at `now`.
+    ///
+    /// # Errors
+    ///
+    /// Another act holds it, whoever's it is.
+    pub fn is_free(&self, session: SessionId, now: Instant) -> Result<(), LockError> {
+        match self.held.get(&session).filter(|lease| lease.until > now) {
+            Some(Lease { holder, until, .. }) => {
+                Err(LockError::Busy { holder: *holder, left: until.since(now), until: *until })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Who holds the lock of `session` at `now`.

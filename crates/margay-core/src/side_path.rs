@@ -11,6 +11,7 @@ use crate::entry::{EntryUpdate, Passage, Path, PathId};
 use crate::key::HostId;
 use crate::location::{Cause, Pair, Scope};
 use crate::sal::Sal;
+use crate::session::{Act, LockError};
 use crate::striping::STRIPED_MAX;
 use crate::time::Instant;
 
@@ -64,6 +65,9 @@ pub enum MoveRefused {
     /// Its stack is being changed.
     #[error("the flow's stack is being changed; try again in a moment")]
     Changing,
+    /// Another act is at work.
+    #[error(transparent)]
+    Busy(#[from] LockError),
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,
@@ -124,6 +128,7 @@ impl Sal {
         if self.side_paths.len() >= SIDE_PATHS_MAX {
             return Err(MoveRefused::Full);
         }
+        self.may_lock_flow(now, id, Act::Move)?;
         self.leave(now, scope, Cause::Operator, false, pairs);
         Ok(())
     }

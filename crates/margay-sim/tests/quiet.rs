@@ -42,13 +42,13 @@ fn a_clients_agent_hears_of_its_own_connection_and_its_answer_comes_back() {
         let (mut shop, flow) = idle(seed);
         assert!(ask(&mut shop, flow));
         let client = shop.client;
-        let requests = shop.world.host(client).sal.take_quiet_requests();
+        let now = shop.world.now;
+        let requests = shop.world.host(client).sal.take_quiet_requests(now);
         let own =
             shop.world.host(client).sal.flows().find(|flow| flow.role == Role::Initiator && flow.peer_flow.0 != 0);
         let own = own.expect("the connection");
         assert_eq!(requests.len(), 1);
         assert_eq!((requests[0].flow, requests[0].app, requests[0].quiet_ms), (own.flow, own.app, QUIET_MS));
-        let now = shop.world.now;
         shop.world.host(client).sal.answer_quiet_end(now, own.flow, &answer);
         shop.world.touch(client);
         shop.world.run_for(SECOND);
@@ -64,8 +64,10 @@ fn what_is_lost_is_asked_again() {
     shop.world.network.weather.loss_per_mille = 1000;
     assert!(ask(&mut shop, flow));
     let client = shop.client;
-    assert!(shop.world.host(client).sal.take_quiet_requests().is_empty());
+    let now = shop.world.now;
+    assert!(shop.world.host(client).sal.take_quiet_requests(now).is_empty());
     shop.world.network.weather.loss_per_mille = 0;
     assert!(ask(&mut shop, flow));
-    assert_eq!(shop.world.host(client).sal.take_quiet_requests().len(), 1);
+    let now = shop.world.now;
+    assert_eq!(shop.world.host(client).sal.take_quiet_requests(now).len(), 1);
 }

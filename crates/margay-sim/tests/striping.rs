@@ -128,8 +128,12 @@ fn a_striped_flow_keeps_its_stack_and_one_that_is_changed_is_not_striped_meanwhi
     let now = site.world.now;
     let client = &mut site.world.host(site.client).sal;
     assert_eq!(client.set_flow_stack(now, own, Stack::Secure), Ok(true));
-    assert_eq!(client.set_flow_policy(now, own, Policy::Stripe), Err(MoveRefused::Changing));
+    assert!(matches!(client.set_flow_policy(now, own, Policy::Stripe), Err(MoveRefused::Busy(_))));
     site.world.touch(site.client);
+    site.world.run_for(RTT * 3 / 4);
+    let now = site.world.now;
+    let server = &mut site.world.host(site.server).sal;
+    assert_eq!(server.set_flow_policy(now, peer, Policy::Stripe), Err(MoveRefused::Changing));
     site.world.run_for(SECOND);
     assert_eq!([site.flow(), site.servers_flow()].map(|flow| flow.stack.stack), [Stack::Secure; 2]);
     site.order(site.client, own, Policy::Stripe);

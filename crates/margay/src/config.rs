@@ -231,6 +231,9 @@ pub struct BindSection {
     pub group: Option<String>,
     /// Which names, or prefixes (`sid:<hex>/bits`) with all that is under them.
     pub names: Vec<ServiceName>,
+    /// Users whose programs may hand sockets of these names over to those programs, on this host; beside their own user.
+    #[serde(default)]
+    pub takes_from: Vec<String>,
 }
 
 impl BindSection {
@@ -245,6 +248,12 @@ impl BindSection {
                 "a [[bind]] section grants no name".to_owned(),
                 "write some `names`, or remove it".to_owned(),
             ));
+        }
+        if let Some(twice) =
+            (1..self.takes_from.len()).find(|at| self.takes_from[..*at].contains(&self.takes_from[*at]))
+        {
+            let what = format!("`takes_from` has `{}` twice", self.takes_from[twice]);
+            return Err((what, "remove one of them".to_owned()));
         }
         Ok(())
     }
@@ -586,9 +595,8 @@ impl Config {
         }
         for section in &self.bind {
             let bind = section.get_ref();
-            if let Some(name) = &bind.user
-                && matches!(User::from_name(name), Ok(None))
-            {
+            let mut users = bind.user.iter().chain(&bind.takes_from);
+            if let Some(name) = users.find(|name| matches!(User::from_name(name), Ok(None))) {
                 let advice = format!("`useradd --system {name}` makes it; or correct the name");
                 return Err((format!("this host has no user `{name}`"), Some(section.span()), advice));
             }

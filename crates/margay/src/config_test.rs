@@ -266,6 +266,7 @@ fn who_may_bind_is_said_for_one_user_or_group_and_for_some_names() {
         ("[[bind]]\nnames = [\"web.shop\"]\n", "one user, or about one group"),
         ("[[bind]]\nuser = \"a\"\ngroup = \"b\"\nnames = [\"web.shop\"]\n", "one user, or about one group"),
         ("[[bind]]\nuser = \"a\"\nnames = []\n", "grants no name"),
+        ("[[bind]]\nuser = \"a\"\nnames = [\"web.shop\"]\ntakes_from = [\"b\", \"b\"]\n", "has `b` twice"),
     ] {
         let (what, pointed, advice) = wrong(text);
         assert!(what.contains(word) && pointed.contains("[[bind]]") && !advice.is_empty(), "{what} {pointed}");

@@ -245,6 +245,7 @@ fn served(n: u8) -> Served {
         priority: 1,
         sticky: false,
         fence: None,
+        zero_weight: None,
     };
     Served { instance, partition_bits: 0, exclusive: false }
 }

@@ -166,6 +166,7 @@ mod tests {
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         Served { instance, partition_bits: 0, exclusive: weight == 3 }
     }

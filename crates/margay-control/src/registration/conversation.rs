@@ -252,6 +252,7 @@ impl<'a> Conversation<'a> {
             sticky: wanted.sticky,
             certificate_only,
             fenced: wanted.fenced,
+            zero_weight: wanted.zero_weight.map(Into::into),
         }))
         .await
     }

@@ -7,8 +7,8 @@ use margay_core::key::HostId;
 use margay_core::name::Prefix;
 use margay_core::table::RuleId;
 
-use super::Instance;
 use super::roll::Terms;
+use super::{Instance, ZeroWeight};
 use crate::cluster::Served;
 
 /// A prefix of a host.
@@ -23,6 +23,8 @@ pub struct Entry {
     pub address: SocketAddr,
     /// How it serves it.
     pub terms: Terms,
+    /// With the weight 0: why, where the host has said so.
+    pub zero_weight: Option<Box<ZeroWeight>>,
 }
 
 /// An entry, and what is known beside it.
@@ -41,7 +43,7 @@ pub struct Listed<'a> {
 impl Listed<'_> {
     /// As others hear of it.
     pub fn instance(&self) -> Instance {
-        let Entry { name, address, terms, .. } = self.entry;
+        let Entry { name, address, terms, zero_weight, .. } = self.entry;
         Instance {
             host: self.host,
             host_name: self.host_name.to_owned(),
@@ -52,6 +54,7 @@ impl Listed<'_> {
             priority: terms.priority,
             sticky: terms.sticky,
             fence: None,
+            zero_weight: zero_weight.clone(),
         }
     }
 

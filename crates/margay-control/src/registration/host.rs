@@ -23,7 +23,7 @@ use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::tenure::{Tenure, Tenures};
 use super::trace::{self, Question, TraceError, Tracer};
 use super::ways::Ways;
-use super::{Instance, Local, VERSION};
+use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::lineage::Lineage;
 use crate::store::{Joined, Store};
@@ -104,6 +104,8 @@ pub struct Registration {
     pub fenced: bool,
     /// Datagrams of one unconnected socket are for one instance.
     pub sticky: bool,
+    /// With the weight 0: why.
+    pub zero_weight: Option<ZeroWeight>,
 }
 
 /// A router of the cluster that a host has joined.

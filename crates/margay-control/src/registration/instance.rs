@@ -7,7 +7,7 @@ use margay_core::fence::FENCE_NOTICE_LEN_MAX;
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
 
-use super::proto;
+use super::{ZeroWeight, proto};
 
 /// A host that serves a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct Instance {
     pub sticky: bool,
     /// Of a fenced name: the host's notice that it holds it, as bytes; of what is watched, once the router has it.
     pub fence: Option<Arc<[u8]>>,
+    /// With the weight 0: why, where its host has said so.
+    pub zero_weight: Option<Box<ZeroWeight>>,
 }
 
 impl From<Instance> for proto::Instance {
@@ -45,6 +47,7 @@ impl From<Instance> for proto::Instance {
             priority: known.priority,
             sticky: known.sticky,
             fence: known.fence.map(|fence| fence.to_vec()).unwrap_or_default(),
+            zero_weight: known.zero_weight.map(|known| (*known).into()),
         }
     }
 }
@@ -76,6 +79,7 @@ impl Instance {
             priority: found.priority,
             sticky: found.sticky,
             fence: Some(found.fence.into()).filter(|fence: &Arc<[u8]>| is_length_of_notice(fence.len())),
+            zero_weight: ZeroWeight::read(found.zero_weight, found.weight),
         })
     }
 }

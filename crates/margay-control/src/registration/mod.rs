@@ -6,7 +6,7 @@
 //! which part of a service, [`fence`] who holds fenced names, and [`tenure`] for how long a host may count on that,
 //! [`rights`] who may register what, [`recent`] what has changed lately, [`ledger`] what is
 //! written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster tell each other,
-//! [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`] when either
+//! [`elsewhere`] who is registered with the others, [`zero_weight`] why somebody takes nothing new, [`ways`] which router first packets go to, [`silence`] when either
 //! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;
@@ -33,6 +33,7 @@ pub mod stream;
 mod tenure;
 mod trace;
 mod ways;
+mod zero_weight;
 
 use margay_core::key::HostSecret;
 
@@ -47,6 +48,7 @@ pub use router::{Router, RouterConfig, RouterError};
 pub use tenure::Tenure;
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 pub use ways::Ways;
+pub use zero_weight::ZeroWeight;
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]

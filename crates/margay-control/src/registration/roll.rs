@@ -11,13 +11,13 @@ use margay_core::table::{Action, NextHop, Rule};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::Instance;
 use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere};
 use super::entry::{Entry, Listed};
 use super::fence::Fences;
 use super::leave::{Departure, Leave};
 use super::recent::Recent;
+use super::{Instance, ZeroWeight};
 use crate::SalControl;
 use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
@@ -287,7 +287,7 @@ impl Roll {
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
         self.census.add(&prefix, name, weight);
-        let entry = Entry { rule, stream, name: name.into(), address: host.address, terms };
+        let entry = Entry { rule, stream, name: name.into(), address: host.address, terms, zero_weight: None };
         if let Some(old) = host.entries.insert(prefix, entry) {
             self.census.remove(&prefix, old.terms.weight);
             sal.remove_rule(old.rule);
@@ -301,6 +301,17 @@ impl Roll {
         self.settle(&prefix, sal);
         self.changed_at([prefix]);
         Ok(true)
+    }
+
+    /// Why a host has given a prefix that it serves the weight 0.
+    pub fn note_zero_weight(&mut self, place: Place, stream: u64, prefix: &Prefix, why: Option<Box<ZeroWeight>>) {
+        let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
+        let Some(entry) = host.and_then(|host| host.entries.get_mut(prefix)) else { return };
+        if entry.zero_weight != why {
+            entry.zero_weight = why;
+            self.untold.iter_mut().for_each(|untold| untold.extend([place]));
+            self.changed_at([*prefix]);
+        }
     }
 
     /// Whether a host may have a prefix more.

@@ -251,6 +251,7 @@ fn own(terms: Terms) -> OwnService {
         priority,
         sticky,
         fence: None,
+        zero_weight: None,
     };
     OwnService { instance, actions: vec![Action::Drop], partition_bits, exclusive, fenced }
 }
@@ -430,6 +431,7 @@ fn there(host: u8, router: u8, weights: &[u32]) -> (HostId, Vec<Arc<Served>>) {
             priority: 100 + *weight,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         Arc::new(Served { instance, partition_bits: 0, exclusive: false })
     };
@@ -516,8 +518,18 @@ fn a_change_elsewhere_touches_what_has_changed_however_much_is_registered_there(
         let name = name(n);
         let (host, address) = (at(n).host, ADDRESS.parse().expect("literal"));
         let (host_name, prefix) = (format!("h{n}"), prefix(&name));
-        let instance =
-            Instance { host, host_name, address, name, prefix, weight, priority: 1, sticky: false, fence: None };
+        let instance = Instance {
+            host,
+            host_name,
+            address,
+            name,
+            prefix,
+            weight,
+            priority: 1,
+            sticky: false,
+            fence: None,
+            zero_weight: None,
+        };
         let served = Arc::new(Served { instance, partition_bits: 0, exclusive: false });
         (at(n), ByRouter::from([(HostId([101; 16]), vec![served])]))
     };

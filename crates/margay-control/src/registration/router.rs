@@ -28,7 +28,7 @@ use super::silence::Silence;
 use super::stranger::{Stranger, Strangers};
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
-use super::{Instance, Local, VERSION};
+use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::cluster::Cluster;
 use crate::keyring::Keyring;
@@ -718,11 +718,12 @@ impl Guest {
         self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let proto::Register { weight, priority, exclusive, fenced, sticky, .. } = asked;
+        let proto::Register { weight, priority, exclusive, fenced, sticky, zero_weight, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, fenced, sticky, ..Terms::default() };
         let mut fence_number = None;
         if !asked.certificate_only {
-            let taken = self.take_down(prefix, &name, terms).await?;
+            let why = ZeroWeight::read(zero_weight, weight);
+            let taken = self.take_down(prefix, &name, terms, why).await?;
             fence_number = taken.fence_number;
             if taken.is_new {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");

@@ -32,6 +32,7 @@ mod revoked;
 mod site;
 mod succession;
 mod twin;
+mod zero_weight;
 
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
@@ -49,6 +50,7 @@ fn own_service(host: HostId, host_name: &str, address: SocketAddr, name: &Name) 
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         },
         actions: Vec::new(),
         partition_bits: 0,
@@ -235,6 +237,7 @@ fn registration(name: &str, weight: u32) -> Registration {
         exclusive: false,
         fenced: false,
         sticky: false,
+        zero_weight: None,
     }
 }
 
@@ -542,6 +545,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         fenced: false,
         sticky: false,
         certificate_only: false,
+        zero_weight: None,
     })
 }
 

@@ -82,6 +82,7 @@ mod tests {
             priority,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         assert_eq!(best(&wanted, Vec::new()), Err(ResolveError::Nobody));
         let all = vec![instance(1, 96, 900), instance(2, 256, 5), instance(3, 256, 9), instance(4, 256, 9)];

@@ -75,12 +75,16 @@ impl Sal {
         self.events.push(Event::HandOver(HandOver::Awaits { ticket, giver, service, app }));
     }
 
-    /// The connection is restored here, and frozen: the initiator may commit.
+    /// The connection is restored here, and frozen: the initiator may commit. Where no initiator waits for it under this
+    /// ticket, it is dropped at once, as an event says.
     pub fn take_over(&mut self, now: Instant, ticket: Ticket) {
         self.now = now;
-        if let Some(awaited) = self.fetches.awaited.get_mut(&ticket) {
-            (awaited.next, awaited.until) = (Some(now), now + LEASE);
-        }
+        let Some(awaited) = self.fetches.awaited.get_mut(&ticket) else {
+            self.events.push(Event::HandOver(HandOver::Dropped(ticket)));
+            return;
+        };
+        awaited.next = Some(now);
+        awaited.until = now + LEASE;
         self.awaited_due(now);
     }
 

@@ -51,6 +51,15 @@ Over TimeOut -
 }
 
 #[test]
+fn what_nobody_waits_for_is_dropped_at_once() {
+    let mut sal = crate::handover::tests::sal(crate::config::Limits::default());
+    let ticket = Ticket([7; 16]);
+    sal.take_over(Instant::from_millis(1), ticket);
+    assert_eq!(sal.poll_event(), Some(crate::event::Event::HandOver(HandOver::Dropped(ticket))));
+    assert_eq!(sal.poll_event(), None);
+}
+
+#[test]
 fn no_packet_has_the_five_tuple_of_a_flow_between_programs_and_no_two_have_the_same() {
     let one = tuple_between(FlowId(7), 30_000, 80);
     assert_eq!((one.protocol, one.source.port(), one.destination.port()), (TCP, 30_000, 80));

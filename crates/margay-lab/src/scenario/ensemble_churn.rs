@@ -1,6 +1,7 @@
 //! `ensemble-churn`: unmodified memcacheds behind one switch, and clients that ask all the time and check each answer.
-//! Members join, are drained, are told to stop, die by `kill -9`, lose their memcached, and lose their link. All
-//! connections live on, nothing is lost, done twice or answered wrongly, and only what is not safe is ever refused.
+//! Members join, are drained, lose their weight, are told to stop, die by `kill -9`, lose their memcached, and lose
+//! their link. All connections live on, nothing is lost, done twice or answered wrongly, and only what is not safe is
+//! ever refused.
 
 use std::path::Path;
 use std::time::Duration;
@@ -69,6 +70,8 @@ struct Member<'a> {
 enum Act {
     /// An operator drains it at the switch, and takes that back.
     Drain,
+    /// An operator gives it the weight 0 on its own host, and the usual one again.
+    Weight,
     /// It is told to stop, and starts again.
     Stop,
     /// It is killed, and starts again.
@@ -79,7 +82,8 @@ enum Act {
     Cut,
 }
 
-const ACTS: [(Act, usize); 5] = [(Act::Stop, 1), (Act::Kill, 2), (Act::Drain, 1), (Act::KillProgram, 0), (Act::Cut, 3)];
+const ACTS: [(Act, usize); 6] =
+    [(Act::Stop, 1), (Act::Kill, 2), (Act::Drain, 1), (Act::Weight, 2), (Act::KillProgram, 0), (Act::Cut, 3)];
 
 impl Act {
     const fn is_death(self) -> bool {
@@ -219,6 +223,12 @@ impl Site<'_> {
                 agent::margay(switch, ["ensemble", "drain", ENSEMBLE, name])?;
                 await_out(switch, name)?;
                 agent::margay(switch, ["ensemble", "drain", ENSEMBLE, name, "--undo"])?;
+            }
+            Act::Weight => {
+                let set = |weight| agent::margay(member.host, ["service", "set", MEMBERS, "--weight", weight]);
+                set("0")?;
+                await_out(switch, name)?;
+                set("100")?;
             }
             Act::Stop => {
                 let mut framer = member.framer.take().context("it does not run")?;

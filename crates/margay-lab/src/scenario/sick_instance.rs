@@ -223,6 +223,8 @@ fn judge_lists(way: Way, client: &Host, host: &Host, shown: &Value, findings: &m
         let mut instances = resolved["instances"].as_array().into_iter().flatten();
         let listed = instances.find(|listed| listed["host_name"] == host.name());
         ensure!(listed.is_none_or(|listed| listed["weight"] == 0), "it has a share: {resolved}");
+        let said = |listed: &Value| listed["zero_weight"].as_str().is_some_and(|why| why.starts_with("sick: "));
+        ensure!(listed.is_none_or(said), "the router does not say why: {resolved}");
         Ok(())
     })
 }

@@ -34,7 +34,7 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
     let follow = move || {
         while news.wait().is_ok_and(|goes_on| goes_on) {
             let Some(core) = running.upgrade() else { return };
-            let requests = core.with_sal(|sal, _| sal.take_quiet_requests());
+            let requests = core.with_sal(|sal, now| sal.take_quiet_requests(now));
             let sockets = Sockets::of(&requests.iter().map(|request| request.app).collect());
             for request in requests {
                 let answer = end(&sockets, &request);

@@ -620,6 +620,7 @@ impl Services {
             exclusive: service.terms.exclusive,
             sticky: service.terms.sticky,
             fenced: service.terms.fenced,
+            zero_weight: service.zero_weight(),
         }
     }
 
@@ -692,6 +693,7 @@ impl Services {
             priority: service.terms.priority,
             sticky: service.terms.sticky,
             fence: None,
+            zero_weight: service.zero_weight().map(Box::new),
         }
     }
 
@@ -734,10 +736,9 @@ impl Services {
         let Some(found) = self.find(name) else { return Ok(false) };
         let terms = Terms { weight, ..found.terms };
         if found.is_served && weight == 0 && found.terms.weight > 0 {
-            let (homes, prefix) = (self.homes_of(name), found.prefix());
-            self.announce(&Published { terms, ..found });
-            for home in homes {
-                home.answered(&prefix).await;
+            let silent = self.tell_first(&[Published { terms, ..found }]).await;
+            if !silent.is_empty() {
+                tracing::warn!(%name, ?silent, "a router has not acknowledged the weight 0; what it sends goes elsewhere");
             }
         }
         self.change(name, terms, |_| {})?;

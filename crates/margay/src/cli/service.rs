@@ -233,7 +233,7 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
             found.host_name.clone(),
             found.address.clone(),
             format!("{}/{}", found.priority, found.weight),
-            "registered".into(),
+            if found.zero_weight.is_empty() { "registered".into() } else { found.zero_weight.clone() },
         ]);
     }
     for waiting in &reply.waiting {
@@ -358,7 +358,8 @@ fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
     ])?;
     let rows = reply.instances.iter().map(|found| {
         let host = if found.local { format!("{} (this host)", found.host_name) } else { found.host_name.clone() };
-        vec![host, found.address.clone(), format!("{}/{}", found.priority, found.weight), found.host_id.clone()]
+        let why = if found.zero_weight.is_empty() { String::new() } else { format!(" ({})", found.zero_weight) };
+        vec![host, found.address.clone(), format!("{}/{}{why}", found.priority, found.weight), found.host_id.clone()]
     });
     out.table(
         &["INSTANCE", "ADDRESS", "PRIORITY/WEIGHT", "HOST-ID"],

@@ -17,7 +17,7 @@ use crate::registration::ledger::Act;
 use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::{No, invalid};
 use crate::registration::roll::{OwnFence, OwnService, Roll, RollError};
-use crate::registration::{Place, Terms};
+use crate::registration::{Place, Terms, ZeroWeight};
 use crate::store::{Store, StoreError};
 
 /// A registration that was taken down.
@@ -68,7 +68,13 @@ pub(super) async fn follow_kept_fences(shared: Arc<Shared>) {
 impl Guest {
     /// Takes a registration down; one of a name that this host alone shall serve, once the routers of the cluster
     /// agree.
-    pub(super) async fn take_down(&self, prefix: Prefix, name: &Name, terms: Terms) -> Result<Taken, No> {
+    pub(super) async fn take_down(
+        &self,
+        prefix: Prefix,
+        name: &Name,
+        terms: Terms,
+        zero_weight: Option<Box<ZeroWeight>>,
+    ) -> Result<Taken, No> {
         let (host, name, sal) = (self.place.host, name.written(), &*self.shared.sal);
         let (place, stream) = (self.place, self.seat.stream);
         let cluster = self.shared.config.cluster.as_ref().filter(|_| terms.exclusive);
@@ -90,6 +96,7 @@ impl Guest {
             if let Some(cluster) = cluster.filter(|_| registered.is_err() && !roll.is_alone(place, &prefix)) {
                 cluster.release(&prefix, host);
             }
+            roll.note_zero_weight(place, stream, &prefix, zero_weight);
             registered?
         };
         let fence_number = if terms.fenced { self.fence_number(prefix).await? } else { None };

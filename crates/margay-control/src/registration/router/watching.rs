@@ -118,6 +118,7 @@ mod test {
             priority: u32::MAX,
             sticky: true,
             fence: fence.cloned(),
+            zero_weight: None,
         };
         assert_eq!(parts_of(&[]), [Vec::new()]);
         for (count, name_len, fence, parts) in

@@ -28,6 +28,9 @@ pub(super) struct End {
     pub(super) is_elsewhere: bool,
     /// It is not among the members that there are.
     pub(super) is_unlisted: bool,
+    /// It is listed with the weight 0.
+    pub(super) is_weightless: bool,
+    /// It takes no connections.
     /// It takes no connections.
     pub(super) is_leaving: bool,
 }
@@ -79,9 +82,10 @@ impl Rig {
 
     pub(super) fn list(&mut self) {
         let address = "192.0.2.2:9".parse().expect("literal");
-        let at = |host: &Host| MemberAt { host: *host, name: format!("m{}", host[0]), address, weight: 100 };
+        let at = |host: &Host, weight| MemberAt { host: *host, name: format!("m{}", host[0]), address, weight };
         let its = self.members.iter().filter(|(_, end)| !end.is_unlisted);
-        let listed: Vec<MemberAt> = its.map(|(host, _)| at(host)).collect();
+        let weight = |end: &End| if end.is_weightless { 0 } else { 100 };
+        let listed: Vec<MemberAt> = its.map(|(host, end)| at(host, weight(end))).collect();
         self.worker.set_members(self.now, &listed);
     }
 
@@ -347,27 +351,42 @@ fn a_member_that_is_dead_before_it_answers_is_found_out_though_nothing_else_is_a
     assert!(rig.worker.legs.is_empty());
 }
 
+/// How a member that is there comes to be given nothing new.
+#[derive(Clone, Copy, Debug)]
+enum Out {
+    Drained,
+    Weightless,
+}
+
 #[test]
-fn a_drained_member_answers_what_it_has_been_asked() {
-    let mut rig = Rig::new(&[1, 2]);
-    rig.pass(10);
-    rig.members.get_mut(&host(2)).expect("there is one").is_mute = true;
-    let numbers = [rig.ask("incr a 1\r\n"), rig.ask("incr b 1\r\n")];
-    rig.pass(60);
-    assert!(rig.worker.drain(rig.now, "m2", true) && !rig.worker.drain(rig.now, "m9", true));
-    rig.pass(300);
-    assert_eq!(rig.worker.legs.len(), 2, "it owes an answer");
-    let end = rig.members.get_mut(&host(2)).expect("there is one");
-    let connection = end.connections.values_mut().next().expect("one");
-    let at = rig.now;
-    for number in numbers {
-        // Of the one that it was not asked, the client hears twice, and does not care.
-        let frame = Head { number, oldest: 0 }.frame(b"1\r\n");
-        connection.send(at, Order::Member, &frame).expect("room");
+fn a_member_that_is_given_nothing_new_answers_what_it_has_been_asked() {
+    for out in [Out::Drained, Out::Weightless] {
+        let mut rig = Rig::new(&[1, 2]);
+        rig.pass(10);
+        rig.members.get_mut(&host(2)).expect("there is one").is_mute = true;
+        let numbers = [rig.ask("incr a 1\r\n"), rig.ask("incr b 1\r\n")];
+        rig.pass(60);
+        match out {
+            Out::Drained => assert!(rig.worker.drain(rig.now, "m2", true) && !rig.worker.drain(rig.now, "m9", true)),
+            Out::Weightless => {
+                rig.members.get_mut(&host(2)).expect("there is one").is_weightless = true;
+                rig.list();
+            }
+        }
+        rig.pass(300);
+        assert_eq!(rig.worker.legs.len(), 2, "{out:?}: it owes an answer");
+        let end = rig.members.get_mut(&host(2)).expect("there is one");
+        let connection = end.connections.values_mut().next().expect("one");
+        let at = rig.now;
+        for number in numbers {
+            // Of the one that it was not asked, the client hears twice, and does not care.
+            let frame = Head { number, oldest: 0 }.frame(b"1\r\n");
+            connection.send(at, Order::Member, &frame).expect("room");
+        }
+        rig.pass(300);
+        assert!(numbers.iter().all(|number| !rig.answer(*number).is_empty()), "{out:?}: {:?}", rig.answers);
+        assert_eq!((rig.worker.legs.len(), rig.worker.totals.deaths), (1, 0), "{out:?}: it has gone");
     }
-    rig.pass(300);
-    assert!(numbers.iter().all(|number| !rig.answer(*number).is_empty()), "{:?}", rig.answers);
-    assert_eq!(rig.worker.legs.len(), 1, "it has gone");
 }
 
 #[test]

@@ -153,6 +153,12 @@ pub const FILES: &[Wrong] = &[
     Wrong("[[bind]]\nuser = \"root\"\nnames = []\n", 1, &["no name"]),
     Wrong("[[bind]]\nuser = \"root\"\nnames = [\"web\"]\n", 3, &["web", "authority"]),
     Wrong("[[bind]]\nuser = \"no-such-user\"\nnames = [\"web.shop\"]\n", 1, &["no user `no-such-user`"]),
+    Wrong(
+        "[[bind]]\nuser = \"root\"\nnames = [\"web.shop\"]\ntakes_from = [\"no-such-user\"]\n",
+        1,
+        &["no user `no-such-user`"],
+    ),
+    Wrong("[[bind]]\nuser = \"root\"\nnames = [\"web.shop\"]\ntakes_from = \"root\"\n", 4, &["root", "a list"]),
     Wrong("[[bind]]\ngroup = \"no-such-group\"\nnames = [\"web.shop\"]\n", 1, &["no group `no-such-group`"]),
     // [[multihoming]]
     Wrong("[[multihoming]]\nnames = [\"web.shop\"]\n", 1, &["missing field `policy`"]),

@@ -309,6 +309,7 @@ fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
         weight: found.weight,
         priority: found.priority,
         local: found.host == agent.identity.host_id(),
+        zero_weight: found.zero_weight.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

@@ -66,6 +66,7 @@ mod test {
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         }
     }
 

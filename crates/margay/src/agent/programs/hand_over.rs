@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::give::{Asking, Wish};
 use super::message::{Kind, Reply, Request};
 use super::request::{No, canonical, handed, prefix, written};
-use super::rights::Caller;
+use super::rights::{Caller, OtherUser};
 use super::socket::{receive, receive_now, transmit};
 use crate::agent::Agent;
 use crate::agent::relocation::giver;
@@ -69,6 +69,8 @@ pub struct Inbox {
 struct Taker {
     uid: Uid,
     pid: i32,
+    /// Users besides its own whose sockets it may take, as the configuration was when it began.
+    others: Vec<OtherUser>,
     prefix: Prefix,
     offers: mpsc::Sender<Offer>,
     /// Of a process that gives its own connections away when it is asked to.
@@ -93,7 +95,7 @@ impl Takers {
     }
 
     /// `gives`: it is to be told what to give away, also by drains that have begun already.
-    fn add(&self, caller: &Caller, prefix: Prefix, gives: bool) -> Result<Inbox, No> {
+    fn add(&self, caller: &Caller, others: Vec<OtherUser>, prefix: Prefix, gives: bool) -> Result<Inbox, No> {
         let mut asking = self.asking.lock();
         let mut all = self.all.lock();
         all.retain(|taker| !taker.offers.is_closed());
@@ -105,7 +107,7 @@ impl Takers {
         let (wishes, wishes_of_taker) = mpsc::channel(WISHES_MAX);
         let Caller { uid, pid, .. } = *caller;
         let wishes = gives.then_some(wishes);
-        let taker = Taker { uid, pid, prefix, offers, wishes, turn: tokio::sync::Mutex::default() };
+        let taker = Taker { uid, pid, others, prefix, offers, wishes, turn: tokio::sync::Mutex::default() };
         asking.iter_mut().for_each(|asking| taker.ask(asking));
         all.push(Arc::new(taker));
         Ok(Inbox { offers: offers_of_taker, wishes: wishes_of_taker })
@@ -190,7 +192,8 @@ impl Takers {
             tried.push(taker);
         }
         if tried.is_empty() {
-            let text = "no other process of this user takes over the name; start it, and wait until it says so";
+            let text = "no other process of this user takes over the name; start it, and wait until it says so; one of \
+                        another user needs `takes_from` in its [[bind]] section";
             return Err((Errno::ESRCH, text.to_owned()));
         }
         let text = "no process that takes over the name has taken it within two seconds; their logs may say why";
@@ -199,10 +202,14 @@ impl Takers {
 }
 
 impl Taker {
-    /// Of this host, only what another process of its user gives. On another host, the certificate says who may.
+    /// Of this host, only what another process of its user gives, or of a user that the configuration names. On another
+    /// host, the certificate says who may.
     fn takes(&self, giver: Option<&Caller>, name: &Prefix) -> bool {
-        let is_of_its_user = giver.is_none_or(|giver| self.uid == giver.uid && self.pid != giver.pid);
-        is_of_its_user && self.prefix.covers(name)
+        let is_let = |giver: &Caller| {
+            let is_other = self.others.iter().any(|other| other.may_give(giver, name));
+            (is_other || self.uid == giver.uid) && self.pid != giver.pid
+        };
+        giver.is_none_or(is_let) && self.prefix.covers(name)
     }
 
     fn gives(&self, scope: &Prefix) -> bool {
@@ -330,7 +337,8 @@ pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(R
     }
     let name = written(agent, &prefix)?;
     agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| (Errno::EACCES, text))?;
-    let inbox = agent.programs.takers.add(caller, prefix, request.port == TAKE_OVER_GIVES)?;
+    let others = agent.programs.rights.read().givers_for(caller);
+    let inbox = agent.programs.takers.add(caller, others, prefix, request.port == TAKE_OVER_GIVES)?;
     agent.relocations.follow_takers(agent);
     tracing::info!(%name, program = caller.describe(), "a program takes over sockets");
     let mut reply = Reply::done(Kind::TakeOver);
@@ -431,7 +439,7 @@ mod test {
         let (own, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
         let connection = UnixStream::from_std(own.into()).expect("watched");
-        let inbox = takers.add(caller, prefix, gives).expect("there are few");
+        let inbox = takers.add(caller, Vec::new(), prefix, gives).expect("there are few");
         (theirs, tokio::spawn(async move { tell(&connection, inbox).await }))
     }
 
@@ -485,6 +493,20 @@ mod test {
         assert_eq!(errno, Errno::ESRCH);
     }
 
+    #[test]
+    fn another_user_takes_what_the_configuration_lets_it_take_and_nothing_else() {
+        let takers = Takers::default();
+        let other_user = Caller { uid: Uid::from_raw(1001), ..NEXT };
+        let others = vec![OtherUser::new(GIVER.uid, vec![shop()])];
+        let whole = "sid:/0".parse().expect("literal");
+        let _inbox = takers.add(&other_user, others, whole, false).expect("room");
+        let db = "db.shop".parse::<margay_core::name::Name>().expect("literal").prefix();
+        assert!(takers.has(Some(&GIVER), &shop()));
+        assert!(!takers.has(Some(&GIVER), &db), "another name");
+        assert!(!takers.has(Some(&Caller { uid: Uid::from_raw(1002), ..GIVER }), &shop()), "a third user");
+        assert!(takers.has(Some(&Caller { pid: 9, ..other_user }), &db), "its own user, as ever");
+    }
+
     #[tokio::test]
     async fn one_that_dies_before_its_answer_has_nothing_and_the_next_is_asked() {
         let takers = Takers::default();
@@ -515,14 +537,16 @@ mod test {
     async fn each_is_asked_in_its_turn_and_there_are_only_so_many() {
         let takers = Takers::default();
         let callers: Vec<Caller> = (0..3).map(|pid| Caller { pid: 10 + pid, ..GIVER }).collect();
-        let _inboxes: Vec<_> = callers.iter().map(|caller| takers.add(caller, shop(), false).expect("room")).collect();
+        let _inboxes: Vec<_> =
+            callers.iter().map(|caller| takers.add(caller, Vec::new(), shop(), false).expect("room")).collect();
         let turns: Vec<i32> =
             (0..6).filter_map(|_| takers.pick(Some(&GIVER), &shop(), &[])).map(|taker| taker.pid).collect();
         assert_eq!(turns, [10, 11, 12, 10, 11, 12]);
-        let _more: Vec<_> = (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, shop(), false).expect("room")).collect();
-        let refused = takers.add(&NEXT, shop(), false).err().map(|(errno, _)| errno);
+        let _more: Vec<_> =
+            (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, Vec::new(), shop(), false).expect("room")).collect();
+        let refused = takers.add(&NEXT, Vec::new(), shop(), false).err().map(|(errno, _)| errno);
         assert_eq!(refused, Some(Errno::EUSERS));
-        assert!(takers.add(&Caller { uid: Uid::from_raw(1001), ..NEXT }, shop(), false).is_ok());
+        assert!(takers.add(&Caller { uid: Uid::from_raw(1001), ..NEXT }, Vec::new(), shop(), false).is_ok());
     }
 
     /// The next message of kind GIVE: how many bits, and the text.
@@ -574,8 +598,8 @@ mod test {
     #[tokio::test]
     async fn one_process_is_asked_for_one_connection_and_a_drain_finds_room() {
         let takers = Takers::default();
-        let inbox = takers.add(&GIVER, shop(), true).expect("room");
-        let _silent = takers.add(&NEXT, shop(), false).expect("room");
+        let inbox = takers.add(&GIVER, Vec::new(), shop(), true).expect("room");
+        let _silent = takers.add(&NEXT, Vec::new(), shop(), false).expect("room");
         assert_eq!(takers.givers_of(&shop()), [GIVER.pid].into());
         let peer = Some(([10, 1, 0, 3], 4660).into());
         let wish = Wish { name: shop(), host: "a".to_owned(), peer };

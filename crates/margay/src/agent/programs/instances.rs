@@ -285,6 +285,7 @@ mod test {
             priority,
             sticky: false,
             fence: None,
+            zero_weight: None,
         }
     }
 

@@ -30,6 +30,13 @@ impl Caller {
         User::from_uid(self.uid).ok().flatten().map_or_else(|| self.uid.to_string(), |user| user.name)
     }
 
+    /// Whether a section is about this user, or one of its groups. Looked up each time: users come and go while the
+    /// agent runs.
+    fn is_meant(&self, section: &BindSection) -> bool {
+        let user = section.user.as_deref().and_then(|name| User::from_name(name).ok().flatten());
+        user.is_some_and(|user| user.uid == self.uid) || section.group.as_deref().is_some_and(|name| self.is_in(name))
+    }
+
     fn is_in(&self, group: &str) -> bool {
         let Some(group) = Group::from_name(group).ok().flatten() else { return false };
         let user = User::from_uid(self.uid).ok().flatten();
@@ -63,13 +70,8 @@ impl Rights {
             return Ok(());
         }
         let covers = |section: &&BindSection| section.names.iter().any(|name| name.0.prefix().covers(prefix));
-        // Looked up each time: users come and go while the agent runs.
-        let is_theirs = |section: &BindSection| {
-            let user = section.user.as_deref().and_then(|name| User::from_name(name).ok().flatten());
-            user.is_some_and(|user| user.uid == who.uid) || section.group.as_deref().is_some_and(|name| who.is_in(name))
-        };
         let is_operator = self.operators.as_deref().is_some_and(|name| who.is_in(name));
-        if is_operator || self.grants.iter().filter(covers).any(is_theirs) {
+        if is_operator || self.grants.iter().filter(covers).any(|section| who.is_meant(section)) {
             return Ok(());
         }
         let user = who.user();
@@ -77,6 +79,37 @@ impl Rights {
             "user {user} has no right to {written} on this host; root grants it with [[bind]] user = \"{user}\", \
              names = [\"{written}\"] in the agent's configuration, and `margay reload`"
         ))
+    }
+
+    /// From which other users a program may take sockets, and under which names.
+    pub fn givers_for(&self, who: &Caller) -> Vec<OtherUser> {
+        let mut givers = Vec::new();
+        for section in self.grants.iter().filter(|section| who.is_meant(section)) {
+            let names: Vec<Prefix> = section.names.iter().map(|name| name.0.prefix()).collect();
+            let users = section.takes_from.iter().filter_map(|name| User::from_name(name).ok().flatten());
+            givers.extend(users.map(|user| OtherUser { uid: user.uid, names: names.clone() }));
+        }
+        givers
+    }
+}
+
+/// A user whose sockets a program of another one may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherUser {
+    uid: Uid,
+    names: Vec<Prefix>,
+}
+
+impl OtherUser {
+    /// A user by its number, and the names that sockets may have.
+    #[cfg(test)]
+    pub fn new(uid: Uid, names: Vec<Prefix>) -> Self {
+        Self { uid, names }
+    }
+
+    /// Whether a socket of this name may be taken from `giver`.
+    pub fn may_give(&self, giver: &Caller, name: &Prefix) -> bool {
+        self.uid == giver.uid && self.names.iter().any(|own| own.covers(name))
     }
 }
 
@@ -119,6 +152,23 @@ mod test {
         ] {
             assert_eq!(may(&granted, &nobody(), name), is_granted, "{name}");
         }
+    }
+
+    #[test]
+    fn sockets_of_other_users_are_taken_where_a_section_says_so() {
+        let text = "[[bind]]\nuser = \"nobody\"\nnames = [\"web.shop\"]\ntakes_from = [\"root\", \"no-such-user\"]\n\
+                    [[bind]]\nuser = \"nobody\"\nnames = [\"db.shop\"]";
+        let granted = rights(text);
+        let root = Caller { uid: Uid::from_raw(0), gid: Gid::from_raw(0), pid: 1 };
+        let givers = granted.givers_for(&nobody());
+        let may = |giver: &Caller, name: &str| {
+            let name: Prefix = name.parse().expect("a name");
+            givers.iter().any(|other| other.may_give(giver, &name))
+        };
+        assert!(may(&root, "web.shop"));
+        assert!(!may(&root, "db.shop"), "that section names nobody");
+        assert!(!may(&Caller { uid: Uid::from_raw(54_321), ..root }, "web.shop"));
+        assert_eq!(granted.givers_for(&root), [], "nobody's sockets stay nobody's");
     }
 
     #[test]

@@ -195,6 +195,7 @@ mod test {
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         let counted = Counted { flows, weight: 100, ..Counted::default() };
         Seen { instance, takes_part: true, counted: Ok(counted) }

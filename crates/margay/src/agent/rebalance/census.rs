@@ -105,6 +105,7 @@ mod test {
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         let counted = counted.map(|flows| Counted { flows, ..Counted::default() }).map_err(str::to_owned);
         Seen { instance, takes_part, counted }

@@ -191,6 +191,7 @@ mod test {
             priority: 1,
             sticky: false,
             fence: None,
+            zero_weight: None,
         };
         let stays = vec![Stay { flows: 3, why: "\u{1b}[2Jno giver".to_owned() }];
         Seen { instance, takes_part: true, counted: Ok(Counted { flows, stays, ..Counted::default() }) }

@@ -489,6 +489,7 @@ mod test {
             priority,
             sticky: false,
             fence: None,
+            zero_weight: None,
         }
     }
 

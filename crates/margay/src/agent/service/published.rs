@@ -1,6 +1,6 @@
 //! A published service, as it stands.
 
-use margay_control::registration::Terms;
+use margay_control::registration::{Terms, ZeroWeight};
 use margay_core::name::{Name, Prefix};
 use margay_core::table::RuleId;
 
@@ -55,6 +55,17 @@ impl Published {
         if self.is_drained { 0 } else { self.fitness.of(self.terms.weight) }
     }
 
+    /// Why its share is nothing; `None`: it has one.
+    pub fn zero_weight(&self) -> Option<ZeroWeight> {
+        let Fitness { sick, percent } = &self.fitness;
+        (self.weight() == 0).then(|| ZeroWeight {
+            is_drained: self.is_drained,
+            is_ordered: self.terms.weight == 0,
+            is_loaded: sick.is_none() && *percent == 0,
+            sick: sick.as_ref().map(|sick| sick.reason.clone()),
+        })
+    }
+
     /// Whether it is fenced, and this host holds it.
     pub fn is_held(&self) -> bool {
         self.terms.fenced && self.is_served && self.tenancy.may_serve()
@@ -62,7 +73,16 @@ impl Published {
 
     /// Whether routers that know of it know of the other one as well.
     pub(super) fn is_told_as(&self, other: &Self) -> bool {
-        self.is_served && other.is_served && self.terms == other.terms && self.weight() == other.weight()
+        self.is_served && other.is_served && self.terms == other.terms && self.has_share_of(other)
+    }
+
+    /// Whether its share is as large as that of the other one, and where it is nothing, for the same reasons. How the
+    /// reason of a sickness is worded changes with each check: routers have the first one.
+    pub(super) fn has_share_of(&self, other: &Self) -> bool {
+        match (self.zero_weight(), other.zero_weight()) {
+            (Some(own), Some(others)) => own.is_like(&others),
+            _ => self.weight() == other.weight(),
+        }
     }
 
     /// What is served: a service that has partitions with all that is under it.

@@ -41,7 +41,7 @@ impl Services {
             let prefix = before.name.prefix();
             service.is_drained = drained.has(&prefix);
             service.fitness = fitness.get(&prefix).cloned().unwrap_or_default();
-            if service.weight() == before.weight() {
+            if service.has_share_of(&before) {
                 continue;
             }
             is_changed = true;

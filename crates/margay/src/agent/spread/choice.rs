@@ -29,6 +29,7 @@ mod test {
             priority,
             sticky: false,
             fence: None,
+            zero_weight: None,
         }
     }
 

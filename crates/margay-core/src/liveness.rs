@@ -243,6 +243,10 @@ impl Sal {
             self.hear_of_direct(now, host, pair, &probe);
             return Ok(());
         }
+        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED) {
+            self.hear_of_sealing(now, host, pair, probe.flags);
+            return Ok(());
+        }
         let is_known = self.pair_of(host).is_some_and(|known| known.remote == from);
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);

@@ -20,7 +20,7 @@ use margay_wire::{
 };
 
 use crate::auth;
-use crate::event::{Event, Lifecycle};
+use crate::event::Event;
 use crate::key::HostId;
 use crate::location::{ADDRESSES_MAX, Ask, Cause, Location, MoveEvent, Moving, Numbered, PAIRS_MAX, Pair, Scope};
 use crate::name::ServiceId;
@@ -42,10 +42,6 @@ const DONES_MAX: u32 = 5;
 /// Pairs that are asked over in the second round; the first asks over the best alone, the third over all.
 const SECOND_ROUND: usize = 4;
 const ENTRY_LEN: usize = 20;
-/// Connections that were busy within this time are restarted after a break, and at most so many.
-const BUSY: Duration = Duration::from_secs(60);
-const RESTARTS_MAX: usize = 1024;
-const TCP: u8 = 6;
 
 /// The wait before try number `tries` + 1.
 pub(crate) fn wait_for(rtt: Option<Duration>, tries: u32) -> Duration {
@@ -429,8 +425,14 @@ impl Sal {
         let Some(location) = self.locations.get(scope) else { return };
         let flags =
             if location.ask.as_ref().is_some_and(|ask| ask.broken) { MoveFlags::BROKEN } else { MoveFlags::empty() };
+        let flags = flags | self.seals(scope, pair);
         let location = MoveRepr { number: location.number, token, address: pair.remote, flags };
         self.send_move(Kind::RsynDone, Flags::empty(), scope, pair, location);
+    }
+
+    /// What a peer is told of flows that are to be sealed at a pair before anything of them goes there.
+    fn seals(&self, scope: Scope, pair: Pair) -> MoveFlags {
+        if self.seals_at(scope, pair) { MoveFlags::SEALED } else { MoveFlags::empty() }
     }
 
     fn send_move(&mut self, kind: Kind, flags: Flags, scope: Scope, pair: Pair, location: MoveRepr) {
@@ -512,7 +514,8 @@ impl Sal {
             return Err(DropReason::RateLimited);
         }
         let token = self.token(scope.host, scope.flow, epoch, theirs.number, reply.direct);
-        let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags: MoveFlags::empty() };
+        let flags = self.seals(scope, pair);
+        let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
         self.expect(scope, Some(reply.direct));
         if let Some(via) = reply.via {
@@ -609,6 +612,9 @@ impl Sal {
             Ok(result)
         });
         let (pair, is_placed, cause, rtt) = answered?;
+        if theirs.flags.contains(MoveFlags::SEALED) {
+            self.note_sealing(now, scope);
+        }
         if let Some(rtt) = rtt {
             self.note_rtt(scope.host, rtt);
         }
@@ -688,6 +694,9 @@ impl Sal {
         let confirmed = MoveRepr { address: from, flags: MoveFlags::empty(), ..theirs };
         self.send_move(Kind::RsynDone, Flags::CONFIRM, scope, pair, confirmed);
         if is_later {
+            if theirs.flags.contains(MoveFlags::SEALED) {
+                self.note_sealing(now, scope);
+            }
             self.place(now, scope, pair, theirs.flags.contains(MoveFlags::BROKEN), Cause::Peer);
             self.pursue(now, scope, wish);
         }
@@ -720,78 +729,5 @@ impl Sal {
     pub(crate) fn pair_in_use(&self, scope: Scope) -> Option<Pair> {
         let side = self.flows.get(scope.flow).and_then(|flow| flow.side).and_then(|id| self.side_path(id));
         side.map(|side| side.pair).or_else(|| self.pair_of(scope.host))
-    }
-
-    /// From now on packets go by this pair.
-    fn place(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool, cause: Cause) {
-        // A host that was started again asks for the pair that it had: that is no move.
-        let has_moved = self.pair_in_use(scope) != Some(pair);
-        if scope.is_host() {
-            self.place_host(now, scope.host, pair, broken, cause);
-        } else {
-            self.place_flow(now, scope, pair, broken);
-        }
-        self.locations.with(scope, |location| {
-            location.looked = Some(now);
-            location.deaf = false;
-        });
-        if !has_moved {
-            return;
-        }
-        self.counters.moves += 1;
-        self.locations.with(scope, |location| {
-            location.moved = Some(crate::location::Moved { at: now, cause });
-            location.moves += 1;
-        });
-        self.events.push(Event::Moved { host: scope.host, flow: scope.flow, pair, cause });
-    }
-
-    fn place_host(&mut self, now: Instant, host: HostId, pair: Pair, broken: bool, cause: Cause) {
-        let former = self.pair_of(host);
-        let is_same = former == Some(pair);
-        let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
-        for id in &ids {
-            self.associations.set_remote(*id, pair.remote);
-            if let Some(association) = self.associations.get_mut(*id) {
-                association.local = pair.local;
-                association.chosen = matches!(cause, Cause::Operator | Cause::Silence | Cause::Unanswered);
-                association.is_kept = false;
-                if !is_same {
-                    association.direct_proved = None;
-                }
-            }
-        }
-        if is_same {
-            self.watch_direct(host);
-        } else {
-            self.join_wire_paths(host, &ids);
-            self.hold_direct(now, host);
-            self.announce_paths(host);
-        }
-        if broken {
-            self.restart_connections(now, host);
-        }
-        self.prove_direct_now(now, host);
-        if let Some(former) = former.filter(|_| !is_same && !broken) {
-            self.return_pinned(now, host, former);
-        }
-    }
-
-    /// After a break: what was in flight is sent again. Connections that were silent for long had nothing in flight.
-    pub(crate) fn restart_connections(&mut self, now: Instant, host: HostId) {
-        let is_busy = |flow: &&crate::flow::Flow| {
-            let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
-            let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-            is_its
-                && is_open
-                && flow.side.is_none()
-                && flow.stripe.is_none()
-                && flow.app.protocol == TCP
-                && now.since(flow.active) < BUSY
-        };
-        let busy: Vec<FlowId> = self.flows.iter().filter(is_busy).map(|flow| flow.id).take(RESTARTS_MAX).collect();
-        for flow in busy {
-            self.queue.restart(flow);
-        }
     }
 }

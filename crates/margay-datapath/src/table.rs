@@ -674,6 +674,10 @@ impl Table {
         slot.path = entry.path;
         slot.wire = entry.wire;
         slot.is_held = entry.is_held;
+        if entry.is_held {
+            // Nothing of it has been sent by this path: there is no last packet of the stack before.
+            *slot.is_sealing.get_mut() = entry.stacks.sends == Stack::Secure && slot.seal.is_some();
+        }
     }
 
     fn follow_stripe(&mut self, entry: &Entry) {

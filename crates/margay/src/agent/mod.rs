@@ -42,6 +42,7 @@ pub mod search;
 pub mod service;
 pub mod service_router;
 pub mod spread;
+pub mod stack_rules;
 pub mod start;
 pub mod trace;
 pub mod upkeep;
@@ -103,6 +104,8 @@ pub struct Agent {
     pub relocations: relocation::Relocations,
     /// Which of them go to instances that have fewer than their share.
     pub rebalances: rebalance::Rebalances,
+    /// What rules of stacks cost.
+    pub judging: stack_rules::Judging,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
     /// Where metrics are served.

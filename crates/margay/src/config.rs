@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 pub use self::service::{OnDrain, Rebalance, ServiceSection};
-pub use self::stack_rule::{StackRuleSection, StackUse};
+pub use self::stack_rule::StackRuleSection;
 
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};

@@ -33,7 +33,7 @@ use crate::time::Instant;
 pub use engine::JUDGE_EVERY;
 pub use expression::{Arithmetic, Comparison, Expression, Failure, Network, Place};
 pub use fact::{Constant, Fact, Facts, Kind, Value};
-pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo};
+pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo, is_fact_name};
 pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
 use state::RuleState;

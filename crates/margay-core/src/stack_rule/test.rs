@@ -200,7 +200,7 @@ fn names_that_rules_are_about_take_no_grants() {
 }
 
 #[test]
-fn a_look_at_ten_thousand_flows_is_cheap_where_facts_seldom_change() {
+fn conditions_are_evaluated_when_a_fact_changes_or_their_flow_is_active() {
     let (mut sal, id) = host(ABLE);
     let rules: Vec<StackRule> = (1..=20).map(|number| rule(number, outside("lockdown"), Stack::Secure)).collect();
     sal.set_stack_rules(at(0), rules);
@@ -220,5 +220,5 @@ fn a_look_at_ten_thousand_flows_is_cheap_where_facts_seldom_change() {
         sal.judge_stacks(at(millis));
     }
     let evaluations = sal.stack_rules()[0].counts.evaluations;
-    assert!((40..60).contains(&evaluations), "{evaluations}: not while it is idle");
+    assert!((30..42).contains(&evaluations), "{evaluations}: not while it is idle");
 }

@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Agent;
 use crate::config::Config;
-use crate::host::{self, Placed};
+use crate::host::Placed;
 
 /// What the look at the rules costs.
 #[derive(Default)]

@@ -153,6 +153,12 @@ impl Sal {
     /// host sends from. After a new start the peer is told, since it may have another address in mind; so it is when
     /// that may just have been another one.
     fn learn_local(&mut self, now: Instant, host: HostId, wished: Option<IpAddr>, has_changed: bool) -> bool {
+        if let Some(pair) = self.pair_of(host).filter(|_| has_changed) {
+            // Nobody has chosen where packets leave from, so that they leave from another address already.
+            let pair = Pair { local: wished, ..pair };
+            self.guard_moved(now, Scope::of(host), pair);
+            self.seal_moved(now, Scope::of(host));
+        }
         let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         let mut is_kept = false;
         for id in ids {

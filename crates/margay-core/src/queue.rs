@@ -34,7 +34,14 @@ pub(crate) struct OutputQueue {
 
 impl OutputQueue {
     pub fn new(packets_max: usize) -> Self {
-        Self { items: VecDeque::new(), packets: 0, packets_max, overflowed: 0, frozen: BTreeSet::new(), guarded: BTreeSet::new() }
+        Self {
+            items: VecDeque::new(),
+            packets: 0,
+            packets_max,
+            overflowed: 0,
+            frozen: BTreeSet::new(),
+            guarded: BTreeSet::new(),
+        }
     }
 
     fn push(&mut self, item: Item) {

@@ -16,7 +16,8 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use margay_wire::{
-    Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId, StackRepr, epochs,
+    CHANGES, Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId,
+    StackRepr, epochs,
 };
 
 use crate::event::Role;
@@ -207,6 +208,28 @@ impl Sal {
     pub(crate) fn rules_demand_of(&self, message: &Message<'_>, service: &ServiceId, from: SocketAddr) -> bool {
         let protocol = message.session().map_or(GREETING, |session| session.protocol);
         protocol != GREETING && self.rules_demand(*service, protocol, Role::Responder, self.arrival, Some(from))
+    }
+
+    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
+    pub(crate) fn note_demands(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Message<'_>,
+        from: SocketAddr,
+        is_sealed: bool,
+    ) {
+        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
+        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
+        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
+        self.note_demand(id, seen::DEMANDS, is_demanded);
+        let service = self.flows.get(id).map(|flow| flow.service).unwrap_or_default();
+        let is_ruled = self.rules_demand_of(message, &service, from);
+        self.note_demand(id, seen::RULED, is_ruled);
+        if is_sealed {
+            self.keep_sealed(now, id);
+        }
     }
 
     /// What an initiator makes of the SYN-ACK to its flow `id`.

@@ -96,8 +96,8 @@ impl Reader<'_> {
         Fault { what, at, advice: advice.to_owned() }
     }
 
-    /// A part, which is wanted to be of a kind: texts become addresses and names where those are wanted, and a fact from
-    /// outside is what is wanted.
+    /// A part, which is wanted to be of a kind: texts become addresses and names where those are wanted, and a fact
+    /// from outside is what is wanted.
     fn typed(&mut self, part: &IdedExpr, wanted: Option<Kind>) -> Result<Typed, Fault> {
         self.parts += 1;
         if self.parts > PARTS_MAX {

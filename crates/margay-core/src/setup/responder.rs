@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    CHANGES, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
-    NextProtocol, ResolvableRepr, SessionId, StackRepr,
+    Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -162,7 +162,7 @@ impl Sal {
         self.flows.insert(flow);
         self.half_open.add(direct);
         self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
-        self.note_demands(now, id, arrival, cipher.is_some());
+        self.note_demands(now, id, message, arrival.reply.direct, cipher.is_some());
         if let Some(code) = refusal.filter(|_| is_at_box) {
             // No box sees it, and nobody after it.
             self.refuse_left(id, code, number);
@@ -192,22 +192,6 @@ impl Sal {
             return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
         }
         self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
-    }
-
-    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
-    fn note_demands(&mut self, now: Instant, id: FlowId, arrival: &Arrival<'_>, is_sealed: bool) {
-        let message = arrival.message;
-        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
-        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
-        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
-        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
-        self.note_demand(id, seen::DEMANDS, is_demanded);
-        let service = self.flows.get(id).map(|flow| flow.service).unwrap_or_default();
-        let is_ruled = self.rules_demand_of(message, &service, arrival.reply.direct);
-        self.note_demand(id, seen::RULED, is_ruled);
-        if is_sealed {
-            self.keep_sealed(now, id);
-        }
     }
 
     /// Whether a flow from there may be half-open, too.

@@ -64,7 +64,9 @@ impl Sal {
             self.unready(id);
             self.end_following(now, id, ChangeOutcome::NoAnswer);
         }
-        if !is_answer {
+        if is_answer {
+            self.note_told_of_demand(id);
+        } else {
             self.tell(id, Flags::CONFIRM);
         }
         Ok(())

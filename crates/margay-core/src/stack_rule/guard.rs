@@ -10,7 +10,7 @@ use core::time::Duration;
 
 use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
-use super::{Guarded, Sealing};
+use super::{Guarded, Late, Sealing};
 use crate::event::Event;
 use crate::flow::{Flow, seen};
 use crate::greeting::GREETING;
@@ -26,6 +26,8 @@ use crate::time::Instant;
 const HELD_MAX: usize = 64;
 /// After so long a flow that is not sealed has a trouble.
 const LATE: Duration = Duration::from_secs(5);
+/// From then on the two ends tell each other so often what they demand of it.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How often a peer is asked to free what need not be sealed, and how many times.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 const ASKS_MAX: u32 = 60;
@@ -98,7 +100,7 @@ impl Sal {
             return;
         }
         flow.seen |= seen::GUARDED;
-        self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), is_late: false });
+        self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
         self.queue.guard(id);
         self.install_again(id);
         self.events.push(Event::FlowChanged(id));
@@ -159,7 +161,7 @@ impl Sal {
 
     /// Whether a flow waits for longer than sealing takes.
     pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
-        self.stack_rules.guarded.get(&id).is_some_and(|guarded| guarded.is_late)
+        self.stack_rules.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
     }
 
     /// What a peer says of flows that wait to be sealed.
@@ -173,7 +175,8 @@ impl Sal {
             let of_host = |flow: &Flow| {
                 flow.has(seen::RULED) && self.associations.get(flow.association).is_some_and(|one| one.host == host)
             };
-            !guarded.is_late && self.flows.get(*id).is_some_and(of_host)
+            let is_open = guarded.late.is_none_or(|late| !late.is_told);
+            is_open && self.flows.get(*id).is_some_and(of_host)
         };
         // Whoever is not there yet itself has guarded nothing so far.
         let is_there = self.pair_of(host).is_some_and(|known| known.remote == pair.remote);
@@ -204,11 +207,17 @@ impl Sal {
         self.send_over(host, pair, draft);
     }
 
+    /// The peer has answered what it was told of a flow.
+    pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
+        if let Some(late) = self.stack_rules.guarded.get_mut(&id).and_then(|guarded| guarded.late.as_mut()) {
+            late.is_told = true;
+        }
+    }
+
     /// When something of this is due.
     pub(crate) fn guards_deadline(&self) -> Option<Instant> {
         let sealing = self.stack_rules.sealing.values().map(|sealing| sealing.next);
-        let guarded = self.stack_rules.guarded.values().filter(|guarded| !guarded.is_late);
-        sealing.chain(guarded.map(|guarded| guarded.since + LATE)).min()
+        sealing.chain(self.stack_rules.guarded.values().map(Guarded::due)).min()
     }
 
     /// Asks peers to free what waits, and takes note of what waits for too long.
@@ -226,12 +235,21 @@ impl Sal {
                 self.say_of_sealing(scope.host, MoveFlags::SEALED);
             }
         }
-        let late = self.stack_rules.guarded.iter_mut().filter(|(_, one)| !one.is_late && now.since(one.since) >= LATE);
-        let mut told = Vec::new();
-        for (id, guarded) in late {
-            guarded.is_late = true;
-            told.push(*id);
+        let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.due() <= now);
+        for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(guarded) = self.stack_rules.guarded.get_mut(&id) else { continue };
+            let is_told = guarded.late.is_some_and(|late| late.is_told);
+            if guarded.late.replace(Late { is_told, next: now + TELL_EVERY }).is_none() {
+                self.events.push(Event::FlowChanged(id));
+            }
+            // The answer says what the peer demands, and that it knows what this end does.
+            self.tell(id, Flags::empty());
         }
-        told.into_iter().for_each(|id| self.events.push(Event::FlowChanged(id)));
+    }
+}
+
+impl Guarded {
+    fn due(&self) -> Instant {
+        self.late.map_or(self.since + LATE, |late| late.next)
     }
 }

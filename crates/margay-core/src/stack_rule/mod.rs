@@ -122,7 +122,17 @@ struct Guarded {
     since: Instant,
     /// What its program has sent meanwhile.
     held: Vec<Vec<u8>>,
-    is_late: bool,
+    /// It waits for longer than sealing takes.
+    late: Option<Late>,
+}
+
+/// Of a flow that waits for longer than sealing takes.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    /// The peer knows what this end demands of it.
+    is_told: bool,
+    /// When the peer is told again.
+    next: Instant,
 }
 
 /// The peer's rules demand that flows are sealed where it and this host find each other now.

@@ -24,7 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::{Agent, rebalance, relocation, stack_rules};
+use super::{Agent, rebalance, relocation};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -181,8 +181,7 @@ impl Collector for Figures {
         }
         of_relocations(agent, &mut encoder)?;
         of_rebalances(agent, &mut encoder)?;
-        of_stack_changes(agent, &mut encoder)?;
-        of_stack_rules(agent, &mut encoder)?;
+        of_stacks(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_chains(agent, &core, &mut encoder)?;
@@ -235,6 +234,12 @@ fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> 
     Ok(())
 }
 
+/// Live flows' stacks: what has changed them, and what may.
+fn of_stacks(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    of_stack_changes(agent, encoder)?;
+    of_stack_rules(agent, encoder)
+}
+
 /// Changes of live flows' stacks.
 fn of_stack_changes(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let counts = agent.map_or_else(|| vec![([""; 4], 0)], |agent| agent.watchers.stack_changes());
@@ -263,7 +268,7 @@ fn of_stack_rules(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
     family(encoder, "stack_rule_failures", help, "rule", rows(|info| info.counts.failures))?;
     let help = "Seconds that looks at stack rules have taken, waits for the core included";
     let descriptor = encoder.encode_descriptor("stack_rule_time_seconds", help, None, MetricType::Counter)?;
-    ConstCounter::new(agent.map_or(0.0, |agent| stack_rules::seconds(&agent.judging))).encode(descriptor)
+    ConstCounter::new(agent.map_or(0.0, |agent| agent.watchers.judging().seconds())).encode(descriptor)
 }
 
 /// Messages between agents, and the ends of flows.

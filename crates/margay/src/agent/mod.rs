@@ -104,8 +104,6 @@ pub struct Agent {
     pub relocations: relocation::Relocations,
     /// Which of them go to instances that have fewer than their share.
     pub rebalances: rebalance::Rebalances,
-    /// What rules of stacks cost.
-    pub judging: stack_rules::Judging,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
     /// Where metrics are served.

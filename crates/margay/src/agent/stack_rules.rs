@@ -19,9 +19,9 @@ pub struct Judging {
 }
 
 impl Judging {
-    /// Microseconds that looks have taken since the start, those that wait for the core's lock included.
-    pub fn time_us(&self) -> u64 {
-        self.time_us.load(Ordering::Relaxed)
+    /// Seconds that looks have taken since the start, waits for the core's lock included.
+    pub fn seconds(&self) -> f64 {
+        Duration::from_micros(self.time_us.load(Ordering::Relaxed)).as_secs_f64()
     }
 }
 
@@ -53,7 +53,7 @@ pub fn judge(agent: &Agent) {
         sal.judge_stacks(now);
     });
     let time_us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-    agent.judging.time_us.fetch_add(time_us, Ordering::Relaxed);
+    agent.watchers.judging().time_us.fetch_add(time_us, Ordering::Relaxed);
 }
 
 /// What rules say of this host's addresses.
@@ -76,9 +76,4 @@ fn is_wireless(interface: &str) -> bool {
 pub fn host_name(config: &Config) -> String {
     let of_kernel = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     config.host.name.clone().unwrap_or_else(of_kernel)
-}
-
-/// For metrics, in seconds.
-pub fn seconds(judging: &Judging) -> f64 {
-    Duration::from_micros(judging.time_us()).as_secs_f64()
 }

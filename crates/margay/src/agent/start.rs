@@ -165,7 +165,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         way: Way::default(),
         kernel_router,
         spreads,
-        judging: stack_rules::Judging::default(),
         naming: Naming::default(),
         watchers,
         searches: Searches::default(),

@@ -30,8 +30,8 @@ pub struct StackRuleSection {
     /// For so many seconds the condition must be over before flows are carried as without the rule, up to an hour.
     #[serde(default = "default_release_s")]
     pub release_s: u32,
-    /// Of several rules in force the one with the greatest decides, and of two that have the same the first in the file;
-    /// 0 unless given.
+    /// Of several rules in force the one with the greatest decides, and of two that have the same the first in the
+    /// file; 0 unless given.
     #[serde(default)]
     pub priority: i32,
     /// With `use = "secure"`: a demand. Nothing is sent to addresses where the condition holds but sealed, and no order

@@ -64,6 +64,9 @@ pub enum MoveRefused {
     /// Its stack is being changed.
     #[error("the flow's stack is being changed; try again in a moment")]
     Changing,
+    /// It would go by addresses where a rule demands that it is sealed.
+    #[error("a stack rule with `floor` is about this name: its flows go by one pair of addresses each")]
+    Floor,
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,

@@ -320,8 +320,11 @@ impl Sal {
         let is_ruled = followed.in_force(&rules, true).is_some();
         self.stack_rules.counts = counts;
         self.stack_rules.followed.insert(id, followed);
-        self.set_ruled(now, id, is_ruled);
-        is_ruled
+        if is_ruled {
+            self.set_ruled(now, id, true);
+        }
+        // A demand that is over ends when the flow is there, and not while it still goes by the pair before.
+        self.flows.get(id).is_some_and(|flow| flow.has(seen::RULED))
     }
 
     /// Whether a rule that demands would hold for a flow at a pair; nothing is changed.

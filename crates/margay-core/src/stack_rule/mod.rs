@@ -174,6 +174,11 @@ impl StackRules {
         self.rules.iter().any(|rule| rule.is_of(service))
     }
 
+    /// Whether a rule demands something of flows of a name.
+    pub fn has_floor_for(&self, service: &ServiceId) -> bool {
+        self.rules.iter().any(|rule| rule.is_floor && rule.is_of(service))
+    }
+
     /// The flow is over.
     pub fn forget(&mut self, id: FlowId) {
         self.followed.remove(&id);

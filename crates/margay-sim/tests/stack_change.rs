@@ -649,9 +649,6 @@ impl Pair {
         let (host, fact) = if by_server { (self.server, Fact::Remote) } else { (self.client, Fact::Local) };
         self.world.host(host).sal.set_stack_rules(now, vec![floor(fact)]);
         self.world.touch(host);
-        let home = self.world.host(self.client).address;
-        // From here on it is known that the client's routing chooses this one.
-        self.world.set_addresses(self.client, vec![home]);
     }
 
     /// Packets that are not sealed, by which stack whatever, that were sent to or from outside.
@@ -669,6 +666,8 @@ impl Pair {
     /// The client goes outside, at once or while it is at home still, and comes back; both ends talk all the time.
     fn go_out_and_back(&mut self, is_broken: bool, what: &str) {
         let home = self.world.host(self.client).address;
+        // From here on it is known that the client's routing chooses this one.
+        self.world.set_addresses(self.client, vec![home]);
         self.record();
         let outside = if is_broken { vec![OUTSIDE.into()] } else { vec![OUTSIDE.into(), home] };
         self.world.set_addresses(self.client, outside);

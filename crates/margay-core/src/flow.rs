@@ -258,6 +258,11 @@ impl Flow {
         self.seal.is_some() && self.stacks.sends == Stack::Secure
     }
 
+    /// Whether both directions are sealed, and no change is under way.
+    pub fn is_settled_sealed(&self) -> bool {
+        self.stacks.settled() == Some(Stack::Secure)
+    }
+
     /// How it is carried, as far as the flow itself knows.
     pub fn stack_info(&self) -> StackInfo {
         StackInfo {

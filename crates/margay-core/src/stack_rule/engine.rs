@@ -298,6 +298,11 @@ impl Sal {
         }
     }
 
+    /// The facts about a flow's path are others.
+    pub(super) fn note_moved(&mut self, id: FlowId) {
+        self.follow_with(id, |followed| followed.epoch = 0);
+    }
+
     /// Evaluates the rules that demand, for a flow that is about to go by a pair; whether one is in force then.
     pub(super) fn demand_at(&mut self, now: Instant, id: FlowId, pair: Pair) -> bool {
         let rules = Arc::clone(&self.stack_rules.rules);
@@ -315,8 +320,6 @@ impl Sal {
                 }
             }
         }
-        // The others are evaluated when next judged.
-        followed.epoch = 0;
         let is_ruled = followed.in_force(&rules, true).is_some();
         self.stack_rules.counts = counts;
         self.stack_rules.followed.insert(id, followed);

@@ -33,16 +33,14 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const ASKS_MAX: u32 = 60;
 
 impl Sal {
-    /// The plain flows that go by a scope's pair.
-    fn plain_flows_of(&self, scope: Scope) -> Vec<FlowId> {
-        let is_its = |flow: &&Flow| {
+    /// The flows that go by a scope's pair.
+    fn flows_at(&self, scope: Scope) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().filter(move |flow| {
             let association = self.associations.get(flow.association);
             let is_peers = association.is_some_and(|one| one.host == scope.host && !one.is_self());
             let is_moved = if scope.is_host() { flow.side.is_none() } else { flow.id == scope.flow };
             is_peers && is_moved && flow.app.protocol != GREETING && flow.carries_data()
-        };
-        let flows = self.flows.iter().filter(is_its).filter(|flow| flow.stacks.settled() != Some(Stack::Secure));
-        flows.map(|flow| flow.id).collect()
+        })
     }
 
     /// Whether rules of this host demand that a flow of this scope is sealed before anything of it goes by `pair`.
@@ -50,8 +48,7 @@ impl Sal {
         if !self.stack_rules.rules.iter().any(|rule| rule.is_floor) {
             return false;
         }
-        let flows = self.plain_flows_of(scope);
-        flows.into_iter().filter_map(|id| self.flows.get(id)).any(|flow| self.would_demand(flow, pair))
+        self.flows_at(scope).any(|flow| !flow.is_settled_sealed() && self.would_demand(flow, pair))
     }
 
     /// The peer's rules demand that flows are sealed at the pair that a scope comes to.
@@ -65,8 +62,11 @@ impl Sal {
         if self.stack_rules.rules.is_empty() && !is_told {
             return;
         }
-        for id in self.plain_flows_of(scope) {
-            if self.demand_at(now, id, pair) || is_told {
+        let moved: Vec<(FlowId, bool)> = self.flows_at(scope).map(|flow| (flow.id, flow.is_settled_sealed())).collect();
+        for (id, is_sealed) in moved {
+            // What is sealed leaves as it is; its rules are looked at when it is there.
+            self.note_moved(id);
+            if !is_sealed && (self.demand_at(now, id, pair) || is_told) {
                 self.guard(now, id);
             }
         }
@@ -95,10 +95,8 @@ impl Sal {
     }
 
     fn guard(&mut self, now: Instant, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(id).filter(|flow| !flow.has(seen::GUARDED)) else { return };
-        if flow.stacks.settled() == Some(Stack::Secure) {
-            return;
-        }
+        let is_plain = |flow: &&mut Flow| !flow.has(seen::GUARDED) && !flow.is_settled_sealed();
+        let Some(flow) = self.flows.get_mut(id).filter(is_plain) else { return };
         flow.seen |= seen::GUARDED;
         self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
         self.queue.guard(id);

@@ -252,8 +252,8 @@ fn finish(stage: &Stage<'_>, series: Series<Sent>, findings: &mut Findings) -> R
     let sent = series.finish(LIMIT)?.first().context("a sender has said nothing")?.sent;
     let received = || {
         let log = stage.sink.log();
-        let came = log.lines().filter_map(|line| serde_json::from_str::<Came>(line).ok()).filter(|came| came.run == 1);
-        came.last().map_or(0, |came| came.received)
+        let mut came = log.lines().rev().filter_map(|line| serde_json::from_str::<Came>(line).ok());
+        came.find(|came| came.run == 1).map_or(0, |came| came.received)
     };
     let _ = wait_for("all datagrams", Duration::from_secs(2), || {
         ensure!(received() >= sent, "{} of {sent} have come", received());

@@ -58,6 +58,9 @@ impl Sal {
         if flow.is_held {
             return self.hold_packet(id, packet.whole);
         }
+        if flow.has(seen::GUARDED) {
+            return self.hold_unsealed(id, packet.whole);
+        }
         if flow.carries_data() {
             let (entry, association) = (flow.entry(), flow.association);
             self.announce_path(association);

@@ -18,7 +18,7 @@ use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys};
 use crate::key::{HostId, HostPublic};
 use crate::key_revocation::KeyRevocation;
-use crate::location::{Moving, Scope};
+use crate::location::{Moving, Scope, Trouble};
 use crate::name::{Prefix, ServiceId};
 use crate::output::DropReason;
 use crate::sal::Sal;
@@ -407,7 +407,9 @@ impl Sal {
                 info.carriage = Carriage::Encapsulated;
                 info.why = if passage == Passage::Held { Why::Held } else { Why::Nowhere };
             }
-            info.trouble = self.trouble_with(association.host).filter(|_| flow.side.is_none());
+            let unsealed = self.is_late_to_seal(flow.id).then_some(Trouble::Unsealed);
+            let with_peer = self.trouble_with(association.host).filter(|_| flow.side.is_none());
+            info.trouble = unsealed.or(with_peer);
             let locations = [scope, Scope::of(association.host)].map(|scope| self.locations.get(scope));
             info.moves = locations.iter().flatten().map(|location| location.moves).sum();
             info.moved = locations.iter().flatten().filter_map(|location| location.moved).max_by_key(|moved| moved.at);

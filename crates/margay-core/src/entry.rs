@@ -132,7 +132,8 @@ pub struct Entry {
     /// The pairs of addresses that it goes by at once, where it is striped.
     pub stripe: Option<[Option<Place>; PLACES_MAX]>,
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
-    /// host. What comes of the peer's is taken.
+    /// host, or it is not sealed yet where it must be. What comes of the peer's is taken. Where its stack becomes
+    /// another meanwhile, there is no last packet of the one before: nothing of it has been sent.
     pub is_held: bool,
 }
 

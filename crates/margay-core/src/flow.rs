@@ -108,6 +108,10 @@ pub(crate) mod seen {
     pub const DEMANDS: u16 = 256;
     /// The peer demands it.
     pub const PEER_DEMANDS: u16 = 512;
+    /// A rule of this host demands it.
+    pub const RULED: u16 = 1024;
+    /// Nothing of it is sent until it is sealed.
+    pub const GUARDED: u16 = 2048;
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.
@@ -228,19 +232,35 @@ impl Flow {
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
-            is_held: self.is_held,
+            is_held: self.is_held || self.has(seen::GUARDED),
         }
     }
 
     /// The direct path, as far as the flow's stacks let it be used.
     fn masked(&self, wire: Wire) -> Wire {
-        let sending = wire.sending && !self.is_held && self.stacks.sends == Stack::Plain;
+        let is_held = self.is_held || self.has(seen::GUARDED);
+        let sending = wire.sending && !is_held && self.stacks.sends == Stack::Plain;
         Wire { sending, accepting: wire.accepting && self.stacks.takes_direct(), ..wire }
+    }
+
+    /// Whether this host demands that it is sealed: its configuration, or a rule.
+    pub fn is_demanded_here(&self) -> bool {
+        self.has(seen::DEMANDS) || self.has(seen::RULED)
+    }
+
+    /// Whether either end does.
+    pub fn is_demanded(&self) -> bool {
+        self.is_demanded_here() || self.has(seen::PEER_DEMANDS)
     }
 
     /// Whether this end sends it sealed.
     pub fn is_sealed(&self) -> bool {
         self.seal.is_some() && self.stacks.sends == Stack::Secure
+    }
+
+    /// Whether both directions are sealed, and no change is under way.
+    pub fn is_settled_sealed(&self) -> bool {
+        self.stacks.settled() == Some(Stack::Secure)
     }
 
     /// How it is carried, as far as the flow itself knows.
@@ -251,6 +271,7 @@ impl Flow {
             changing_to: None,
             order: None,
             is_demanded: self.has(seen::DEMANDS),
+            is_demanded_by_rule: self.has(seen::RULED),
             is_demanded_by_peer: self.has(seen::PEER_DEMANDS),
             changes: Vec::new(),
         }

@@ -1,5 +1,5 @@
 //! The lock of a session, for the acts of one flow that need no agreement about it beforehand: the move of a single
-//! flow, and a quiet end (DESIGN §7; docs/decisions/0076). The initiator's host keeps the lock; at other hosts of the
+//! flow, and a quiet end (DESIGN §7; docs/decisions/0079). The initiator's host keeps the lock; at other hosts of the
 //! session these functions find nothing to keep.
 
 use alloc::collections::BTreeMap;

@@ -586,6 +586,7 @@ impl Sal {
         self.announce_path(association);
         self.queue.update(EntryUpdate::Install(entry));
         self.begin_policy(now, record.flow);
+        self.begin_rules(now, record.flow);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use margay_wire::{Addresses, Extension, Flags, FlowId, Kind, Message, MoveFlags,
 
 use crate::association::Association;
 use crate::auth;
-use crate::event::{Event, Lifecycle};
+use crate::event::Event;
 use crate::key::HostId;
 use crate::location::{Cause, Location, Moving, PAIRS_MAX, Pair, Scope, Suspicion, Trouble};
 use crate::output::DropReason;
@@ -37,10 +37,6 @@ const SILENT_ROUNDS: u32 = 2;
 /// What a connection's own timer waits for is at most as long as it has waited already; and some more, which is the
 /// longest first wait.
 const LOST_MORE: Duration = Duration::from_secs(3);
-/// Connections that were busy within this time are restarted after a break, and at most so many.
-const BUSY: Duration = Duration::from_secs(60);
-const RESTARTS_MAX: usize = 1024;
-const TCP: u8 = 6;
 
 impl Sal {
     /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic
@@ -247,6 +243,10 @@ impl Sal {
             self.hear_of_direct(now, host, pair, &probe);
             return Ok(());
         }
+        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED) {
+            self.hear_of_sealing(now, host, pair, probe.flags);
+            return Ok(());
+        }
         let is_known = self.pair_of(host).is_some_and(|known| known.remote == from);
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);
@@ -368,24 +368,6 @@ impl Sal {
             Some(Doubt::Over(better)) => self.leave(now, scope, Cause::Unanswered, true, better),
         }
         true
-    }
-
-    /// After a break: what was in flight is sent again. Connections that were silent for long had nothing in flight.
-    pub(crate) fn restart_connections(&mut self, now: Instant, host: HostId) {
-        let is_busy = |flow: &&crate::flow::Flow| {
-            let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
-            let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-            is_its
-                && is_open
-                && flow.side.is_none()
-                && flow.stripe.is_none()
-                && flow.app.protocol == TCP
-                && now.since(flow.active) < BUSY
-        };
-        let busy: Vec<FlowId> = self.flows.iter().filter(is_busy).map(|flow| flow.id).take(RESTARTS_MAX).collect();
-        for flow in busy {
-            self.queue.restart(flow);
-        }
     }
 }
 

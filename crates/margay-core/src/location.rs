@@ -165,6 +165,8 @@ pub enum Trouble {
     OtherHost,
     /// Probes are answered between the addresses in use, data is not, and no other pair is better.
     Unanswered,
+    /// A rule demands that the flow is sealed at these addresses, and it is not.
+    Unsealed,
 }
 
 impl Trouble {
@@ -175,6 +177,7 @@ impl Trouble {
             Self::Silent => "silent",
             Self::OtherHost => "other-host",
             Self::Unanswered => "unanswered",
+            Self::Unsealed => "unsealed",
         }
     }
 
@@ -190,6 +193,10 @@ impl Trouble {
             }
             Self::Unanswered => {
                 "probes are answered between these addresses, but data is not, and no other pair of addresses does better"
+            }
+            Self::Unsealed => {
+                "a stack rule demands that the flow is sealed at these addresses, and it is not: nothing of it is sent; \
+                 `margay stack show FLOW` says why"
             }
         }
     }

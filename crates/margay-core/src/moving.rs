@@ -154,6 +154,12 @@ impl Sal {
     /// host sends from. After a new start the peer is told, since it may have another address in mind; so it is when
     /// that may just have been another one.
     fn learn_local(&mut self, now: Instant, host: HostId, wished: Option<IpAddr>, has_changed: bool) -> bool {
+        if let Some(pair) = self.pair_of(host).filter(|_| has_changed) {
+            // Nobody has chosen where packets leave from, so that they leave from another address already.
+            let pair = Pair { local: wished, ..pair };
+            self.guard_moved(now, Scope::of(host), pair);
+            self.seal_moved(now, Scope::of(host));
+        }
         let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         let mut is_kept = false;
         for id in ids {
@@ -427,8 +433,14 @@ impl Sal {
         let Some(location) = self.locations.get(scope) else { return };
         let flags =
             if location.ask.as_ref().is_some_and(|ask| ask.broken) { MoveFlags::BROKEN } else { MoveFlags::empty() };
+        let flags = flags | self.seals(scope, pair);
         let location = MoveRepr { number: location.number, token, address: pair.remote, flags };
         self.send_move(Kind::RsynDone, Flags::empty(), scope, pair, location);
+    }
+
+    /// What a peer is told of flows that are to be sealed at a pair before anything of them goes there.
+    fn seals(&self, scope: Scope, pair: Pair) -> MoveFlags {
+        if self.seals_at(scope, pair) { MoveFlags::SEALED } else { MoveFlags::empty() }
     }
 
     fn send_move(&mut self, kind: Kind, flags: Flags, scope: Scope, pair: Pair, location: MoveRepr) {
@@ -511,7 +523,8 @@ impl Sal {
             return Err(DropReason::RateLimited);
         }
         let token = self.token(scope.host, scope.flow, epoch, theirs.number, reply.direct);
-        let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags: MoveFlags::empty() };
+        let flags = self.seals(scope, pair);
+        let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
         self.expect(scope, Some(reply.direct));
         if let Some(via) = reply.via {
@@ -609,6 +622,9 @@ impl Sal {
             Ok(result)
         });
         let (pair, is_placed, cause, rtt) = answered?;
+        if theirs.flags.contains(MoveFlags::SEALED) {
+            self.note_sealing(now, scope);
+        }
         if let Some(rtt) = rtt {
             self.note_rtt(scope.host, rtt);
         }
@@ -690,6 +706,9 @@ impl Sal {
         self.send_move(Kind::RsynDone, Flags::CONFIRM, scope, pair, confirmed);
         if is_later {
             self.unlock_flow(now, scope.flow, Act::Move);
+            if theirs.flags.contains(MoveFlags::SEALED) {
+                self.note_sealing(now, scope);
+            }
             self.place(now, scope, pair, theirs.flags.contains(MoveFlags::BROKEN), Cause::Peer);
             self.pursue(now, scope, wish);
         }
@@ -723,60 +742,5 @@ impl Sal {
     pub(crate) fn pair_in_use(&self, scope: Scope) -> Option<Pair> {
         let side = self.flows.get(scope.flow).and_then(|flow| flow.side).and_then(|id| self.side_path(id));
         side.map(|side| side.pair).or_else(|| self.pair_of(scope.host))
-    }
-
-    /// From now on packets go by this pair.
-    fn place(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool, cause: Cause) {
-        // A host that was started again asks for the pair that it had: that is no move.
-        let has_moved = self.pair_in_use(scope) != Some(pair);
-        if scope.is_host() {
-            self.place_host(now, scope.host, pair, broken, cause);
-        } else {
-            self.place_flow(now, scope, pair, broken);
-        }
-        self.locations.with(scope, |location| {
-            location.looked = Some(now);
-            location.deaf = false;
-        });
-        if !has_moved {
-            return;
-        }
-        self.counters.moves += 1;
-        self.locations.with(scope, |location| {
-            location.moved = Some(crate::location::Moved { at: now, cause });
-            location.moves += 1;
-        });
-        self.events.push(Event::Moved { host: scope.host, flow: scope.flow, pair, cause });
-    }
-
-    fn place_host(&mut self, now: Instant, host: HostId, pair: Pair, broken: bool, cause: Cause) {
-        let former = self.pair_of(host);
-        let is_same = former == Some(pair);
-        let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
-        for id in &ids {
-            self.associations.set_remote(*id, pair.remote);
-            if let Some(association) = self.associations.get_mut(*id) {
-                association.local = pair.local;
-                association.chosen = matches!(cause, Cause::Operator | Cause::Silence | Cause::Unanswered);
-                association.is_kept = false;
-                if !is_same {
-                    association.direct_proved = None;
-                }
-            }
-        }
-        if is_same {
-            self.watch_direct(host);
-        } else {
-            self.join_wire_paths(host, &ids);
-            self.hold_direct(now, host);
-            self.announce_paths(host);
-        }
-        if broken {
-            self.restart_connections(now, host);
-        }
-        self.prove_direct_now(now, host);
-        if let Some(former) = former.filter(|_| !is_same && !broken) {
-            self.return_pinned(now, host, former);
-        }
     }
 }

@@ -28,11 +28,20 @@ pub(crate) struct OutputQueue {
     pub overflowed: u64,
     /// Flows whose entries are kept out of the cache.
     frozen: BTreeSet<FlowId>,
+    /// Flows of which nothing is sent plain, not even for the agents.
+    guarded: BTreeSet<FlowId>,
 }
 
 impl OutputQueue {
     pub fn new(packets_max: usize) -> Self {
-        Self { items: VecDeque::new(), packets: 0, packets_max, overflowed: 0, frozen: BTreeSet::new() }
+        Self {
+            items: VecDeque::new(),
+            packets: 0,
+            packets_max,
+            overflowed: 0,
+            frozen: BTreeSet::new(),
+            guarded: BTreeSet::new(),
+        }
     }
 
     fn push(&mut self, item: Item) {
@@ -77,6 +86,22 @@ impl OutputQueue {
         self.frozen.contains(&flow)
     }
 
+    /// From here on no packet of this flow's direct path is asked for, whatever happens to it.
+    pub fn guard(&mut self, flow: FlowId) {
+        self.guarded.insert(flow);
+    }
+
+    pub fn unguard(&mut self, flow: FlowId) {
+        self.guarded.remove(&flow);
+    }
+
+    /// Asks for a packet of a flow's direct path.
+    fn push_unless_guarded(&mut self, flow: FlowId, output: Output) {
+        if !self.guarded.contains(&flow) {
+            self.items.push_back(Item::Plain(output));
+        }
+    }
+
     pub fn update(&mut self, update: EntryUpdate) {
         if let EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) = &update
             && self.is_frozen(entry.flow)
@@ -87,19 +112,19 @@ impl OutputQueue {
     }
 
     pub fn pinhole(&mut self, flow: FlowId) {
-        self.items.push_back(Item::Plain(Output::Pinhole(flow)));
+        self.push_unless_guarded(flow, Output::Pinhole(flow));
     }
 
     pub fn knock(&mut self, flow: FlowId) {
-        self.items.push_back(Item::Plain(Output::Knock(flow)));
+        self.push_unless_guarded(flow, Output::Knock(flow));
     }
 
     pub fn fence(&mut self, flow: FlowId) {
-        self.items.push_back(Item::Plain(Output::Fence(flow)));
+        self.push_unless_guarded(flow, Output::Fence(flow));
     }
 
     pub fn back(&mut self, flow: FlowId) {
-        self.items.push_back(Item::Plain(Output::Back(flow)));
+        self.push_unless_guarded(flow, Output::Back(flow));
     }
 
     pub fn restart(&mut self, flow: FlowId) {

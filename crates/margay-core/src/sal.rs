@@ -47,6 +47,7 @@ use crate::setup::Draft;
 use crate::side_path::SidePath;
 use crate::source::SourceTable;
 use crate::stack_change::StackChanges;
+use crate::stack_rule::StackRules;
 use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
 use crate::twin::Twins;
@@ -150,6 +151,8 @@ pub struct Sal {
     pub(crate) fetches: Fetches,
     /// Of live flows' stacks.
     pub(crate) stack_changes: StackChanges,
+    /// What wants flows carried in one way or another.
+    pub(crate) stack_rules: StackRules,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
     pub(crate) locks: SessionLocks,
     /// Those of them that acts of one flow have taken.
@@ -240,6 +243,7 @@ impl Sal {
             fences: Fences::default(),
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
+            stack_rules: StackRules::default(),
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
             quiet_ends: QuietEnds::default(),
@@ -436,6 +440,7 @@ impl Sal {
         self.patience_due(now);
         self.fetches_due(now);
         self.stack_changes_due(now);
+        self.guards_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -482,6 +487,7 @@ impl Sal {
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
             .chain(self.stack_changes.next_deadline())
+            .chain(self.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

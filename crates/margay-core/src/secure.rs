@@ -12,10 +12,12 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
+use core::net::SocketAddr;
 use core::time::Duration;
 
 use margay_wire::{
-    Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId, StackRepr, epochs,
+    CHANGES, Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId,
+    StackRepr, epochs,
 };
 
 use crate::event::Role;
@@ -179,18 +181,20 @@ impl Sal {
 
     /// What a SYN says of a flow that is to be sealed.
     pub(crate) fn secure_request(&self, flow: &Flow) -> Option<Extension<'static>> {
-        let demands = flow.has(seen::DEMANDS);
+        let demands = flow.is_demanded_here();
         Cipher::best(self.secure.stacks).map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands }))
     }
 
     /// What a responder makes of a SYN.
-    pub(crate) fn answer_stack(&self, message: &Message<'_>, service: &ServiceId) -> Verdict {
+    pub(crate) fn answer_stack(&self, message: &Message<'_>, service: &ServiceId, from: SocketAddr) -> Verdict {
         if message.session().is_some_and(|session| session.protocol == GREETING) {
             return Verdict::Plain;
         }
         // A related flow is as the one that it is related to.
         let is_related = |id| self.flows.get(id).is_some_and(Flow::is_sealed);
-        let is_demanded = self.demands_secure(service) || is_related(message.dst_flow);
+        let is_demanded = self.demands_secure(service)
+            || self.rules_demand_of(message, service, from)
+            || is_related(message.dst_flow);
         match stack_of(message) {
             None | Some(STACK_ENCAP) if !is_demanded => return Verdict::Plain,
             None | Some(STACK_ENCAP | STACK_SECURE_AES | STACK_SECURE_CHACHA) => {}
@@ -198,6 +202,34 @@ impl Sal {
         }
         let theirs = message.capabilities().map_or(0, |capabilities| capabilities.stacks);
         Cipher::best(self.secure.stacks & theirs).map_or(Verdict::Refused, Verdict::Sealed)
+    }
+
+    /// Whether a rule demands that a flow is sealed that a SYN asks for from there.
+    pub(crate) fn rules_demand_of(&self, message: &Message<'_>, service: &ServiceId, from: SocketAddr) -> bool {
+        let protocol = message.session().map_or(GREETING, |session| session.protocol);
+        protocol != GREETING && self.rules_demand(*service, protocol, Role::Responder, self.arrival, Some(from))
+    }
+
+    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
+    pub(crate) fn note_demands(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Message<'_>,
+        from: SocketAddr,
+        is_sealed: bool,
+    ) {
+        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
+        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
+        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
+        self.note_demand(id, seen::DEMANDS, is_demanded);
+        let service = self.flows.get(id).map(|flow| flow.service).unwrap_or_default();
+        let is_ruled = self.rules_demand_of(message, &service, from);
+        self.note_demand(id, seen::RULED, is_ruled);
+        if is_sealed {
+            self.keep_sealed(now, id);
+        }
     }
 
     /// What an initiator makes of the SYN-ACK to its flow `id`.

@@ -68,6 +68,9 @@ pub enum MoveRefused {
     /// Another act is at work.
     #[error(transparent)]
     Busy(#[from] LockError),
+    /// It would go by addresses where a rule demands that it is sealed.
+    #[error("a stack rule with `floor` is about this name: its flows go by one pair of addresses each")]
+    Floor,
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,

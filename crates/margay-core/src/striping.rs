@@ -116,6 +116,9 @@ impl Sal {
         if self.associations.get(flow.association).is_none_or(crate::association::Association::is_self) {
             return Err(MoveRefused::SameHost);
         }
+        if self.stack_rules.has_floor_for(&flow.service) {
+            return Err(MoveRefused::Floor);
+        }
         if self.stack_changes.under_way(id).is_some() {
             return Err(MoveRefused::Changing);
         }

@@ -100,8 +100,9 @@ impl<C: Core> CoreSide<C> {
                         // What is sent already goes out before the last packet of the flow's stack.
                         self.outbox.flush(&mut sender(shared, false));
                     }
-                    self.opening.extend(opened_by(shared, &update));
+                    let installed = installed_by(&update);
                     apply(shared, update, &mut self.gone);
+                    self.opening.extend(installed.filter(|flow| shared.table.read().is_opening(*flow)));
                 }
                 Output::Pinhole(flow) => shared.send_pinhole(flow),
                 Output::Knock(flow) => shared.send_knock(flow),
@@ -458,11 +459,12 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     shared.backlog.done(waiting.packet_place, waiting.datagram_place);
 }
 
-/// A flow of datagrams that an update brings to the table, and that was not there.
-fn opened_by<C>(shared: &Shared<C>, update: &EntryUpdate) -> Option<FlowId> {
-    let (EntryUpdate::Install(entry) | EntryUpdate::Opened(entry)) = update else { return None };
-    let is_new = entry.app.protocol == UDP && shared.table.read().key(entry.flow).is_none();
-    is_new.then_some(entry.flow)
+/// The flow whose entry an update brings.
+const fn installed_by(update: &EntryUpdate) -> Option<FlowId> {
+    match update {
+        EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => Some(entry.flow),
+        _ => None,
+    }
 }
 
 /// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever

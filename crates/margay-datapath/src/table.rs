@@ -22,7 +22,7 @@ use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
 use crate::kernel::{TcpSeen, WireState};
-use crate::packet::{FlowKey, TCP, UDP};
+use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::stacks::LastPacket;
@@ -105,7 +105,7 @@ struct Slot {
     peer_flow: FlowId,
     generation: u32,
     path: PathId,
-    /// What of it is left to the core: [`NOTHING`], [`SENDS`] or [`OPENING`].
+    /// What of it is left to the core ([`opening`]).
     left_to_core: AtomicU8,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
@@ -136,12 +136,6 @@ struct Slot {
     is_silence_told: AtomicBool,
 }
 
-const NOTHING: u8 = 0;
-/// What the application sends: the flow is held.
-const SENDS: u8 = 1;
-/// All: it is a new flow of datagrams, and the core still carries what it held of that flow.
-const OPENING: u8 = 2;
-
 const VACANT_KEY: FlowKey =
     FlowKey { source: [0; 16], destination: [0; 16], source_port: 0, destination_port: 0, protocol: 0 };
 
@@ -155,7 +149,7 @@ impl Slot {
             peer_flow: FlowId(0),
             generation: 0,
             path: PathId(0),
-            left_to_core: AtomicU8::new(NOTHING),
+            left_to_core: AtomicU8::new(opening::NOTHING),
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -197,10 +191,6 @@ impl Slot {
         }
         // Reading first keeps the cache line shared in the common case.
         self.is_silence_told.load(Ordering::Relaxed) && self.is_silence_told.swap(false, Ordering::Relaxed)
-    }
-
-    fn is_opening(&self) -> bool {
-        self.left_to_core.load(Ordering::Acquire) == OPENING
     }
 
     fn mark_active(&self) {
@@ -339,10 +329,8 @@ impl Table {
     ) -> Option<EgressRoute> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot(*self.by_key.find(hash, |&index| self.slot(index).key == *key)?);
-        match slot.left_to_core.load(Ordering::Acquire) {
-            SENDS => return None,
-            OPENING if !by_core => return None,
-            _ => {}
+        if slot.is_left_to_core(by_core) {
+            return None;
         }
         let to = self.destination(slot.path)?;
         let packet_number = slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32;
@@ -432,14 +420,6 @@ impl Table {
         let wire = slot.wire?;
         let numbers = slot.numbers.numbers().filter(|_| slot.key.protocol == TCP);
         Some((wire, numbers))
-    }
-
-    /// From here on the packet threads carry a new flow of datagrams.
-    pub fn open(&self, flow: FlowId) {
-        if let Some(slot) = self.find(flow) {
-            // Another update may have left its packets to the core for longer.
-            let _ = slot.left_to_core.compare_exchange(OPENING, NOTHING, Ordering::Release, Ordering::Relaxed);
-        }
     }
 
     /// The five-tuple of a flow.
@@ -675,7 +655,7 @@ impl Table {
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
         let is_sealing = (entry.stacks.sends == Stack::Secure).into();
-        let left_to_core = if key.protocol == UDP { OPENING } else { NOTHING }.into();
+        let left_to_core = opening::of_new(key.protocol);
         let flow = entry.flow;
         *self.slot_mut(index) =
             Slot { key, occupied: true, flow, next_packet, is_sealing, left_to_core, ..Slot::vacant() };
@@ -701,11 +681,10 @@ impl Table {
         *slot.unanswered_since.get_mut() = 0;
         slot.path = entry.path;
         slot.wire = entry.wire;
-        let left_to_core = slot.left_to_core.get_mut();
+        slot.follow_hold(entry.is_held);
         if entry.is_held {
-            *left_to_core = SENDS;
-        } else if *left_to_core == SENDS {
-            *left_to_core = NOTHING;
+            // Nothing of it has been sent by this path: there is no last packet of the stack before.
+            *slot.is_sealing.get_mut() = entry.stacks.sends == Stack::Secure && slot.seal.is_some();
         }
     }
 
@@ -792,6 +771,7 @@ impl Table {
     }
 }
 
+mod opening;
 mod shown;
 mod stacks;
 

@@ -190,7 +190,8 @@ impl Cache {
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
         }
-        if known.is_some_and(|known| known.entry.stacks.sends != entry.stacks.sends) {
+        let turns = |known: &Slot| known.entry.stacks.sends != entry.stacks.sends && !entry.is_held;
+        if known.is_some_and(turns) {
             let last = self.last_packet(entry.flow, entry.stacks.change);
             self.last_packets.extend(last);
         }

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use margay_core::stack_rule::{Expression, Fact, Network, StackRule};
 use margay_core::table::{Action, Allow, Demux, Rule};
 use margay_core::{Carriage, ChangeRefused, Cipher, FlowInfo, Instant, Ranges, Stack};
 use margay_sim::check::ends_agree;
@@ -114,12 +115,22 @@ impl Pair {
             }
             self.world.run_for(EVERY);
             self.hear();
+            self.judge();
         }
     }
 
     /// What the server's packets to the client carry, once there is a flow.
     fn answer_tuple(&mut self) -> Option<margay_core::Tuple> {
         self.world.host(self.server).sal.flows().find(|flow| flow.peer_flow.0 != 0).map(|flow| flow.app)
+    }
+
+    /// Both ends look at their rules.
+    fn judge(&mut self) {
+        let now = self.world.now;
+        for host in self.hosts() {
+            self.world.host(host).sal.judge_stacks(now);
+            self.world.touch(host);
+        }
     }
 
     fn hear(&mut self) {
@@ -610,4 +621,143 @@ fn a_flow_within_one_host_stays_as_it_is() {
     pair.world.run_for(SECOND);
     assert!(pair.world.host(pair.server).flow_of(stream).is_some());
     assert_eq!(pair.order(pair.server, Stack::Secure), Err(ChangeRefused::SameHost));
+}
+
+/// The hosts' addresses outside, where a rule demands that flows are sealed.
+const OUTSIDE: [u8; 4] = [10, 7, 1, 1];
+
+/// A rule with a floor for whatever has this host's, or its peer's, address outside.
+fn floor(fact: Fact) -> StackRule {
+    let network = Network { address: [10, 7, 0, 0].into(), bits: 16 };
+    StackRule {
+        number: 1,
+        names: vec![margay_core::name::Prefix::new(margay_core::name::ServiceId::default(), 0)],
+        text: String::new(),
+        when: Expression::Within(Box::new(Expression::Fact(fact)), network),
+        uses: Stack::Secure,
+        hold: SECOND * 3,
+        release: SECOND,
+        priority: 0,
+        is_floor: true,
+    }
+}
+
+impl Pair {
+    /// The client's rule is about its own address, the server's about its peer's.
+    fn rule(&mut self, by_server: bool) {
+        let now = self.world.now;
+        let (host, fact) = if by_server { (self.server, Fact::Remote) } else { (self.client, Fact::Local) };
+        self.world.host(host).sal.set_stack_rules(now, vec![floor(fact)]);
+        self.world.touch(host);
+    }
+
+    /// Packets that are not sealed, by which stack whatever, that were sent to or from outside.
+    fn plain_outside(&self) -> usize {
+        let is_outside = |from: &SocketAddr, to: &SocketAddr| {
+            [from, to].iter().any(|end| end.ip() == std::net::IpAddr::from(OUTSIDE))
+        };
+        let is_plain = |bytes: &[u8]| DataRepr::parse(bytes).is_ok_and(|data| !is_sealed(data.stack));
+        let recorded = self.world.recording.iter().flatten();
+        let encapsulated = recorded.filter(|(from, to, bytes)| is_outside(from, to) && is_plain(bytes)).count();
+        let direct = self.world.direct_recording.iter().flatten();
+        encapsulated + direct.filter(|(from, to, _)| is_outside(from, to)).count()
+    }
+
+    /// The client goes outside, at once or while it is at home still, and comes back; both ends talk all the time.
+    fn go_out_and_back(&mut self, is_broken: bool, what: &str) {
+        let home = self.world.host(self.client).address;
+        // From here on it is known that the client's routing chooses this one.
+        self.world.set_addresses(self.client, vec![home]);
+        self.record();
+        let outside = if is_broken { vec![OUTSIDE.into()] } else { vec![OUTSIDE.into(), home] };
+        self.world.set_addresses(self.client, outside);
+        self.chat(SECOND * 3);
+        assert!(self.is_settled(Stack::Secure), "{what}: {:?}", self.stacks());
+        assert!(self.plain_outside() == 0 && self.sealed() > 100, "{what}: {}", self.plain_outside());
+        assert!(self.hosts().iter().all(|host| self.flow(*host).trouble.is_none()), "{what}");
+        self.world.set_addresses(self.client, vec![home]);
+        self.chat(SECOND * 5);
+        assert!(self.is_settled(Stack::Plain), "{what}: {:?}", self.stacks());
+        assert_eq!(self.plain_outside(), 0, "{what}");
+    }
+}
+
+#[test]
+fn nothing_plain_leaves_by_addresses_where_a_rule_demands_a_sealed_flow() {
+    for is_direct in [false, true] {
+        for by_server in [false, true] {
+            for is_broken in [false, true] {
+                let what = format!("direct {is_direct}, by server {by_server}, broken {is_broken}");
+                let mut pair = pair(1, slow(7), is_direct, (false, false), CHAT);
+                pair.rule(by_server);
+                pair.open();
+                let stream = pair.connect(CHAT);
+                pair.chat(SECOND);
+                assert!(pair.is_settled(Stack::Plain), "{what}");
+                for _ in 0..2 {
+                    pair.go_out_and_back(is_broken, &what);
+                }
+                let moves = pair.world.host(pair.client).flow_of(stream).map_or(0, |flow| flow.moves);
+                assert!(moves >= 4, "{what}: {moves}");
+                pair.check(SECOND * 3, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_the_network_loses_nothing_plain_leaves_where_a_rule_demands_so() {
+    for seed in 0..30 {
+        let what = format!("seed {seed}");
+        let weather = Weather { loss_per_mille: 100, ..slow(5) };
+        let mut pair = pair(900 + seed, weather, seed % 2 == 0, (false, false), CHAT);
+        pair.rule(seed % 4 < 2);
+        pair.open();
+        pair.chat(SECOND);
+        pair.record();
+        pair.world.set_addresses(pair.client, vec![OUTSIDE.into()]);
+        pair.chat(SECOND * 20);
+        assert_eq!(pair.plain_outside(), 0, "{what}");
+        assert!(pair.is_settled(Stack::Secure), "{what}: {:?}", pair.stacks());
+    }
+}
+
+#[test]
+fn a_flow_that_begins_where_a_rule_demands_it_is_sealed_from_its_first_packet() {
+    for by_server in [false, true] {
+        let mut pair = pair(3, slow(5), true, (false, false), CHAT);
+        pair.rule(by_server);
+        pair.world.set_addresses(pair.client, vec![OUTSIDE.into()]);
+        pair.record();
+        pair.open();
+        pair.connect(CHAT);
+        pair.chat(SECOND);
+        assert!(pair.is_settled(Stack::Secure) && pair.plain_outside() == 0 && pair.sealed() > 100, "{by_server}");
+    }
+}
+
+#[test]
+fn what_cannot_be_sealed_where_a_rule_demands_it_is_held_and_goes_on_at_home() {
+    let mut pair = pair(4, slow(5), true, (false, false), CHAT);
+    let server = pair.server;
+    pair.world.host(server).set_secure(&[], false);
+    pair.rule(false);
+    pair.open();
+    let home = pair.world.host(pair.client).address;
+    pair.chat(SECOND);
+    pair.record();
+    pair.world.set_addresses(pair.client, vec![OUTSIDE.into()]);
+    pair.chat(SECOND * 4);
+    assert!(pair.flow(pair.client).trouble.is_none());
+    pair.chat(SECOND * 3);
+    assert_eq!(pair.plain_outside(), 0);
+    assert_eq!(pair.flow(pair.client).trouble, Some(margay_core::Trouble::Unsealed));
+    let rules = pair.flow(pair.client).flow;
+    let rules = pair.world.host(pair.client).sal.rules_of_flow(rules).expect("a rule");
+    assert!(rules.is_guarded && rules.blocked.is_some_and(|(why, _)| why == ChangeRefused::NoCipher));
+    pair.world.set_addresses(pair.client, vec![home]);
+    pair.hear();
+    pair.heard[1].clear();
+    pair.chat(SECOND * 3);
+    assert!(pair.flow(pair.client).trouble.is_none() && pair.heard[1].len() > 100);
 }

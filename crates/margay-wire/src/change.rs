@@ -8,6 +8,8 @@ pub(crate) const CHANGE_LEN: usize = 8;
 pub const CHANGES: u32 = 1 << 31;
 /// Bit of the flags of CHANGE and of STACK: the sender demands a sealed flow.
 pub(crate) const DEMANDS: u8 = 1;
+/// Bit of the flags of CHANGE: a rule of the sender's host wants the change, and no order.
+const BY_RULE: u8 = 2;
 
 mod field {
     use core::ops::Range;
@@ -68,6 +70,8 @@ pub struct ChangeRepr {
     pub stack: u8,
     /// The sender demands that the flow is sealed.
     pub demands: bool,
+    /// A rule of the sender's host wants the change: an order at the receiver's outranks it.
+    pub by_rule: bool,
     /// Which change: the initiator's number, and of [`ChangeStep::Propose`] and its refusal the responder's.
     pub number: u32,
 }
@@ -79,6 +83,7 @@ impl ChangeRepr {
             step: value[field::STEP].try_into()?,
             stack: value[field::STACK],
             demands: value[field::FLAGS] & DEMANDS != 0,
+            by_rule: value[field::FLAGS] & BY_RULE != 0,
             number: value[field::NUMBER].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)),
         })
     }
@@ -86,7 +91,7 @@ impl ChangeRepr {
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::STEP] = self.step as u8;
         value[field::STACK] = self.stack;
-        value[field::FLAGS] = if self.demands { DEMANDS } else { 0 };
+        value[field::FLAGS] = if self.demands { DEMANDS } else { 0 } | if self.by_rule { BY_RULE } else { 0 };
         value[field::NUMBER].copy_from_slice(&self.number.to_be_bytes());
     }
 }
@@ -97,8 +102,11 @@ mod tests {
 
     #[test]
     fn a_change_is_as_written_in_the_book() {
-        let repr = ChangeRepr { step: ChangeStep::Answer, stack: 3, demands: true, number: 0x0102_0304 };
+        let repr =
+            ChangeRepr { step: ChangeStep::Answer, stack: 3, demands: true, by_rule: false, number: 0x0102_0304 };
         let mut value = [0; CHANGE_LEN];
+        ChangeRepr { demands: false, by_rule: true, ..repr }.emit(&mut value);
+        assert_eq!(value, [3, 3, 2, 0, 1, 2, 3, 4]);
         repr.emit(&mut value);
         assert_eq!(value, [3, 3, 1, 0, 1, 2, 3, 4]);
         assert_eq!(ChangeRepr::parse(&value), Ok(repr));

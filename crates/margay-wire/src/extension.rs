@@ -132,6 +132,8 @@ error_codes! {
     ChainRequired = 25;
     /// The next host of the chain has not answered in time.
     NoAnswer = 26;
+    /// A rule wants a change that an order at the receiver's host, or a rule there, is against.
+    Outranked = 27;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -215,6 +217,11 @@ bitflags::bitflags! {
         const STALE = 0x0010;
         /// In a PROBE: another host, at the address, shows the receiver's key.
         const TWIN = 0x0020;
+        /// The sender's rules demand that flows are sealed at this pair of addresses: the receiver sends nothing plain
+        /// there until they are, or until it is freed. In a PROBE: the sender waits to be freed.
+        const SEALED = 0x0040;
+        /// In a PROBE: what is not sealed by now need not be.
+        const FREED = 0x0080;
         const _ = !0;
     }
 }

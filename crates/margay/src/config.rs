@@ -11,6 +11,7 @@
 //! ```
 
 mod service;
+mod stack_rule;
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use margay_core::chain::Requirement;
 use margay_core::name::Prefix;
+use margay_core::stack_rule::StackRule;
 use margay_core::{Policy, RangeV4, RangeV6, Ranges};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
@@ -25,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 pub use self::service::{OnDrain, Rebalance, ServiceSection};
+pub use self::stack_rule::StackRuleSection;
 
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};
@@ -62,6 +65,8 @@ pub struct Config {
     pub bind: Vec<Spanned<BindSection>>,
     /// What flows do with several addresses, by name.
     pub multihoming: Vec<Spanned<MultihomingSection>>,
+    /// When flows are carried plain and when sealed, by name.
+    pub stack_rule: Vec<Spanned<StackRuleSection>>,
     /// Who is asked who serves a name.
     pub resolver: Vec<Spanned<ResolverSection>>,
     /// Plain addresses for names whose service has no instance.
@@ -91,6 +96,7 @@ impl Default for Config {
             service: Vec::new(),
             bind: Vec::new(),
             multihoming: Vec::new(),
+            stack_rule: Vec::new(),
             resolver: Vec::new(),
             fallback: Vec::new(),
             ranges: RangesSection::default(),
@@ -510,6 +516,8 @@ impl Config {
         let config: Self =
             misread::read(text, path, "the book's page on configuration lists every field with its default")?;
         config.check_whole().map_err(|(what, at, advice)| Misread::new(text, path, what, at, advice))?;
+        stack_rule::rules(&config.stack_rule, text, "")
+            .map_err(|(what, at, advice)| Misread::new(text, path, what, at, advice))?;
         Ok(config)
     }
 
@@ -647,6 +655,12 @@ impl Config {
             section.names.iter().map(|name| (name.0.prefix(), policy)).collect::<Vec<_>>()
         };
         sections.flat_map(of).collect()
+    }
+
+    /// Which rules say how flows are carried. `host_name` is what lists call this host.
+    pub fn stack_rules(&self, host_name: &str) -> Vec<StackRule> {
+        // They were read once already, when the file was: what is wrong with one has been said then.
+        stack_rule::rules(&self.stack_rule, "", host_name).unwrap_or_default()
     }
 
     /// Names that this file wants sealed, whoever connects to them or serves them here.

@@ -344,3 +344,48 @@ fn connections_move_by_themselves_where_the_service_says_so_and_may() {
     }
     assert!(parse(&service("rebalance = \"always\"\n")).is_err());
 }
+
+#[test]
+fn what_is_wrong_with_a_stack_rule_is_pointed_at() {
+    let section = |lines: &str| format!("[host]\n[[stack_rule]]\nnames = [\"web.shop\"]\n{lines}\n");
+    let wrong = |text: &str| match Config::parse(text, Path::new("margay.toml")) {
+        Err(ConfigError::Wrong(misread)) => (misread.brief(), misread.pointed().unwrap_or_default().to_owned()),
+        other => panic!("{text}: {other:?}"),
+    };
+    for (lines, pointed, said) in [
+        (
+            "when = 'flow.ages > 5'\nuse = \"plain\"",
+            "flow.ages",
+            "line 4: `flow.ages` is no fact; did you mean `flow.age_s`?",
+        ),
+        ("when = \"flow.age_s > 'x'\"\nuse = \"plain\"", "'x'", "line 4: a text stands where a number is wanted"),
+        ("when = \"flow.age_s\"\nuse = \"plain\"", "flow.age_s", "neither true nor false"),
+        ("when = \"true\"\nuse = \"fec\"", "\"fec\"", "fec"),
+        ("when = \"true\"\nuse = \"plain\"\nfloor = true", "", "`floor` demands"),
+        ("when = \"true\"\nuse = \"secure\"\nhold_s = 4000", "", "hold_s is 4000"),
+        ("when = \"true\"\nuse = \"secure\"\nhold = 4", "hold", "unknown field `hold`"),
+        ("use = \"secure\"", "", "missing field `when`"),
+    ] {
+        let (brief, at) = wrong(&section(lines));
+        assert!(brief.contains(said), "{lines}: {brief}");
+        assert!(pointed.is_empty() || at.contains(pointed) || pointed.contains(&at), "{lines}: {at}");
+    }
+    let two = |one: &str, other: &str| format!("{}{}", section(one), section(other).replace("[host]", ""));
+    let (brief, _) = wrong(&two("when = 'path.nat'\nuse = 'plain'", "when = 'path.nat'\nuse = 'secure'"));
+    assert!(brief.contains("contradict each other"), "{brief}");
+    let (brief, _) = wrong(&two("when = 'fact.a > 1'\nuse = 'plain'", "when = 'fact.a'\nuse = 'plain'"));
+    assert!(brief.contains("fact.a is a truth value here, and a number in rule 1"), "{brief}");
+    let (brief, _) = wrong("[[stack_rule]]\nnames = []\nwhen = 'true'\nuse = 'plain'");
+    assert!(brief.contains("about no name"), "{brief}");
+}
+
+#[test]
+fn stack_rules_are_read_with_their_defaults() {
+    let text = "[[stack_rule]]\nnames = [\"web.shop\"]\nwhen = 'host.name == \"lap\"'\nuse = 'secure'";
+    let config = Config::parse(text, Path::new("margay.toml")).expect("a configuration");
+    let rules = config.stack_rules("lap");
+    let rule = &rules[0];
+    assert_eq!((rules.len(), rule.number, rule.priority, rule.is_floor), (1, 1, 0, false));
+    assert_eq!((rule.hold.as_secs(), rule.release.as_secs(), rule.uses), (3, 10, margay_core::Stack::Secure));
+    assert_ne!(rules, config.stack_rules("other"), "the host's name stands in the condition");
+}

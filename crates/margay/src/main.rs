@@ -3,6 +3,7 @@
 mod agent;
 mod allow;
 mod cli;
+mod condition;
 mod config;
 mod config_changes;
 mod down;

@@ -331,6 +331,7 @@ impl Sal {
         fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
         self.begin_pinholes(now, fetching.new);
         self.begin_policy(now, fetching.new);
+        self.begin_rules(now, fetching.new);
         self.events.push(Event::FlowOpened(fetching.new));
     }
 

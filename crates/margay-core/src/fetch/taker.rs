@@ -117,6 +117,7 @@ impl Sal {
         self.begin_direct(now, id, false);
         self.install_again(id);
         self.begin_policy(now, id);
+        self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         self.events.push(Event::HandOver(HandOver::Taken(ticket)));
         Ok(())

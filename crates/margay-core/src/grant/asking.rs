@@ -202,7 +202,9 @@ impl Sal {
         destination: SocketAddr,
         sticky: u64,
     ) -> Option<(SocketAddr, Option<RuleId>)> {
-        let is_plain = self.policy_of(service) == Policy::FailOver && !self.demands_secure(service);
+        let is_plain = self.policy_of(service) == Policy::FailOver
+            && !self.demands_secure(service)
+            && !self.stack_rules.has_any_of(service);
         if !is_plain || self.is_chained_name(service) {
             return None;
         }

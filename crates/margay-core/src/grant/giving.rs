@@ -101,7 +101,8 @@ impl Sal {
         let (host, is_narrow) = (association.host, association.datagram_max != self.config.datagram_max);
         let client = arrival.reply.direct.ip();
         let is_elsewhere = association.remote.ip() != client;
-        let is_plain = self.answer_stack(arrival.message, &arrival.service) == Verdict::Plain
+        let is_plain = self.answer_stack(arrival.message, &arrival.service, arrival.reply.direct) == Verdict::Plain
+            && !self.stack_rules.has_any_of(&arrival.service)
             && self.policy_of(&arrival.service) == Policy::FailOver;
         let count = wanted.count.min(GRANT_FLOWS_MAX);
         let is_its = |given: &&Given| given.host == host;

@@ -427,6 +427,7 @@ impl Sal {
 
     /// Everybody may know of it. Where the kernel's cache has been taken off meanwhile, it goes by user space.
     fn announce_opened(&mut self, now: Instant, id: FlowId) {
+        self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         if !self.is_direct_on() {
             self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);

@@ -174,6 +174,11 @@ impl Sal {
         if flow.app.protocol != GREETING && self.demands_secure(&flow.service) {
             flow.seen |= seen::SECURE | seen::DEMANDS;
         }
+        if flow.app.protocol != GREETING
+            && self.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None)
+        {
+            flow.seen |= seen::SECURE | seen::RULED;
+        }
         let flow_port = self.offer_port(&flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
@@ -484,6 +489,7 @@ impl Sal {
             self.forget_chain_setup(id);
         }
         self.begin_policy(now, id);
+        self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    CHANGES, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
-    NextProtocol, ResolvableRepr, SessionId, StackRepr,
+    Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -125,7 +125,7 @@ impl Sal {
         let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
         let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
         let inner = inner_packet(arrival, session.protocol)?;
-        let verdict = self.answer_stack(message, &destination);
+        let verdict = self.answer_stack(message, &destination, arrival.reply.direct);
         let cipher = verdict.cipher();
         let direct = arrival.reply.direct.ip();
         let of_chain = read.chained.as_ref().and_then(|chained| chained.setup.as_ref()).map(|setup| setup.client);
@@ -162,7 +162,7 @@ impl Sal {
         self.flows.insert(flow);
         self.half_open.add(direct);
         self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
-        self.note_demands(now, id, message, cipher.is_some());
+        self.note_demands(now, id, message, arrival.reply.direct, cipher.is_some());
         if let Some(code) = refusal.filter(|_| is_at_box) {
             // No box sees it, and nobody after it.
             self.refuse_left(id, code, number);
@@ -192,18 +192,6 @@ impl Sal {
             return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
         }
         self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
-    }
-
-    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
-    fn note_demands(&mut self, now: Instant, id: FlowId, message: &Message<'_>, is_sealed: bool) {
-        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
-        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
-        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
-        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
-        self.note_demand(id, seen::DEMANDS, is_demanded);
-        if is_sealed {
-            self.keep_sealed(now, id);
-        }
     }
 
     /// Whether a flow from there may be half-open, too.
@@ -435,7 +423,7 @@ impl Sal {
         let session = flow.session;
         let known = flow.association;
         let asked = flow.asked();
-        let demands = flow.has(seen::DEMANDS);
+        let demands = flow.is_demanded_here();
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
@@ -714,6 +702,7 @@ impl Sal {
         self.open_pinhole(now, id);
         self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
+        self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }

@@ -4,6 +4,7 @@ use margay_wire::FlowId;
 
 use super::{Stack, Stacks, Taking};
 use crate::event::Event;
+use crate::flow::seen;
 use crate::sal::Sal;
 use crate::time::Instant;
 
@@ -31,5 +32,11 @@ impl Sal {
         if stack == Stack::Plain {
             self.open_pinhole(now, id);
         }
+        self.end_guard_of_sealed(now, id, stack);
+    }
+
+    /// Whether nothing of a flow is sent until it is sealed.
+    pub(super) fn is_guarded(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED))
     }
 }

@@ -86,9 +86,9 @@ impl Following {
 #[derive(Debug)]
 pub(super) struct Proposing {
     pub to: Stack,
+    pub cause: ChangeCause,
     from: Stack,
     number: u32,
-    cause: ChangeCause,
     sends: Sends,
     until: Instant,
 }
@@ -165,6 +165,7 @@ impl Sal {
     /// From here on this end takes both stacks.
     fn make_ready(&mut self, now: Instant, id: FlowId, to: Stack, said: ChangeRepr) -> Result<(), ChangeRefused> {
         self.may_change(id, to)?;
+        self.outranks(id, to, &said)?;
         if self.stack_changes.following.len() >= CHANGES_MAX {
             return Err(ChangeRefused::Full { limit: CHANGES_MAX });
         }
@@ -245,6 +246,10 @@ impl Sal {
                 following.until = now + PATIENCE;
                 self.turn(id, to, Taking::Turning(to));
                 self.say_change(id, ChangeStep::Done, to, number);
+                if self.is_guarded(id) {
+                    // Nothing of the old stack has been sent by this path.
+                    return self.following_event(now, id, number, FollowingEvent::Fenced);
+                }
             }
             FollowingState::Made => {
                 let next = following.next.take();

@@ -150,7 +150,7 @@ impl Sal {
         }
         let begun = match self.stack_changes.under_way(id) {
             Some(_) => Err(ChangeRefused::UnderWay),
-            None => self.lead(now, id, to, ChangeCause::Peer),
+            None => self.outranks(id, to, &said).and_then(|()| self.lead(now, id, to, ChangeCause::Peer)),
         };
         if let Err(refused) = begun {
             let no = ChangeRepr { step: ChangeStep::Refuse, demands: self.has_demand(id), ..said };
@@ -209,6 +209,10 @@ impl Sal {
                 leading.sends.next = None;
                 let to = leading.to;
                 self.turn(id, to, Taking::Turning(to));
+                if self.is_guarded(id) {
+                    // Nothing of the old stack has been sent by this path.
+                    return self.leading_event(now, id, number, LeadingEvent::Fenced);
+                }
             }
             LeadingState::Over if before == LeadingState::Asking => self.abandon(now, id, ChangeOutcome::NoAnswer),
             LeadingState::Over => {

@@ -171,6 +171,10 @@ pub enum ChangeCause {
     Peer,
     /// The two ends had different stacks: an agent had started again.
     Settled,
+    /// A rule of this host, by its number.
+    Rule(u16),
+    /// The same rule has no say any more.
+    RuleEnded(u16),
 }
 
 impl ChangeCause {
@@ -181,6 +185,8 @@ impl ChangeCause {
             Self::Release => "release",
             Self::Peer => "peer",
             Self::Settled => "settled",
+            Self::Rule(_) => "rule",
+            Self::RuleEnded(_) => "rule-ended",
         }
     }
 }
@@ -259,6 +265,12 @@ impl StackChanges {
         let following = self.following.values().map(|one| one.until);
         let proposing = self.proposing.values().map(following::Proposing::due);
         leading.chain(following).chain(proposing).min()
+    }
+
+    /// Whether a rule of this host wants the change that is under way.
+    fn is_by_rule(&self, id: FlowId) -> bool {
+        let cause = self.leading.get(&id).map(|one| one.cause).or(self.proposing.get(&id).map(|one| one.cause));
+        matches!(cause, Some(ChangeCause::Rule(_) | ChangeCause::RuleEnded(_)))
     }
 
     /// The stack that a flow is to have, where a change of it is under way.
@@ -367,12 +379,17 @@ impl Sal {
         self.end_following(now, id, ChangeOutcome::Ended);
         self.end_proposing(now, id, ChangeOutcome::Ended);
         self.stack_changes.histories.remove(&id);
+        self.stack_rules.forget(id);
+        self.queue.unguard(id);
     }
 
     /// Takes note of what an end demands.
     pub(crate) fn note_demand(&mut self, id: FlowId, bit: u16, is_demanded: bool) {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen = if is_demanded { flow.seen | bit } else { flow.seen & !bit };
+        }
+        if !is_demanded {
+            self.end_guard_of_freed(self.now, id);
         }
     }
 
@@ -385,13 +402,14 @@ impl Sal {
                 ChangeCause::Order => Some(StackOrder { stack: change.to, at: now }),
                 // The later order holds.
                 ChangeCause::Release | ChangeCause::Peer => None,
-                ChangeCause::Settled => history.order,
+                ChangeCause::Settled | ChangeCause::Rule(_) | ChangeCause::RuleEnded(_) => history.order,
             };
         }
         if history.changes.len() == REMEMBERED {
             history.changes.pop_front();
         }
         history.changes.push_back(change);
+        self.note_change_for_rules(now, id, &change);
         self.events.push(Event::StackChanged { flow: id, change });
     }
 
@@ -405,12 +423,13 @@ impl Sal {
         let flow = self.flows.get(id);
         let cipher = flow.and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher.stack());
         let stack = cipher.filter(|_| to == Stack::Secure).unwrap_or(STACK_ENCAP);
-        ChangeRepr { step, stack, demands: self.has_demand(id), number }
+        let by_rule = self.stack_changes.is_by_rule(id);
+        ChangeRepr { step, stack, demands: self.has_demand(id), by_rule, number }
     }
 
     /// Whether this end demands that a flow is sealed.
     fn has_demand(&self, id: FlowId) -> bool {
-        self.flows.get(id).is_some_and(|flow| flow.has(seen::DEMANDS))
+        self.flows.get(id).is_some_and(Flow::is_demanded_here)
     }
 
     fn say_change_repr(&mut self, id: FlowId, repr: ChangeRepr, flags: Flags, code: Option<ErrorCode>) {

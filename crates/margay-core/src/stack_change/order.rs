@@ -6,7 +6,7 @@ use margay_wire::FlowId;
 
 use super::{ChangeCause, ChangeOutcome, ChangeRefused, Stack, StackChange};
 use crate::event::Role;
-use crate::flow::{Flow, seen};
+use crate::flow::Flow;
 use crate::sal::Sal;
 use crate::time::Instant;
 
@@ -32,6 +32,8 @@ pub struct StackInfo {
     pub order: Option<StackOrder>,
     /// The configuration of this host demands that the flow is sealed.
     pub is_demanded: bool,
+    /// A rule of this host does.
+    pub is_demanded_by_rule: bool,
     /// The peer demands it.
     pub is_demanded_by_peer: bool,
     /// The last changes that are over, the oldest first; eight at most.
@@ -63,12 +65,14 @@ impl Sal {
     pub fn release_flow_stack(&mut self, now: Instant, id: FlowId) -> Result<bool, ChangeRefused> {
         self.now = now;
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
-        let is_demanded = flow.has(seen::DEMANDS) || flow.has(seen::PEER_DEMANDS);
-        let has_order = self.stack_changes.histories.get(&id).is_some_and(|history| history.order.is_some());
-        if !has_order {
+        let is_demanded = flow.is_demanded();
+        if self.order_of(id).is_none() {
             return Err(ChangeRefused::NoOrder);
         }
-        let to = if is_demanded { Stack::Secure } else { Stack::Plain };
+        let to = match self.stack_by_rules(id) {
+            _ if is_demanded => Stack::Secure,
+            ruled => ruled.unwrap_or_default(),
+        };
         let is_under_way = self.begin_change(now, id, to, ChangeCause::Release)?;
         if !is_under_way && let Some(history) = self.stack_changes.histories.get_mut(&id) {
             history.order = None;
@@ -76,7 +80,19 @@ impl Sal {
         Ok(is_under_way)
     }
 
-    fn begin_change(&mut self, now: Instant, id: FlowId, to: Stack, cause: ChangeCause) -> Result<bool, ChangeRefused> {
+    /// The order of this host's operator that holds for a flow.
+    pub(crate) fn order_of(&self, id: FlowId) -> Option<StackOrder> {
+        self.stack_changes.histories.get(&id).and_then(|history| history.order)
+    }
+
+    /// Begins a change; false where the flow is so already.
+    pub(crate) fn begin_change(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        to: Stack,
+        cause: ChangeCause,
+    ) -> Result<bool, ChangeRefused> {
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let role = flow.role;
         let from = flow.stacks.sends;

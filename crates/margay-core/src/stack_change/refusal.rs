@@ -67,6 +67,9 @@ pub enum ChangeRefused {
     /// An end demands that the flow is sealed.
     #[error("{}", demanded(.0))]
     Demanded(End),
+    /// A rule wants it, and an order, or a rule of another end, is against it.
+    #[error("{}", outranked(.0))]
+    Outranked(End),
     /// There is no order to release.
     #[error("no order holds for this flow; `margay stack show FLOW` shows why it is carried as it is")]
     NoOrder,
@@ -88,6 +91,13 @@ fn demanded(end: &End) -> &'static str {
     }
 }
 
+fn outranked(end: &End) -> &'static str {
+    match end {
+        End::This => "an order or a rule of this host wants the flow as it is",
+        End::Peer => "an order or a rule at the peer's end wants the flow as it is",
+    }
+}
+
 impl ChangeRefused {
     /// What a peer is told.
     pub(super) const fn code(self) -> ErrorCode {
@@ -98,6 +108,7 @@ impl ChangeRefused {
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
             Self::OldPeer | Self::NoCipher => ErrorCode::NoCommonStack,
             Self::Demanded(_) => ErrorCode::Demanded,
+            Self::Outranked(_) => ErrorCode::Outranked,
             Self::SameHost | Self::Chained | Self::NoOrder | Self::ByPeer(_) => ErrorCode::Refused,
         }
     }
@@ -111,6 +122,7 @@ impl ChangeRefused {
             ErrorCode::Overloaded => Self::PeerBusy,
             ErrorCode::NoCommonStack => Self::NoCipher,
             ErrorCode::Demanded => Self::Demanded(End::Peer),
+            ErrorCode::Outranked => Self::Outranked(End::Peer),
             other => Self::ByPeer(other.into()),
         }
     }
@@ -130,7 +142,7 @@ impl Sal {
             _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,
             _ if association.is_none_or(|association| association.stacks & CHANGES == 0) => ChangeRefused::OldPeer,
-            Stack::Plain if flow.has(seen::DEMANDS) => ChangeRefused::Demanded(End::This),
+            Stack::Plain if flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
             Stack::Secure if self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
             Stack::Plain | Stack::Secure => return Ok(()),
         };

@@ -33,7 +33,7 @@ impl Sal {
     }
 
     /// Tells the peer which stack this end has.
-    pub(super) fn tell(&mut self, id: FlowId, flags: Flags) {
+    pub(crate) fn tell(&mut self, id: FlowId, flags: Flags) {
         let Some(number) = self.flows.get(id).map(|flow| flow.stacks.change) else { return };
         let repr = self.change_repr(id, ChangeStep::Tell, self.word_of(id), number);
         self.say_change_repr(id, repr, flags, None);
@@ -64,7 +64,9 @@ impl Sal {
             self.unready(id);
             self.end_following(now, id, ChangeOutcome::NoAnswer);
         }
-        if !is_answer {
+        if is_answer {
+            self.note_told_of_demand(id);
+        } else {
             self.tell(id, Flags::CONFIRM);
         }
         Ok(())

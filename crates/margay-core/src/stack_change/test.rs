@@ -150,7 +150,7 @@ fn eight_changes_are_remembered_and_a_flow_that_ends_frees_its_lock() {
 /// What an initiator asks for.
 fn request(stack: Stack, number: u32) -> ChangeRepr {
     let stack = if stack == Stack::Secure { Cipher::ChaCha20Poly1305.stack() } else { STACK_ENCAP };
-    ChangeRepr { step: ChangeStep::Request, stack, demands: false, number }
+    ChangeRepr { step: ChangeStep::Request, stack, demands: false, by_rule: false, number }
 }
 
 fn stacks(sal: &Sal, id: FlowId) -> Stacks {

@@ -73,6 +73,7 @@ mod round_trips;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
+mod rules;
 mod secure_throughput;
 mod setup_latency;
 mod shed;
@@ -224,6 +225,7 @@ pub const ALL: &[Scenario] = &[
     secure_throughput::SCENARIO,
     stack_attacks::SCENARIO,
     stack_switch::SCENARIO,
+    rules::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,
     renumber::SCENARIO,

@@ -148,7 +148,11 @@ pub fn read_capture(path: &Path) -> Result<Vec<Captured>> {
 }
 
 /// The frames in a pcap file.
-fn read_frames(path: &Path) -> Result<Vec<Vec<u8>>> {
+///
+/// # Errors
+///
+/// It cannot be read, or is none of this machine.
+pub fn read_frames(path: &Path) -> Result<Vec<Vec<u8>>> {
     const FILE_HEADER: usize = 24;
     const RECORD_HEADER: usize = 16;
     let file = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;

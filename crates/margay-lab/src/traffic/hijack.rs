@@ -283,6 +283,7 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
         step: ChangeStep::ALL[dice.below(ChangeStep::ALL.len())],
         stack: STACKS[dice.below(STACKS.len())],
         demands: dice.hits(0.5),
+        by_rule: dice.hits(0.5),
         number: dice.roll() as u32,
     };
     let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };

@@ -48,6 +48,7 @@ pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use fetches::Fetched;
+pub use forger::read_frames;
 pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};

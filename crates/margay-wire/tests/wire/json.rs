@@ -105,8 +105,9 @@ fn of_chain(chain: &Chain<'_>) -> Value {
 }
 
 fn of_change(change: &ChangeRepr) -> Value {
-    let ChangeRepr { step, stack, demands, number } = change;
-    json!({"type": "CHANGE", "step": *step as u8, "stack": stack, "demands": demands, "number": number})
+    let ChangeRepr { step, stack, demands, by_rule, number } = change;
+    let step = *step as u8;
+    json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "by_rule": by_rule, "number": number})
 }
 
 fn of_extension(extension: &Extension<'_>) -> Value {
@@ -274,6 +275,7 @@ fn change(value: &Value) -> Result<ChangeRepr, Error> {
         step: ChangeStep::try_from(number::<u8>(value, "step"))?,
         stack: number(value, "stack"),
         demands: flag(value, "demands"),
+        by_rule: flag(value, "by_rule"),
         number: number(value, "number"),
     })
 }

@@ -82,8 +82,15 @@ fn handover() -> impl Strategy<Value = Value> {
 }
 
 fn change() -> impl Strategy<Value = Value> {
-    (1..=8_u8, any::<(u8, bool, u32)>()).prop_map(|(step, (stack, demands, number))| {
-        json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "number": number})
+    (1..=8_u8, any::<(u8, bool, bool, u32)>()).prop_map(|(step, (stack, demands, by_rule, number))| {
+        json!({
+            "type": "CHANGE",
+            "step": step,
+            "stack": stack,
+            "demands": demands,
+            "by_rule": by_rule,
+            "number": number
+        })
     })
 }
 

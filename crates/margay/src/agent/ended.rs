@@ -133,6 +133,7 @@ mod test {
                 changing_to: None,
                 order: None,
                 is_demanded: false,
+                is_demanded_by_rule: false,
                 is_demanded_by_peer: false,
                 changes: Vec::new(),
             },

@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
+use margay_core::stack_rule::StackRuleInfo;
 use margay_core::{Counters, DropReason, RemoveReason, Sal};
 use margay_datapath::meaning;
 use margay_wire::Kind;
@@ -180,7 +181,7 @@ impl Collector for Figures {
         }
         of_relocations(agent, &mut encoder)?;
         of_rebalances(agent, &mut encoder)?;
-        of_stack_changes(agent, &mut encoder)?;
+        of_stacks(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_chains(agent, &core, &mut encoder)?;
@@ -233,6 +234,12 @@ fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> 
     Ok(())
 }
 
+/// Live flows' stacks: what has changed them, and what may.
+fn of_stacks(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    of_stack_changes(agent, encoder)?;
+    of_stack_rules(agent, encoder)
+}
+
 /// Changes of live flows' stacks.
 fn of_stack_changes(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let counts = agent.map_or_else(|| vec![([""; 4], 0)], |agent| agent.watchers.stack_changes());
@@ -244,6 +251,24 @@ fn of_stack_changes(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) 
         ConstCounter::new(count).encode(metric)?;
     }
     Ok(())
+}
+
+/// Rules of stacks: there are at most 256.
+fn of_stack_rules(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let rules = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.stack_rules())).unwrap_or_default();
+    let rows = |count: fn(&StackRuleInfo) -> u64| -> Rows {
+        if agent.is_none() {
+            return owned(unlabelled());
+        }
+        rules.iter().map(|info| (info.rule.number.to_string(), count(info))).collect()
+    };
+    let help = "Times that the condition of a stack rule was evaluated, since the rules were read";
+    family(encoder, "stack_rule_evaluations", help, "rule", rows(|info| info.counts.evaluations))?;
+    let help = "Times that the condition of a stack rule began to fail for a flow, since the rules were read";
+    family(encoder, "stack_rule_failures", help, "rule", rows(|info| info.counts.failures))?;
+    let help = "Seconds that looks at stack rules have taken, waits for the core included";
+    let descriptor = encoder.encode_descriptor("stack_rule_time_seconds", help, None, MetricType::Counter)?;
+    ConstCounter::new(agent.map_or(0.0, |agent| agent.watchers.judging().seconds())).encode(descriptor)
 }
 
 /// Messages between agents, and the ends of flows.

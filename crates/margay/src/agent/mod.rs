@@ -42,6 +42,7 @@ pub mod search;
 pub mod service;
 pub mod service_router;
 pub mod spread;
+pub mod stack_rules;
 pub mod start;
 pub mod trace;
 pub mod upkeep;

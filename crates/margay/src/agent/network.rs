@@ -10,8 +10,8 @@ use futures_util::{FutureExt, StreamExt};
 use margay_datapath::segments::Segment;
 use tokio::sync::Mutex;
 
-use super::Agent;
 use super::host_changes::HostChanges;
+use super::{Agent, stack_rules};
 use crate::host::card::Card;
 use crate::host::{self, netlink};
 
@@ -88,17 +88,18 @@ pub async fn refresh(agent: &Agent, look: Look) {
     let mut told = agent.network.told.lock().await;
     let config = agent.config();
     let looks = (
-        host::local_addresses(config.ranges()).await,
+        host::placed(config.ranges()).await,
         host::interfaces().await,
         host::card::cards(config.inside.as_deref(), config.ranges()).await,
     );
-    let (addresses, interfaces, cards) = match looks {
-        (Ok(addresses), Ok(interfaces), Ok(cards)) => (addresses, interfaces, cards),
+    let (placed, interfaces, cards) = match looks {
+        (Ok(placed), Ok(interfaces), Ok(cards)) => (placed, interfaces, cards),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
             tracing::warn!(%error, "this host's interfaces and addresses cannot be read");
             return;
         }
     };
+    let addresses: Vec<IpAddr> = placed.iter().map(|one| one.address).collect();
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed || told.cards != cards {
         agent.direct.refresh(&config, &cards, &addresses).await;
@@ -129,7 +130,11 @@ pub async fn refresh(agent: &Agent, look: Look) {
         remotes.into_iter().map(|remote| (remote, route(remote))).collect()
     });
     let routes: Vec<_> = told.routes.iter().map(|(remote, local)| (*remote, *local)).collect();
-    agent.core.0.with_sal(|sal, now| sal.set_routes(now, addresses, routes));
+    agent.core.0.with_sal(|sal, now| {
+        // Before the routes, by which flows move to these addresses.
+        sal.set_local_places(stack_rules::places(&placed));
+        sal.set_routes(now, addresses, routes);
+    });
     if has_changed {
         agent.rules.resolvers.look();
     }

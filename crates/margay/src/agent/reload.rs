@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, Notify};
 use super::active::configured::rules;
 use super::network::{self, Look};
 use super::service::Publication;
-use super::{Agent, chain, home};
+use super::{Agent, chain, home, stack_rules};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::config_changes::{self, Needs};
 use crate::log;
@@ -248,6 +248,9 @@ fn set_core(agent: &Agent, before: &Config, now: &Config) {
         }
         if before.policies() != now.policies() {
             sal.set_policies(now.policies());
+        }
+        if before.stack_rule != now.stack_rule {
+            sal.set_stack_rules(at, now.stack_rules(&stack_rules::host_name(now)));
         }
         if before.ad_hoc.relay != now.ad_hoc.relay {
             sal.set_relay(at, now.ad_hoc.relay);

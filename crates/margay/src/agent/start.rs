@@ -46,6 +46,7 @@ use super::search::{Answering, Searches};
 use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
+use super::stack_rules;
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
@@ -245,18 +246,13 @@ fn local_of(config: &Config, identity: &Identity) -> Local {
         epoch: identity.epoch,
         boot_id: identity.boot_id,
         sal_port: config.host.port,
-        host_name: host_name(config),
+        host_name: stack_rules::host_name(config),
         software: concat!("margay ", env!("CARGO_PKG_VERSION")).to_owned(),
     }
 }
 
 fn configured(config: &Config) -> Vec<Publication> {
     config.service.iter().filter_map(|section| Publication::of_section(section.get_ref())).collect()
-}
-
-fn host_name(config: &Config) -> String {
-    let of_kernel = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-    config.host.name.clone().unwrap_or_else(of_kernel)
 }
 
 async fn start_core(
@@ -267,8 +263,8 @@ async fn start_core(
     (direct, spreads): (&DirectPath, &Spreads),
 ) -> Result<CoreHandle> {
     let plan = host::plan(config).await.into_diagnostic()?;
-    let local_addresses =
-        host::local_addresses(config.ranges()).await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
+    let placed = host::placed(config.ranges()).await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
+    let local_addresses = placed.iter().map(|one| one.address).collect();
     let datagram_max = plan.datagram_max();
     let core_config = margay_core::Config {
         host_key: identity.host_key.clone(),
@@ -285,6 +281,8 @@ async fn start_core(
     // Before flows are taken up: they are sealed with what this says.
     sal.set_secure(seal::ciphers(), config.secure, config.secure_names());
     sal.set_policies(config.policies());
+    sal.set_local_places(stack_rules::places(&placed));
+    sal.set_stack_rules(now, config.stack_rules(&stack_rules::host_name(config)));
     sal.set_give_up_after(config.host.give_up_after.map(|patience| patience.0));
     let runtime_dir = config.host.runtime_dir.clone();
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);

@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::orphans::Orphans;
-use super::{Agent, absence, authority, cluster, fencing, host_changes, search, service_router, way};
+use super::{Agent, absence, authority, cluster, fencing, host_changes, search, service_router, stack_rules, way};
 use crate::log_file;
 
 /// How often it looks around.
@@ -36,8 +36,9 @@ pub async fn run(agent: Arc<Agent>) {
     let host = host_changes::follow(Arc::clone(&agent));
     let absences = absence::follow(Arc::clone(&agent));
     let fencing = fencing::follow(Arc::clone(&agent));
+    let stacks = stack_rules::follow(Arc::clone(&agent));
     let rounds = look_around(Arc::clone(&agent));
-    tokio::join!(rounds, network, host, way, neighbours, routers, searches, absences, fencing, stand_by(agent));
+    tokio::join!(rounds, network, host, way, neighbours, routers, searches, absences, fencing, stacks, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {

@@ -21,6 +21,7 @@ use super::ended::{Ended, EndedFlows};
 use super::failure::{Failed, Failures};
 use super::flows::Change;
 use super::relocation::Words;
+use super::stack_rules::Judging;
 
 /// Events that a slow watcher may be behind; older ones are lost to it, and it is told how many.
 const BEHIND_MAX: usize = 8192;
@@ -39,6 +40,8 @@ pub struct Watchers {
     opened: Arc<AtomicU64>,
     /// What has become of changes of flows' stacks.
     stack_changes: Arc<StackCounts>,
+    /// What looks at the rules of stacks have cost.
+    judging: Arc<Judging>,
     /// Whoever carries out hand-overs.
     hand_overs: Words,
 }
@@ -76,6 +79,7 @@ impl Default for Watchers {
             ended: Arc::default(),
             opened: Arc::default(),
             stack_changes: Arc::default(),
+            judging: Arc::default(),
             hand_overs: Words::default(),
         }
     }
@@ -132,6 +136,11 @@ impl Watchers {
     /// Connections of programs of this host that failed of late, the latest first.
     pub fn failures(&self) -> Vec<Failed> {
         self.failures.recent(Instant::now())
+    }
+
+    /// What looks at the rules of stacks have cost since the start.
+    pub fn judging(&self) -> &Judging {
+        &self.judging
     }
 
     /// What has become of changes of flows' stacks since the start.

@@ -8,7 +8,7 @@ use clap::Command;
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Start and stop", &["up", "down", "reload", "agent", "enable", "disable"]),
     ("Services", &["run", "service", "middlebox", "drain", "undrain", "rebalance", "ensemble"]),
-    ("Flows and paths", &["flow", "path", "stack", "cache"]),
+    ("Flows and paths", &["flow", "path", "stack", "fact", "cache"]),
     ("Routing", &["route", "router", "policy", "chain"]),
     ("Identity", &["id", "audit"]),
     ("Look and try", &["status", "check", "trace", "completions"]),

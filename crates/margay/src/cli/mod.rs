@@ -8,6 +8,7 @@ mod complete;
 mod drain;
 mod drainer;
 mod ensemble;
+mod fact;
 mod flow;
 mod help;
 mod id;
@@ -152,9 +153,12 @@ enum Verb {
     Policy(policy::PolicyVerb),
     /// What would happen to a connection to a name now, hop by hop, and why
     Trace(trace::TraceArgs),
-    /// How live flows are carried: plain or sealed; orders
+    /// How live flows are carried: plain or sealed; orders, and rules
     #[command(subcommand)]
     Stack(stack::StackVerb),
+    /// Facts from outside, which rules of stacks look at: set, list, clear
+    #[command(subcommand)]
+    Fact(fact::FactVerb),
     /// The flow caches: empty them, take the kernel's off, put it on
     #[command(subcommand)]
     Cache(cache::CacheVerb),
@@ -301,6 +305,10 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             Verb::Ensemble(verb) => ensemble::ensemble(&config, verb, &mut out).await.map(|()| ExitCode::SUCCESS),
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
+            Verb::Stack(verb) => {
+                let connect = async || connect(&config, remote.as_ref()).await;
+                stack::stack(connect, verb, &mut out).await.map(|()| ExitCode::SUCCESS)
+            }
             verb => ask(verb, connect(&config, remote.as_ref()).await?, &mut out).await,
         }
     });
@@ -378,7 +386,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Chain(verb) => chain::chain(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Policy(verb) => policy::policy(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
-        Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Fact(verb) => fact::fact(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Cache(verb) => cache::cache(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
@@ -386,6 +394,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Down(_)
         | Verb::Agent(_)
         | Verb::Check(_)
+        | Verb::Stack(_)
         | Verb::Reload(_)
         | Verb::Enable(_)
         | Verb::Disable(_)

@@ -1,14 +1,16 @@
 //! `margay stack`.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
 use margay_control::api::v1::*;
-use miette::Result;
+use miette::{IntoDiagnostic, Result, WrapErr};
 
 use super::flow::{label, peer};
 use super::output::span;
 use super::{Client, Json, Out, refused};
+use crate::config::Config;
 use crate::listener::ServiceName;
 
 #[derive(Subcommand)]
@@ -46,6 +48,24 @@ pub enum StackVerb {
         #[command(flatten)]
         json: Json,
     },
+    /// The rules by which flows are carried plain or sealed, the first to decide first
+    Rules {
+        #[command(subcommand)]
+        verb: Option<RulesVerb>,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+#[derive(Subcommand)]
+pub enum RulesVerb {
+    /// Read the rules of a configuration file, and say what is wrong with them; no agent is asked
+    Check {
+        /// The file: a whole configuration, or [[stack_rule]] sections alone
+        file: PathBuf,
+        #[command(flatten)]
+        json: Json,
+    },
 }
 
 /// A stack, as it is written.
@@ -66,8 +86,16 @@ impl std::fmt::Display for StackWord {
     }
 }
 
-pub async fn stack(mut client: Client, verb: StackVerb, out: &mut Out) -> Result<()> {
+pub async fn stack(connect: impl AsyncFnOnce() -> Result<Client>, verb: StackVerb, out: &mut Out) -> Result<()> {
+    if let StackVerb::Rules { verb: Some(RulesVerb::Check { file, json }), .. } = &verb {
+        return check(file, *json, out);
+    }
+    let mut client = connect().await?;
     match verb {
+        StackVerb::Rules { json, .. } => {
+            let reply = client.stack_rule_list(StackRuleListRequest {}).await.map_err(refused)?.into_inner();
+            if json.json { out.json(&reply) } else { rules(&reply.rules, out) }
+        }
         StackVerb::List { name, limit, json } => {
             let service = name.map(|name| name.to_string()).unwrap_or_default();
             let request = FlowListRequest { service, limit, failed: false };
@@ -94,6 +122,55 @@ pub async fn stack(mut client: Client, verb: StackVerb, out: &mut Out) -> Result
     }
 }
 
+/// The rules of a file.
+fn check(file: &Path, json: Json, out: &mut Out) -> Result<()> {
+    let text = std::fs::read_to_string(file).into_diagnostic();
+    let text = text.wrap_err_with(|| format!("cannot read {}", file.display()))?;
+    let config = Config::parse(&text, file)?;
+    let found = config.stack_rules("");
+    let sections = config.stack_rule.iter().map(toml::Spanned::get_ref);
+    let info = |rule: &margay_core::stack_rule::StackRule| {
+        let section = sections.clone().nth(usize::from(rule.number) - 1);
+        StackRuleInfo {
+            number: rule.number.into(),
+            names: section.map(|one| one.names.iter().map(ToString::to_string).collect()).unwrap_or_default(),
+            when: rule.text.clone(),
+            r#use: rule.uses.label().to_owned(),
+            hold_s: section.map_or(0, |section| section.hold_s),
+            release_s: section.map_or(0, |section| section.release_s),
+            priority: rule.priority,
+            floor: rule.is_floor,
+            ..StackRuleInfo::default()
+        }
+    };
+    let reply = StackRuleListReply { rules: found.iter().map(info).collect() };
+    let count = reply.rules.len();
+    let sentence = match count {
+        0 => format!("{} has no [[stack_rule]]", file.display()),
+        1 => "1 rule, and nothing is wrong with it".to_owned(),
+        _ => format!("{count} rules, and nothing is wrong with them"),
+    };
+    out.done(json.json, &reply, &sentence)
+}
+
+/// Rules, one per row.
+fn rules(rules: &[StackRuleInfo], out: &mut Out) -> Result<()> {
+    let rows = rules.iter().map(|rule| {
+        vec![
+            rule.number.to_string(),
+            rule.names.join(" "),
+            rule.when.clone(),
+            if rule.floor { format!("{} (floor)", rule.r#use) } else { rule.r#use.clone() },
+            rule.priority.to_string(),
+            rule.flows.to_string(),
+            rule.in_force.to_string(),
+            rule.failing.to_string(),
+        ]
+    });
+    let heads = ["RULE", "NAMES", "WHEN", "USE", "PRIORITY", "FLOWS", "IN FORCE", "FAILING"];
+    out.table(&heads, rows.collect(), "no rules; [[stack_rule]] in the configuration makes them")
+}
+
 /// Flows, one per row.
 fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
     let rows = flows.iter().map(|flow| {
@@ -118,6 +195,8 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("stack", describe(&stack)),
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
         ("demanded", demanded(&stack).to_owned()),
+        ("rules", rules_of(&stack)),
+        ("facts", facts_of(&stack)),
         ("changes", changes(&stack)),
     ];
     out.facts(&facts)
@@ -133,10 +212,52 @@ pub fn describe(stack: &FlowStack) -> String {
     format!("{} for {since}: {}{changing}", stack.stack, because(stack))
 }
 
+/// What rules make of a flow, the first to decide first.
+fn rules_of(stack: &FlowStack) -> String {
+    let time = |ms: u64| span(Duration::from_millis(ms));
+    let line = |rule: &FlowRule| {
+        let floor = if rule.floor { ", a floor" } else { "" };
+        let state = match (rule.in_force, rule.holds, rule.failure.as_str()) {
+            (in_force, _, failure) if !failure.is_empty() => {
+                format!("{}fails, which counts as false: {failure}", if in_force { "in force still; " } else { "" })
+            }
+            (true, true, _) => "in force".to_owned(),
+            (true, false, _) => format!("over for {} of {}", time(rule.since_ms), time(rule.waits_ms)),
+            (false, true, _) => format!("holds for {} of {}", time(rule.since_ms), time(rule.waits_ms)),
+            (false, false, _) => "does not hold".to_owned(),
+        };
+        format!("{} ({}{floor}) {}: {state}", rule.number, rule.r#use, rule.when)
+    };
+    let mut lines: Vec<String> = stack.rules.iter().map(line).collect();
+    if !stack.order.is_empty() && !stack.rules.is_empty() {
+        lines.push("an order holds: until it is released only a floor has a say".to_owned());
+    }
+    if !stack.blocked.is_empty() {
+        lines.push(format!("rejected: {}; tried again in {}", stack.blocked, time(stack.blocked_ms)));
+    }
+    if stack.waits_for_seal {
+        lines.push("nothing of the flow is sent until it is sealed".to_owned());
+    }
+    lines.join("\n  ")
+}
+
+/// What the rules see.
+fn facts_of(stack: &FlowStack) -> String {
+    let fact = |fact: &FlowFact| format!("{} = {}", fact.name, fact.value);
+    stack.facts.iter().map(fact).collect::<Vec<_>>().join(", ")
+}
+
 /// Why a flow has its stack.
 fn because(stack: &FlowStack) -> String {
     let last = stack.changes.iter().rev().find(|change| change.outcome == "done");
+    if let Some(floor) = stack.rules.iter().find(|rule| rule.floor && rule.in_force)
+        && stack.stack == "secure"
+    {
+        return format!("rule {} demands it", floor.number);
+    }
     match (stack.order.as_str(), last.map(|change| change.cause.as_str())) {
+        ("", Some("rule")) => format!("rule {} wants it", last.map_or(0, |change| change.rule)),
+        ("", Some("rule-ended")) => format!("rule {} has no say any more", last.map_or(0, |change| change.rule)),
         ("", Some("peer")) => "the peer wanted it".into(),
         ("", Some("settled")) => "the two ends had different stacks, and took the sealed one".into(),
         ("", Some(_)) => "an order was released".into(),
@@ -148,7 +269,8 @@ fn because(stack: &FlowStack) -> String {
 
 /// Who demands that a flow is sealed.
 pub fn demanded(stack: &FlowStack) -> &'static str {
-    match (stack.demanded_here, stack.demanded_by_peer) {
+    match (stack.demanded_here || stack.demanded_by_rule, stack.demanded_by_peer) {
+        (true, false) if !stack.demanded_here => "a rule of this host demands `secure`: the flow gets no less",
         (true, true) => "both ends demand `secure`: the flow gets no less",
         (true, false) => "this host's configuration demands `secure`: the flow gets no less",
         (false, true) => "the peer demands `secure`: the flow gets no less",
@@ -164,7 +286,8 @@ fn changes(stack: &FlowStack) -> String {
     let line = |change: &FlowStackChange| {
         let ago = span(Duration::from_millis(change.ms_ago));
         let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
-        format!("{ago} ago, {} to {} ({}): {}{why}", change.from, change.to, change.cause, change.outcome)
+        let cause = if change.rule == 0 { change.cause.clone() } else { format!("{} {}", change.cause, change.rule) };
+        format!("{ago} ago, {} to {} ({cause}): {}{why}", change.from, change.to, change.outcome)
     };
     stack.changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }
@@ -181,6 +304,7 @@ mod tests {
             cause: cause.into(),
             outcome: outcome.into(),
             why: "the peer is silent".into(),
+            rule: 0,
         }
     }
 

@@ -21,7 +21,7 @@ pub mod rule_place;
 pub mod sysctl;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use margay_control::{StateDir, StateError};
 use margay_core::Ranges;
@@ -452,6 +452,43 @@ pub async fn interfaces() -> io::Result<Vec<u32>> {
 ///
 /// The kernel's tables cannot be read.
 pub async fn local_addresses(ranges: Ranges) -> io::Result<Vec<IpAddr>> {
+    Ok(placed(ranges).await?.into_iter().map(|found| found.address).collect())
+}
+
+/// An address of this host, and where it has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The address.
+    pub address: IpAddr,
+    /// The length of its network's prefix, in bits.
+    pub bits: u8,
+    /// The interface.
+    pub interface: String,
+}
+
+impl Placed {
+    /// Its network: `10.1.0.0/16`.
+    pub fn block(&self) -> String {
+        let network: IpAddr = match self.address {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.bits.min(32))).unwrap_or(0);
+                Ipv4Addr::from(u32::from(v4) & mask).into()
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.bits.min(128))).unwrap_or(0);
+                Ipv6Addr::from(u128::from(v6) & mask).into()
+            }
+        };
+        format!("{network}/{}", self.bits)
+    }
+}
+
+/// As [`local_addresses`], with where each is.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn placed(ranges: Ranges) -> io::Result<Vec<Placed>> {
     let net = Netlink::connect()?;
     let links = net.links().await?;
     let routes = net.routes(change::MAIN_TABLE).await?;
@@ -465,7 +502,13 @@ pub async fn local_addresses(ranges: Ranges) -> io::Result<Vec<IpAddr>> {
         .filter(|found| !ranges.is_virtual(found.address))
         .collect();
     found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
-    Ok(found.into_iter().map(|found| found.address).collect())
+    let name = |index: u32| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
+    let place = |found: &netlink::Address| Placed {
+        address: found.address,
+        bits: found.bits,
+        interface: name(found.index).unwrap_or_default(),
+    };
+    Ok(found.iter().map(place).collect())
 }
 
 /// The interfaces by which all hosts of a segment can be reached, each with an address of either family that others may

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 
 /// Where the structures are.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("../config.rs"),
     include_str!("../config/service.rs"),
+    include_str!("../config/stack_rule.rs"),
     include_str!("../agent/health/spec.rs"),
     include_str!("../etcd_section.rs"),
     include_str!("../resolver.rs"),
@@ -74,7 +75,7 @@ fn form(item: &Item, field: &Field, words: &BTreeMap<&str, &[String]>) -> String
     let inner = field.of.trim_start_matches("Option<").trim_start_matches("Vec<").trim_end_matches('>');
     let one = match inner {
         "bool" => "true or false".to_owned(),
-        "u8" | "u16" | "u32" | "u64" => "number".to_owned(),
+        "u8" | "u16" | "u32" | "u64" | "i32" => "number".to_owned(),
         "PathBuf" => "path".to_owned(),
         "SocketAddr" | "SocketAddrV4" => "address:port".to_owned(),
         "IpAddr" => "address".to_owned(),
@@ -99,6 +100,9 @@ fn default(item: &Item, field: &Field) -> Option<String> {
         }
         ("LoadSection", _) => {
             of_example("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\nload = { command = [\"/a\"] }")
+        }
+        ("StackRuleSection", _) => {
+            of_example("[[stack_rule]]\nnames = [\"web.shop\"]\nwhen = \"true\"\nuse = \"secure\"")
         }
         ("ResolverSection", _) => {
             of_example("[[resolver]]\nname = \"a\"\nkind = \"static\"\nfile = \"/a\"\nnames = [\"web.shop\"]")
@@ -165,6 +169,8 @@ fn field(code: &str, doc: &str, attributes: &str) -> Option<Field> {
     let (name, of) = code.strip_prefix("pub ")?.strip_suffix(',')?.split_once(": ")?;
     let of = of.replace("Spanned<", "").replace(">>", ">");
     let has_default = attributes.contains("default");
+    // A word of Rust's.
+    let name = name.trim_start_matches("r#");
     Some(Field { name: name.to_owned(), of, doc: doc.to_owned(), has_default })
 }
 

@@ -108,7 +108,11 @@ pub(super) async fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> 
         Some(flow) => ended().or_else(|| Some(info(agent, &names, &flow))),
         None => ended(),
     };
-    shown.ok_or_else(|| unknown(id))
+    let mut shown = shown.ok_or_else(|| unknown(id))?;
+    if let Some(stack) = &mut shown.stack {
+        stack::add_rules(agent, id, stack);
+    }
+    Ok(shown)
 }
 
 pub(super) fn close(agent: &Agent, flow: &str) -> Result<FlowCloseReply, Status> {

@@ -4,6 +4,7 @@ mod audit;
 mod cache;
 mod chain;
 mod drain;
+mod fact;
 mod flow;
 mod health;
 mod identity;
@@ -262,6 +263,22 @@ impl Calls for Api {
 
     async fn stack_release(&self, request: Request<StackReleaseRequest>) -> Answer<FlowInfo> {
         stack::release(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn stack_rule_list(&self, _: Request<StackRuleListRequest>) -> Answer<StackRuleListReply> {
+        Ok(Response::new(stack::rules(&self.0)))
+    }
+
+    async fn fact_set(&self, request: Request<FactSetRequest>) -> Answer<FactInfo> {
+        fact::set(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn fact_list(&self, _: Request<FactListRequest>) -> Answer<FactListReply> {
+        Ok(Response::new(fact::list(&self.0)))
+    }
+
+    async fn fact_clear(&self, request: Request<FactClearRequest>) -> Answer<FactClearReply> {
+        fact::clear(&self.0, &request.into_inner().name).map(Response::new)
     }
 
     async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use margay_control::api::v1::{FlowInfo, FlowStack, FlowStackChange, StackReleaseRequest, StackSetRequest};
+use margay_control::api::v1::{
+    FlowFact, FlowInfo, FlowRule, FlowStack, FlowStackChange, StackReleaseRequest, StackRuleInfo, StackRuleListReply,
+    StackSetRequest,
+};
 use margay_control::store::AuditEntry;
-use margay_core::stack_change::{ChangeOutcome, Stack, StackChange, StackInfo};
+use margay_core::stack_change::{ChangeCause, ChangeOutcome, Stack, StackChange, StackInfo};
+use margay_core::stack_rule;
 use margay_core::{ChangeRefused, Event};
+use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
@@ -14,7 +19,7 @@ use tonic::Status;
 
 use super::flow::{age_ms, parse_id, show};
 use super::{blocking, environment, misuse, not_found};
-use crate::agent::Agent;
+use crate::agent::{Agent, naming};
 
 /// Longer than a change takes.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
@@ -108,6 +113,58 @@ fn last_outcome(agent: &Agent, id: FlowId) -> Option<ChangeOutcome> {
     last.filter(|_| flow.stack.changing_to.is_none())
 }
 
+/// The rules, the first to decide first.
+pub(super) fn rules(agent: &Agent) -> StackRuleListReply {
+    let found = agent.core.0.with_sal(|sal, _| sal.stack_rules());
+    let info = |info: &stack_rule::StackRuleInfo| StackRuleInfo {
+        number: info.rule.number.into(),
+        names: info.rule.names.iter().map(|prefix| naming::prefix(agent, prefix)).collect(),
+        when: info.rule.text.clone(),
+        r#use: info.rule.uses.label().to_owned(),
+        hold_s: seconds(info.rule.hold),
+        release_s: seconds(info.rule.release),
+        priority: info.rule.priority,
+        floor: info.rule.is_floor,
+        flows: info.flows as u64,
+        in_force: info.in_force as u64,
+        failing: info.failing as u64,
+        evaluations: info.counts.evaluations,
+        failures: info.counts.failures,
+    };
+    StackRuleListReply { rules: found.iter().map(info).collect() }
+}
+
+fn seconds(time: Duration) -> u32 {
+    u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Adds what rules make of a flow.
+pub(super) fn add_rules(agent: &Agent, id: FlowId, info: &mut FlowStack) {
+    let Some(found) = agent.core.0.with_sal(|sal, _| sal.rules_of_flow(id)) else { return };
+    let rule = |rule: &stack_rule::FlowRule| FlowRule {
+        number: rule.number.into(),
+        when: rule.text.clone(),
+        r#use: rule.uses.label().to_owned(),
+        floor: rule.is_floor,
+        holds: rule.holds,
+        since_ms: age_ms(rule.since),
+        in_force: rule.in_force,
+        waits_ms: rule.waits.map_or(0, millis),
+        failure: rule.failure.clone().unwrap_or_default(),
+    };
+    info.rules = found.rules.iter().map(rule).collect();
+    info.facts = found.facts.into_iter().map(|(name, value)| FlowFact { name, value }).collect();
+    if let Some((refused, until)) = found.blocked {
+        info.blocked = refused.to_string();
+        info.blocked_ms = millis(until.since(clock::now()));
+    }
+    info.waits_for_seal = found.is_guarded;
+}
+
 /// As lists show it.
 pub(super) fn info(stack: &StackInfo) -> FlowStack {
     let label = |stack: Option<Stack>| stack.map_or("", Stack::label).to_owned();
@@ -120,6 +177,8 @@ pub(super) fn info(stack: &StackInfo) -> FlowStack {
         demanded_here: stack.is_demanded,
         demanded_by_peer: stack.is_demanded_by_peer,
         changes: stack.changes.iter().map(change_info).collect(),
+        demanded_by_rule: stack.is_demanded_by_rule,
+        ..FlowStack::default()
     }
 }
 
@@ -131,5 +190,9 @@ fn change_info(change: &StackChange) -> FlowStackChange {
         cause: change.cause.label().to_owned(),
         outcome: change.outcome.label().to_owned(),
         why: change.outcome.text(),
+        rule: match change.cause {
+            ChangeCause::Rule(number) | ChangeCause::RuleEnded(number) => number.into(),
+            _ => 0,
+        },
     }
 }

@@ -1,0 +1,68 @@
+//! What of a flow the packet threads leave to the core: what the application sends, while the flow is held; and all of
+//! a flow of datagrams, while the core still carries what it has held of that flow. Otherwise the next datagrams, which
+//! find the entry, would overtake those.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use margay_wire::FlowId;
+
+use super::{Slot, Table};
+use crate::packet::UDP;
+
+/// The packet threads carry it.
+pub(super) const NOTHING: u8 = 0;
+/// What the application sends: the flow is held.
+const SENDS: u8 = 1;
+/// All: the core still carries what it has held.
+const OPENING: u8 = 2;
+
+/// Of a flow that is new in the table.
+pub(super) fn of_new(protocol: u8) -> AtomicU8 {
+    AtomicU8::new(after_hold(protocol))
+}
+
+/// Connections put their segments in order themselves.
+fn after_hold(protocol: u8) -> u8 {
+    if protocol == UDP { OPENING } else { NOTHING }
+}
+
+impl Slot {
+    /// Takes over what the entry says.
+    pub(super) fn follow_hold(&mut self, is_held: bool) {
+        let protocol = self.key.protocol;
+        let left = self.left_to_core.get_mut();
+        if is_held {
+            *left = SENDS;
+        } else if *left == SENDS {
+            *left = after_hold(protocol);
+        }
+    }
+
+    /// Whether a packet of the application is the core's, which has not sent it itself.
+    pub(super) fn is_left_to_core(&self, by_core: bool) -> bool {
+        match self.left_to_core.load(Ordering::Acquire) {
+            SENDS => true,
+            OPENING => !by_core,
+            _ => false,
+        }
+    }
+
+    pub(super) fn is_opening(&self) -> bool {
+        self.left_to_core.load(Ordering::Acquire) == OPENING
+    }
+}
+
+impl Table {
+    /// Whether the core still carries what it has held of a flow.
+    pub fn is_opening(&self, flow: FlowId) -> bool {
+        self.find(flow).is_some_and(Slot::is_opening)
+    }
+
+    /// From here on the packet threads carry a flow of datagrams.
+    pub fn open(&self, flow: FlowId) {
+        if let Some(slot) = self.find(flow) {
+            // It may be held again.
+            let _ = slot.left_to_core.compare_exchange(OPENING, NOTHING, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+}

@@ -132,6 +132,8 @@ error_codes! {
     ChainRequired = 25;
     /// The next host of the chain has not answered in time.
     NoAnswer = 26;
+    /// The box is a proxy, and the chain does not say so; or the chain says so of a box that is none.
+    BoxOtherKind = 27;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.

@@ -50,6 +50,7 @@ local error_codes = {
     [24] = "BOX_ANSWERED",
     [25] = "CHAIN_REQUIRED",
     [26] = "NO_ANSWER",
+    [27] = "BOX_OTHER_KIND",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }

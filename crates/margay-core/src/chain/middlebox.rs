@@ -22,7 +22,7 @@ use crate::sal::Sal;
 use crate::segment::SEGMENT;
 use crate::setup::{Arrival, Draft, SETUP_TIMEOUT, Start, retry_after, sticky};
 use crate::surrogate::box_tuple;
-use crate::table::{Allow, Resolution};
+use crate::table::{Allow, Demux, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
@@ -35,15 +35,17 @@ const TELLING_PER_BOX: Duration = Duration::from_millis(200);
 const TCP: u8 = 6;
 
 /// What a box does with packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoxKind {
     /// It lets them pass, or not.
     Forward,
     /// It looks at them.
     Sniff,
+    /// It is a program that ends TCP connections, and takes them there. Those that it makes are its own.
+    Proxy(Box<Demux>),
 }
 
-/// A box on this host: what the kernel does with packets that come in by `sal0` and leave by `sal0`.
+/// A box on this host: what the kernel does with packets that come in by `sal0` and leave by `sal0`, or a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Middlebox {
     /// What it does.
@@ -416,13 +418,14 @@ impl Sal {
         let setup = chained.setup.as_deref()?;
         match (error, chained.place) {
             (Some(_), _) => setup.failure?.write(&flow.service, &chained.boxes, &chained.hosts),
-            (None, Place::Last) => {
+            (None, Place::Last | Place::Proxy { .. }) => {
+                let (boxes, hosts) = self.passed_here(chained);
                 let answered = Answered {
                     host_key: self.config.host_key.public(),
                     signature: self.sign_answer(flow.session, &flow.service, &setup.origin),
                     certificates: certificate.to_vec(),
-                    boxes: chained.boxes.clone(),
-                    hosts: chained.hosts.clone(),
+                    boxes,
+                    hosts,
                 };
                 answered.write(&flow.service, certificate)
             }

@@ -1,4 +1,5 @@
 //! Chains: sessions that go through boxes, which forward packets or listen in (docs/decisions/0074; Dysco, section 2).
+//! Boxes that end sessions, and boxes that change addresses, are in docs/decisions/0077.
 //!
 //! ```text
 //!   client            host of box 1             host of box 2             server
@@ -13,7 +14,7 @@
 //! on, once the box has let it pass.
 //!
 //! `policy` says which sessions (pure), `proof` who vouches for one, `first` is the initiator's end, `last` what a
-//! responder asks of its neighbour, `middlebox` the two halves on a box's host.
+//! responder asks of its neighbour, `middlebox` the two halves on a box's host, `proxy` a box at which sessions end.
 
 mod first;
 mod last;
@@ -21,6 +22,7 @@ mod memory;
 mod middlebox;
 mod policy;
 mod proof;
+mod proxy;
 mod record;
 
 pub(crate) use last::Read;
@@ -71,6 +73,8 @@ pub(crate) enum Place {
     Right { at: usize },
     /// From the last box to the server's host.
     Last,
+    /// From the host before, to box `at` here, a proxy: the session ends there.
+    Proxy { at: usize },
 }
 
 /// What a set-up has failed at.
@@ -137,6 +141,11 @@ impl Chained {
 
     pub const fn is_right(&self) -> bool {
         matches!(self.place, Place::Right { .. })
+    }
+
+    /// Whether the session ends at this host: at its server, or at a proxy.
+    pub const fn is_end(&self) -> bool {
+        matches!(self.place, Place::Last | Place::Proxy { .. })
     }
 
     /// Whether the flow is one of the two halves on a box's host.

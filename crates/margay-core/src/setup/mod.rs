@@ -262,6 +262,7 @@ pub(crate) fn unreachable_of(code: ErrorCode) -> Unreachable {
         | ErrorCode::KeptOut
         | ErrorCode::BoxSilent
         | ErrorCode::BoxAnswered
+        | ErrorCode::BoxOtherKind
         | ErrorCode::UnknownCritical
         | ErrorCode::NoAnswer => Unreachable::Host,
         _ => Unreachable::Port,

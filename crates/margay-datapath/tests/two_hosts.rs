@@ -326,6 +326,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
                 pin_dir: place,
                 flow_ports: 61_000..=61_999,
                 ranges: Ranges::USUAL,
+                boxes: false,
                 flows_max: 16,
             };
             let [used, other] = [0, 1].map(|_| KernelCache::open(&config).unwrap());
@@ -429,6 +430,7 @@ fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
             pin_dir,
             flow_ports: 61_000..=61_999,
             ranges: Ranges::USUAL,
+            boxes: false,
             flows_max: 16,
         };
         let used = KernelCache::open(&config).unwrap();

@@ -99,6 +99,18 @@ fn chains(line: &mut Line, host: HostId) -> Vec<(ChainPlace, Vec<usize>)> {
     chains.map(|chain| (chain.place, chain.boxes.iter().filter_map(|one| one.host).map(number).collect())).collect()
 }
 
+/// The chains of a host's flows, once one has passed two boxes.
+fn set_up(line: &mut Line, host: HostId) -> Vec<(ChainPlace, Vec<usize>)> {
+    for _ in 0..300 {
+        line.world.run_for(SECOND / 100);
+        let found = chains(line, host);
+        if found.iter().any(|(_, passed)| passed.len() == 2) {
+            return found;
+        }
+    }
+    panic!("nothing has come there: {:?}", chains(line, host));
+}
+
 #[test]
 fn a_session_ends_at_a_proxy_whose_own_goes_through_the_rest() {
     for is_direct in [false, true] {
@@ -118,17 +130,15 @@ fn a_session_ends_at_a_proxy_whose_own_goes_through_the_rest() {
 fn each_end_knows_where_the_session_ends_and_who_has_begun_it() {
     let mut line = proxied(3);
     let proxy = line.boxes[1];
-    line.world.connect(line.client, NAME);
-    line.world.run_for(SECOND / 10);
     let client = line.client;
-    assert_eq!(chains(&mut line, client), [(ChainPlace::First, vec![0, 1])]);
-    assert_eq!(chains(&mut line, proxy), [(ChainPlace::Proxy, vec![0, 1])]);
-    line.world.run_for(60 * SECOND);
-    line.world.connect(proxy, NAME);
-    line.world.run_for(SECOND / 10);
-    assert_eq!(chains(&mut line, proxy), [(ChainPlace::First, vec![1, 2])]);
     let server = line.server;
-    assert_eq!(chains(&mut line, server), [(ChainPlace::Last, vec![1, 2])]);
+    line.world.connect(client, NAME);
+    assert_eq!(set_up(&mut line, proxy), [(ChainPlace::Proxy, vec![0, 1])]);
+    assert_eq!(chains(&mut line, client), [(ChainPlace::First, vec![0, 1])]);
+    line.world.run_for(300 * SECOND);
+    line.world.connect(proxy, NAME);
+    assert_eq!(set_up(&mut line, server), [(ChainPlace::Last, vec![1, 2])]);
+    assert_eq!(chains(&mut line, proxy), [(ChainPlace::First, vec![1, 2])]);
 }
 
 #[test]
@@ -146,8 +156,8 @@ fn a_service_can_demand_the_proxy_and_a_proxy_the_boxes_before_it() {
         short.rules[0].boxes.retain(|one| wanted.contains(&one.service));
         let client = line.client;
         line.world.host(client).sal.set_chain_policy(short).expect("it can be gone by");
-        assert_ne!(line.connect(), Outcome::Answered(PROXY), "{boxes:?}");
-        assert!(line.last_failure().contains("boxes that its policy names"), "{boxes:?}: {}", line.last_failure());
+        let outcome = line.connect();
+        assert!(matches!(outcome, Outcome::Refused | Outcome::Reset), "{boxes:?}: {outcome:?}");
     }
     assert_eq!(line.accepted(), 1);
 }

@@ -134,6 +134,12 @@ error_codes! {
     NoAnswer = 26;
     /// The box is a proxy, and the chain does not say so; or the chain says so of a box that is none.
     BoxOtherKind = 27;
+    /// A box of the chain has changed the session's addresses or ports, and is not said to.
+    BoxRewrites = 28;
+    /// The session's first packet has no room for the tag by which a box's host would know it again.
+    NoRoomForTag = 29;
+    /// A box of the chain has changed addresses, and nobody can tell which session a packet is of.
+    BoxAmbiguous = 30;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.

@@ -51,6 +51,9 @@ local error_codes = {
     [25] = "CHAIN_REQUIRED",
     [26] = "NO_ANSWER",
     [27] = "BOX_OTHER_KIND",
+    [28] = "BOX_REWRITES",
+    [29] = "NO_ROOM_FOR_TAG",
+    [30] = "BOX_AMBIGUOUS",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }

@@ -88,6 +88,8 @@ pub enum MiddleboxKind {
     Forward,
     /// It looks at packets, which pass whatever it does
     Sniff,
+    /// It changes addresses or ports of packets: SNAT, DNAT
+    Rewrite,
     /// It ends TCP connections, and makes connections of its own: HAProxy, nginx, squid
     Proxy,
 }
@@ -95,7 +97,7 @@ pub enum MiddleboxKind {
 impl MiddleboxKind {
     /// The kind of a word.
     pub fn of_label(label: &str) -> Option<Self> {
-        [Self::Forward, Self::Sniff, Self::Proxy].into_iter().find(|kind| kind.label() == label)
+        [Self::Forward, Self::Sniff, Self::Rewrite, Self::Proxy].into_iter().find(|kind| kind.label() == label)
     }
 
     /// As lists show it.
@@ -103,6 +105,7 @@ impl MiddleboxKind {
         match self {
             Self::Forward => "forward",
             Self::Sniff => "sniff",
+            Self::Rewrite => "rewrite",
             Self::Proxy => "proxy",
         }
     }
@@ -117,6 +120,7 @@ impl MiddleboxKind {
         match self {
             Self::Forward => BoxKind::Forward,
             Self::Sniff => BoxKind::Sniff,
+            Self::Rewrite => BoxKind::Rewrite,
             Self::Proxy => BoxKind::Proxy(Box::new(listener)),
         }
     }

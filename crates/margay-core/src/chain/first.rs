@@ -58,6 +58,7 @@ impl Sal {
             boxes,
             hosts,
             seen: [0; 32],
+            other_half: None,
             setup: Some(Box::new(ChainSetup::new(client, port, origin))),
         };
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
@@ -226,6 +227,27 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
         ErrorCode::BoxAnswered => (
             Unreachable::Host,
             format!("box {name} of the chain has answered in the place of the service; a box forwards, or listens in"),
+        ),
+        ErrorCode::BoxRewrites => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain has changed the session's addresses or ports; one that is to do so is served \
+                 with `--kind rewrite`, and takes no TCP options off"
+            ),
+        ),
+        ErrorCode::NoRoomForTag => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain changes addresses, and the session's first packet cannot be marked for it: \
+                 its TCP options leave no room for 8 bytes, or it is a datagram that does not fit a SYN"
+            ),
+        ),
+        ErrorCode::BoxAmbiguous => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain changes addresses, and its host cannot tell this session from another one: \
+                 both have begun with the same datagram within 100 ms, or have the same addresses behind the box"
+            ),
         ),
         ErrorCode::BoxOtherKind => (
             Unreachable::Host,

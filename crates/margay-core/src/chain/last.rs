@@ -131,7 +131,7 @@ impl Sal {
         let port = session.service_port;
         let seen = digest(&session, chain.as_bytes());
         let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
-        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, setup };
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, setup };
         Ok(Read { chained: Some(Box::new(chained)), refusal })
     }
 

@@ -1,13 +1,14 @@
 //! A flow's chain in a form that leaves the core: for lists, and for the next start of the agent.
 //!
 //! ```text
-//!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 zero
+//!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 flags (1 a number follows)
 //!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends) | 13 zero (3) | 16 host-ID, zero where none
+//!   then, where flags say so: the number of the other half (4)
 //! ```
 
 use alloc::vec::Vec;
 
-use margay_wire::{BOXES_MAX, BoxFlags, BoxRepr};
+use margay_wire::{BOXES_MAX, BoxFlags, BoxRepr, FlowId};
 
 use super::{Chained, Place, head_of, service_of};
 use crate::key::HostId;
@@ -15,6 +16,8 @@ use crate::name::ServiceId;
 
 const HEAD_LEN: usize = 4;
 const BOX_LEN: usize = 32;
+const NUMBER_LEN: usize = 4;
+const HAS_NUMBER: u8 = 1;
 const PASSED: u8 = 1;
 const LEFT_OUT: u8 = 2;
 const ENDS: u8 = 4;
@@ -65,6 +68,8 @@ pub struct ChainRecord {
     pub at: u8,
     /// All boxes in order.
     pub boxes: Vec<PassedBox>,
+    /// Of a flow at a box that changes addresses: the session's other flow here.
+    pub other_half: Option<FlowId>,
 }
 
 impl ChainRecord {
@@ -86,7 +91,7 @@ impl ChainRecord {
             Place::Proxy { at } => (ChainPlace::Proxy, at),
         };
         // A chain has eight boxes at most.
-        Self { place, at: at as u8, boxes }
+        Self { place, at: at as u8, boxes, other_half: chained.other_half }
     }
 
     /// The name of the box of this host that the flow comes to, or leaves.
@@ -118,20 +123,23 @@ impl ChainRecord {
             boxes: self.boxes.iter().map(repr).collect(),
             hosts: self.boxes.iter().filter_map(|one| one.host).collect(),
             seen: [0; 32],
+            other_half: self.other_half,
             setup: None,
         }
     }
 
     /// Bytes of the record.
     pub(crate) fn len(&self) -> usize {
-        HEAD_LEN + BOX_LEN * self.boxes.len().min(BOXES_MAX)
+        let number = if self.other_half.is_some() { NUMBER_LEN } else { 0 };
+        HEAD_LEN + BOX_LEN * self.boxes.len().min(BOXES_MAX) + number
     }
 
     /// The bytes. Boxes beyond [`BOXES_MAX`] are left out; no chain has so many.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let boxes = &self.boxes[..self.boxes.len().min(BOXES_MAX)];
         let place = PLACES.iter().find(|(place, _)| *place == self.place).map_or(0, |(_, number)| *number);
-        let mut out = alloc::vec![place, self.at, boxes.len() as u8, 0];
+        let flags = if self.other_half.is_some() { HAS_NUMBER } else { 0 };
+        let mut out = alloc::vec![place, self.at, boxes.len() as u8, flags];
         for one in boxes {
             let bits = [(one.host.is_some(), PASSED), (one.is_left_out, LEFT_OUT), (one.is_end, ENDS)];
             let flags = bits.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, bit)| flags | bit);
@@ -139,20 +147,26 @@ impl ChainRecord {
             out.extend_from_slice(&[flags, 0, 0, 0]);
             out.extend_from_slice(&one.host.map_or([0; 16], |host| host.0));
         }
+        out.extend(self.other_half.into_iter().flat_map(|other| other.0.to_be_bytes()));
         out
     }
 
     /// Reads a record from the start of `bytes`; `None` where there is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let [place, at, count, zero] = *bytes.first_chunk::<HEAD_LEN>()?;
+        let [place, at, count, flags] = *bytes.first_chunk::<HEAD_LEN>()?;
         let place = PLACES.iter().find(|(_, number)| *number == place)?.0;
         let count = usize::from(count);
         // A proxy may be the last box of the chain of the session that it begins.
         let at_max = if place == ChainPlace::First { count } else { count.saturating_sub(1) };
-        let is_sound = zero == 0 && (1..=BOXES_MAX).contains(&count) && usize::from(at) <= at_max;
-        let boxes = bytes.get(HEAD_LEN..HEAD_LEN + BOX_LEN * count).filter(|_| is_sound)?;
+        let is_sound = flags <= HAS_NUMBER && (1..=BOXES_MAX).contains(&count) && usize::from(at) <= at_max;
+        let (boxes, rest) = bytes[HEAD_LEN..].split_at_checked(BOX_LEN * count).filter(|_| is_sound)?;
         let boxes = boxes.chunks_exact(BOX_LEN).map(decode_box).collect::<Option<_>>()?;
-        Some(Self { place, at, boxes })
+        let other_half = if flags & HAS_NUMBER == 0 {
+            None
+        } else {
+            Some(FlowId(u32::from_be_bytes(*rest.first_chunk::<NUMBER_LEN>()?)))
+        };
+        Some(Self { place, at, boxes, other_half })
     }
 }
 
@@ -183,7 +197,7 @@ mod tests {
     fn record(place: ChainPlace) -> ChainRecord {
         let boxes =
             alloc::vec![one("fw.shop", Some(1), false), one("log.shop", None, true), one("ids.shop", Some(2), false)];
-        ChainRecord { place, at: 0, boxes }
+        ChainRecord { place, at: 0, boxes, other_half: None }
     }
 
     #[test]
@@ -194,7 +208,13 @@ mod tests {
             assert_eq!(bytes.len(), record.len());
             assert_eq!(ChainRecord::decode(&bytes), Some(record.clone()));
             assert!((0..bytes.len()).all(|len| ChainRecord::decode(&bytes[..len]).is_none()));
-            for (at, value) in [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 1), (16, 8), (17, 1), (48 + 16, 1)] {
+            let rewritten = ChainRecord { other_half: Some(FlowId(0x0102_0304)), ..record.clone() };
+            let with_number = rewritten.encode();
+            assert_eq!((with_number.len(), &with_number[bytes.len()..]), (rewritten.len(), &[1, 2, 3, 4][..]));
+            assert_eq!(ChainRecord::decode(&with_number), Some(rewritten));
+            assert!((0..with_number.len()).all(|len| ChainRecord::decode(&with_number[..len]).is_none()));
+            for (at, value) in [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 2), (3, 1), (16, 8), (17, 1), (48 + 16, 1)]
+            {
                 let mut other = bytes.clone();
                 other[at] = value;
                 assert_ne!(ChainRecord::decode(&other), Some(record.clone()), "byte {at}");
@@ -230,7 +250,7 @@ mod tests {
             (1, alloc::vec![proxy, last], last.service),
             (0, alloc::vec![last], last.service),
         ] {
-            let record = ChainRecord { place: ChainPlace::First, at, boxes };
+            let record = ChainRecord { place: ChainPlace::First, at, boxes, other_half: None };
             assert_eq!(ChainRecord::decode(&record.encode()), Some(record.clone()));
             let chained = record.to_chained(web);
             assert_eq!(chained.asked, asked, "{record:?}");

@@ -263,6 +263,9 @@ pub(crate) fn unreachable_of(code: ErrorCode) -> Unreachable {
         | ErrorCode::BoxSilent
         | ErrorCode::BoxAnswered
         | ErrorCode::BoxOtherKind
+        | ErrorCode::BoxRewrites
+        | ErrorCode::NoRoomForTag
+        | ErrorCode::BoxAmbiguous
         | ErrorCode::UnknownCritical
         | ErrorCode::NoAnswer => Unreachable::Host,
         _ => Unreachable::Port,

@@ -325,6 +325,7 @@ fn listening(listener: &ListenerInfo) -> String {
             format!("{port} ({protocol}) at {}", listener.address)
         }
         "sniff" => "a box that looks at packets".to_owned(),
+        "rewrite" => "a box that changes addresses".to_owned(),
         "proxy" => format!("a proxy at {}", listener.address),
         _ => "a box that forwards packets".to_owned(),
     };

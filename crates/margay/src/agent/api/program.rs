@@ -1,6 +1,7 @@
 //! Programs that serve names by listening.
 
 use margay_control::api::v1::*;
+use margay_core::name::Name;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 

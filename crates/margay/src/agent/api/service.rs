@@ -85,7 +85,8 @@ pub(super) fn parse_middlebox(text: &str) -> Result<Option<MiddleboxKind>, Statu
         return Ok(None);
     }
     let kind = MiddleboxKind::of_label(text);
-    kind.map(Some).ok_or_else(|| misuse(format!("`{text}` is no kind of box; there are forward, sniff and proxy")))
+    kind.map(Some)
+        .ok_or_else(|| misuse(format!("`{text}` is no kind of box; there are forward, sniff, rewrite and proxy")))
 }
 
 fn listener(request: &ServicePublishRequest) -> Result<Listener, Status> {

@@ -239,7 +239,8 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
             Unreachable::Host,
             format!(
                 "box {name} of the chain changes addresses, and the session's first packet cannot be marked for it: \
-                 its TCP options leave no room for 8 bytes, or it is a datagram that does not fit a SYN"
+                 its TCP options leave no room for 8 bytes, or it is a datagram that is not in the SYN, since it is \
+                 too long or sealed"
             ),
         ),
         ErrorCode::BoxAmbiguous => (

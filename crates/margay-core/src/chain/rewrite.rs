@@ -1,5 +1,5 @@
-//! Boxes that change addresses or ports (docs/decisions/0077; Dysco, section 2.3): what comes out of one is known by the
-//! tag that went in. Of UDP, which has no options, the payload has to do.
+//! Boxes that change addresses or ports (docs/decisions/0077; Dysco, section 2.3): what comes out of one is known by
+//! the tag that went in. UDP has no options, and the payload has to do.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -43,6 +43,8 @@ impl Sal {
     ///
     /// The box changes addresses, and the packet has no room for a tag.
     pub(super) fn mark_first(&mut self, left: FlowId, first: Vec<u8>) -> Result<Vec<u8>, ErrorCode> {
+        // What a client has put there is no tag of this host's.
+        let first = without_tags(first);
         let Ok(Parsed::Transport(packet)) = packet::parse(&first) else { return Ok(first) };
         let chained = self.flows.get(left).and_then(|flow| flow.chain.as_deref());
         let is_tagged = packet.is_tcp_syn() && chained.is_some_and(|chained| self.rewrites(chained));
@@ -188,4 +190,14 @@ impl Sal {
         let marks = self.chain_setup(left).map(|setup| core::mem::take(&mut setup.marks)).unwrap_or_default();
         marks.into_iter().for_each(|mark| self.chains.given.forget(mark, left));
     }
+}
+
+/// A packet without any tags.
+fn without_tags(mut whole: Vec<u8>) -> Vec<u8> {
+    while let Ok(Parsed::Transport(packet)) = packet::parse(&whole)
+        && let Some(bare) = without_tag(&packet)
+    {
+        whole = bare;
+    }
+    whole
 }

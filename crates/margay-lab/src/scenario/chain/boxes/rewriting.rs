@@ -43,37 +43,37 @@ struct Translation {
     is_udp: bool,
 }
 
-const NFT_END: &str = "nft delete table inet nat; conntrack -F 2>/dev/null || true";
+const NFT_END: &str = "nft delete table ip translation; conntrack -F 2>/dev/null || true";
 const TRANSLATIONS: [Translation; 6] = [
     Translation {
         what: "nftables SNAT, TCP",
-        begin: "nft 'add table inet nat
-                     add chain inet nat post { type nat hook postrouting priority srcnat; }
-                     add rule inet nat post iifname sal0 oifname sal0 counter snat ip to 203.0.113.9'",
+        begin: "nft 'add table ip translation
+                     add chain ip translation post { type nat hook postrouting priority srcnat; }
+                     add rule ip translation post iifname sal0 oifname sal0 counter snat to 203.0.113.9'",
         end: NFT_END,
         is_udp: false,
     },
     Translation {
         what: "nftables masquerading, UDP",
-        begin: "nft 'add table inet nat
-                     add chain inet nat post { type nat hook postrouting priority srcnat; }
-                     add rule inet nat post iifname sal0 oifname sal0 counter masquerade'",
+        begin: "nft 'add table ip translation
+                     add chain ip translation post { type nat hook postrouting priority srcnat; }
+                     add rule ip translation post iifname sal0 oifname sal0 counter masquerade'",
         end: NFT_END,
         is_udp: true,
     },
     Translation {
         what: "nftables DNAT, TCP",
-        begin: "nft 'add table inet nat
-                     add chain inet nat pre { type nat hook prerouting priority dstnat; }
-                     add rule inet nat pre iifname sal0 tcp dport 7 counter dnat ip to :8007'",
+        begin: "nft 'add table ip translation
+                     add chain ip translation pre { type nat hook prerouting priority dstnat; }
+                     add rule ip translation pre iifname sal0 tcp dport 7 counter dnat to :8007'",
         end: NFT_END,
         is_udp: false,
     },
     Translation {
         what: "nftables DNAT, UDP",
-        begin: "nft 'add table inet nat
-                     add chain inet nat pre { type nat hook prerouting priority dstnat; }
-                     add rule inet nat pre iifname sal0 udp dport 7 counter dnat ip to :8007'",
+        begin: "nft 'add table ip translation
+                     add chain ip translation pre { type nat hook prerouting priority dstnat; }
+                     add rule ip translation pre iifname sal0 udp dport 7 counter dnat to :8007'",
         end: NFT_END,
         is_udp: true,
     },
@@ -119,7 +119,7 @@ pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()
 /// Whether a rule of the box's tables has changed a packet.
 fn translated(host: &Host) -> Result<bool> {
     let shown = host.shell(
-        "nft list table inet nat 2>/dev/null | grep -o 'packets [0-9]*'; iptables -t nat -nvxL | awk '/NAT/ {print \
+        "nft list table ip translation 2>/dev/null | grep -o 'packets [0-9]*'; iptables -t nat -nvxL | awk '/NAT/ {print \
          \"packets\", $1}'",
     )?;
     let counts = shown.lines().filter_map(|line| line.strip_prefix("packets ")?.trim().parse::<u64>().ok());
@@ -133,9 +133,9 @@ fn out_of_the_card(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()>
     let before = agent::metric(two, metric)?;
     let elsewhere = pair::address(stage.one)?;
     two.shell(&format!(
-        "nft 'add table inet nat
-              add chain inet nat pre {{ type nat hook prerouting priority dstnat; }}
-              add rule inet nat pre iifname sal0 tcp dport 7 dnat ip to {elsewhere}'"
+        "nft 'add table ip translation
+              add chain ip translation pre {{ type nat hook prerouting priority dstnat; }}
+              add rule ip translation pre iifname sal0 tcp dport 7 dnat to {elsewhere}'"
     ))?;
     let watching = watch(stage.client)?;
     let is_refused = stage.are_refused("nated.shop", &watching, "box nat.shop of the chain has not let")?;

@@ -67,8 +67,8 @@ fn write(host: &Host, name: &str, text: &str) -> Result<String> {
 
 fn haproxy(host: &Host) -> Result<Program> {
     let text = format!(
-        "global\n  maxconn 512\n  log stdout format raw local0\ndefaults\n  mode tcp\n  log global\n  log-format \"from \
-         %ci port %cp\"\n  timeout connect 5s\n  timeout client 1m\n  timeout server 1m\nlisten lines\n  bind \
+        "global\n  maxconn 512\n  log stdout format raw local0\ndefaults\n  mode tcp\n  log global\n  log-format \
+         \"from %ci port %cp\"\n  timeout connect 5s\n  timeout client 1m\n  timeout server 1m\nlisten lines\n  bind \
          0.0.0.0:{HAPROXY_PORT}\n  server web ha.shop.{ZONE}:7\n"
     );
     let config = write(host, "box-haproxy.cfg", &text)?;
@@ -96,8 +96,8 @@ fn nginx(host: &Host) -> Result<Program> {
 fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let two = stage.two;
     let text = format!(
-        "http_port 0.0.0.0:{SQUID_PORT} accel defaultsite=sq.shop.{ZONE} no-vhost\ncache_peer sq.shop.{ZONE} parent 7 0 \
-         no-query no-digest originserver name=web\nhttp_access allow all\ncache deny all\npid_filename \
+        "http_port 0.0.0.0:{SQUID_PORT} accel defaultsite=sq.shop.{ZONE} no-vhost\ncache_peer sq.shop.{ZONE} parent 7 \
+         0 no-query no-digest originserver name=web\nhttp_access allow all\ncache deny all\npid_filename \
          none\ncache_log {LOGS}/cache.log\nlogformat line from %>a port %>p\naccess_log stdio:{LOGS}/access.log \
          line\ncoredump_dir {LOGS}\nshutdown_lifetime 0 seconds\npinger_enable off\n"
     );

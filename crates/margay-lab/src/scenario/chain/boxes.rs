@@ -66,7 +66,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         agent::publish(server, name, "0.0.0.0:7", &[])?;
     }
     let _web = server::Nginx::start(server, &["0.0.0.0:80"])?;
-    agent::publish(server, "sq.shop:7", "0.0.0.0:80", &[])?;
+    agent::publish(server, "sq.shop", "0.0.0.0:80", &[])?;
     serve(one, "fw.shop", "forward", &[])?;
     serve(two, "shaper.shop", "forward", &["--check", "/bin/true"])?;
     let policy = [

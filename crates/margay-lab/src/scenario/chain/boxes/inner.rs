@@ -24,7 +24,7 @@ ip -n box route add default via 192.0.2.1
 
 /// Before the host's agent starts.
 pub(super) fn prepare(host: &Host) -> Result<()> {
-    host.shell(&format!("sed -i '1i inside = [\"{LINK}\"]' /etc/margay/margay.toml")).map(drop)
+    host.shell(&format!("echo 'inside = [\"{LINK}\"]' >> /etc/margay/margay.toml")).map(drop)
 }
 
 fn haproxy(host: &Host, service: &str) -> Result<Program> {

@@ -9,6 +9,7 @@ use super::super::{ZONE, count_sessions, serve, sessions};
 use super::{Stage, TRIES};
 use crate::agent::{self, READY_LIMIT};
 use crate::host::Host;
+use crate::observe::{self, Passing};
 use crate::program::{Program, wait_for};
 use crate::scenario::{Findings, pair};
 use crate::server::{self, await_listener};
@@ -96,7 +97,7 @@ fn nginx(host: &Host) -> Result<Program> {
 fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let two = stage.two;
     let text = format!(
-        "http_port 0.0.0.0:{SQUID_PORT} accel defaultsite=sq.shop.{ZONE} no-vhost\ncache_peer sq.shop.{ZONE} parent 7 \
+        "http_port 0.0.0.0:{SQUID_PORT} accel defaultsite=sq.shop.{ZONE} no-vhost\ncache_peer sq.shop.{ZONE} parent 80 \
          0 no-query no-digest originserver name=web\nhttp_access allow all\ncache deny all\npid_filename \
          none\ncache_log {LOGS}/cache.log\nlogformat line from %>a port %>p\naccess_log stdio:{LOGS}/access.log \
          line\ncoredump_dir {LOGS}\nshutdown_lifetime 0 seconds\npinger_enable off\n"
@@ -106,10 +107,11 @@ fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let mut program = two.spawn("box-squid", ["squid", "-N", "-f", &config])?;
     await_listener(two, &mut program, SQUID_PORT)?;
     serve(two, "lb-sq.shop", "proxy", &["--listen", &format!("0.0.0.0:{SQUID_PORT}")])?;
-    let before = sessions(stage.one)?;
+    let syn = "iifname \"sal0\" tcp dport 80 tcp flags & (syn|ack) == syn";
+    observe::count(stage.one, "web", Passing::In, syn)?;
     let mut right = 0;
     for _ in 0..TRIES {
-        let got = server::fetch_text(stage.client, &format!("http://sq.shop.{ZONE}:7/host"));
+        let got = server::fetch_text(stage.client, &format!("http://sq.shop.{ZONE}/host"));
         match got {
             Ok(text) if text.trim() == "server" => right += 1,
             Ok(text) => findings.note(format!("squid has brought {text:?}")),
@@ -117,7 +119,8 @@ fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
         }
     }
     findings.figures.add("failed", (TRIES - right) as f64);
-    let is_once = sessions(stage.one)? - before == TRIES as f64;
+    let seen = observe::counts(stage.one)?.get("web").map_or(0.0, |count| count.packets);
+    let is_once = seen == TRIES as f64;
     let logged = two.shell(&format!("cat {LOGS}/access.log"))?;
     let client = format!("from {} ", pair::address(stage.client)?);
     let is_logged = logged.lines().filter(|line| line.contains(&client)).count() as u64 >= TRIES;

@@ -43,7 +43,7 @@ struct Translation {
     is_udp: bool,
 }
 
-const NFT_END: &str = "nft delete table ip translation; conntrack -F 2>/dev/null || true";
+const NFT_END: &str = "nft delete table ip translation";
 const TRANSLATIONS: [Translation; 6] = [
     Translation {
         what: "nftables SNAT, TCP",
@@ -119,8 +119,8 @@ pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()
 /// Whether a rule of the box's tables has changed a packet.
 fn translated(host: &Host) -> Result<bool> {
     let shown = host.shell(
-        "nft list table ip translation 2>/dev/null | grep -o 'packets [0-9]*'; iptables -t nat -nvxL | awk '/NAT/ \
-         {print \"packets\", $1}'",
+        "nft list table ip translation 2>/dev/null | grep -o 'packets [0-9]*' || true
+         iptables -t nat -nvxL | awk '/NAT/ {print \"packets\", $1}'",
     )?;
     let counts = shown.lines().filter_map(|line| line.strip_prefix("packets ")?.trim().parse::<u64>().ok());
     Ok(counts.max().unwrap_or_default() > 0)

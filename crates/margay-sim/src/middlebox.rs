@@ -20,8 +20,8 @@ pub enum Habit {
     Answers,
     /// It lets it pass twice.
     Doubles,
-    /// It gives its client another address and port, as one that translates addresses does, and takes them back from
-    /// what answers.
+    /// It gives its client another address and port, and the service another port, as one that translates addresses
+    /// does, and takes them back from what answers.
     Translates,
     /// The same, and it lets first packets out two at a time.
     TranslatesInPairs,
@@ -102,7 +102,8 @@ impl Middlebox {
                 IpAddr::V4(_) => IpAddr::from([203, 0, 113, 7]),
                 IpAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7]),
             };
-            let other = Tuple { source: SocketAddr::new(address, port), ..tuple };
+            let destination = SocketAddr::new(tuple.destination.ip(), tuple.destination.port() + 8000);
+            let other = Tuple { source: SocketAddr::new(address, port), destination, ..tuple };
             self.translated.insert(tuple, other);
             self.translated.insert(other.reversed(), tuple.reversed());
         }

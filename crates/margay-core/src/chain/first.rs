@@ -86,7 +86,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return false };
         let destination = flow.service;
         let protocol = flow.app.protocol;
-        let port = flow.app.destination.port();
+        let port = flow.service_port();
         let may = |chained: &Chained| {
             chained.next_box().filter(|at| chained.boxes[*at].flags.contains(BoxFlags::MAY_BE_LEFT_OUT))
         };

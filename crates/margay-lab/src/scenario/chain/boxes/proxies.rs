@@ -103,7 +103,10 @@ fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
          line\ncoredump_dir {LOGS}\nshutdown_lifetime 0 seconds\npinger_enable off\n"
     );
     let config = write(two, "box-squid.conf", &text)?;
-    two.shell(&format!("mkdir -p {LOGS} && mount -t tmpfs -o mode=777 boxes {LOGS}"))?;
+    // Its shared memory has a name that another squid of this machine may have, too.
+    two.shell(&format!(
+        "mkdir -p {LOGS}; mount -t tmpfs -o mode=777 boxes {LOGS}; mount -t tmpfs -o mode=1777 boxes /dev/shm"
+    ))?;
     let mut program = two.spawn("box-squid", ["squid", "-N", "-f", &config])?;
     await_listener(two, &mut program, SQUID_PORT)?;
     serve(two, "lb-sq.shop", "proxy", &["--listen", &format!("0.0.0.0:{SQUID_PORT}")])?;
@@ -126,6 +129,6 @@ fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let is_logged = logged.lines().filter(|line| line.contains(&client)).count() as u64 >= TRIES;
     stage.judge("squid", right == TRIES && is_once && is_logged, findings);
     program.stop();
-    two.shell(&format!("umount {LOGS}"))?;
+    two.shell(&format!("umount {LOGS} /dev/shm"))?;
     agent::withdraw(two, "lb-sq.shop")
 }

@@ -255,9 +255,23 @@ fn services(text: &str, place: &str, authority: [u8; 8]) -> Result<Prefix, Rules
 fn boxes(names: &[String], place: &str, may_be_left_out: bool) -> Result<Vec<BoxWanted>, RulesError> {
     let wanted = |text: &String| {
         let name: Name = text.parse().map_err(|error| RulesError::Name { place: place.to_owned(), error })?;
-        Ok(BoxWanted { name: name.written().to_owned(), service: name.service_id(), may_be_left_out })
+        let service = name.service_id();
+        Ok(BoxWanted { name: name.written().to_owned(), service, may_be_left_out, is_proxy: false })
     };
     names.iter().map(wanted).collect()
+}
+
+/// The boxes of a chain, of which some are proxies.
+fn boxes_of(chain: &PolicyChain, place: &str) -> Result<Vec<BoxWanted>, RulesError> {
+    let mut all = boxes(&chain.boxes, place, chain.bypass)?;
+    for proxy in boxes(&chain.proxies, place, false)? {
+        let Some(known) = all.iter_mut().find(|one| one.service == proxy.service) else {
+            let what = format!("the proxy {} is none of the boxes that sessions go through", proxy.name);
+            return Err(RulesError::Wrong { place: place.to_owned(), what });
+        };
+        known.is_proxy = true;
+    }
+    Ok(all)
 }
 
 fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError> {
@@ -287,7 +301,7 @@ fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError
         protocol,
         ports,
         clients: chain.clients.iter().map(client).collect::<Result<_, _>>()?,
-        boxes: boxes(&chain.boxes, &place, chain.bypass)?,
+        boxes: boxes_of(chain, &place)?,
     })
 }
 
@@ -311,17 +325,30 @@ fn requirement(one: &PolicyRequirement, authority: [u8; 8]) -> Result<Requiremen
     })
 }
 
+/// What sessions of a rule have passed where they come to the services of a prefix: to the service of the rule behind
+/// its last proxy, and that one is among them; or to a proxy of the rule.
+fn ways_to<'a>(rule: &'a ChainRule, services: &Prefix) -> Vec<&'a [BoxWanted]> {
+    let mut ways = Vec::new();
+    let mut begin = 0;
+    for (at, _) in rule.boxes.iter().enumerate().filter(|(_, one)| one.is_proxy) {
+        ways.extend(services.contains(&rule.boxes[at].service).then(|| &rule.boxes[begin..at]));
+        begin = at;
+    }
+    ways.extend(rule.services.overlaps(services).then(|| &rule.boxes[begin..]));
+    ways
+}
+
 /// Whether some session that goes by the rules is taken. The server's host sees the certificate of the last box alone.
 fn can_be_met(written: &PolicyRequirement, required: &Requirement, policy: &ChainPolicy) -> Result<(), RulesError> {
-    let names_all =
-        |rule: &&ChainRule| required.boxes.iter().all(|wanted| rule.boxes.iter().any(|one| one.service == *wanted));
-    let is_for_it = |rule: &&ChainRule| rule.services.overlaps(&required.services) && names_all(rule);
-    let ends_in_it = |rule: &ChainRule| rule.boxes.last().is_some_and(|last| required.boxes.contains(&last.service));
-    let mut met = policy.rules.iter().filter(is_for_it).peekable();
+    let has_all = |way: &&[BoxWanted]| required.boxes.iter().all(|wanted| way.iter().any(|one| one.service == *wanted));
+    let ends_in_it = |way: &[BoxWanted]| way.last().is_some_and(|last| required.boxes.contains(&last.service));
+    let ways = policy.rules.iter().flat_map(|rule| ways_to(rule, &required.services));
+    let mut met = ways.filter(has_all).peekable();
     let names = written.boxes.join(", ");
-    let what = match met.peek().and_then(|rule| rule.boxes.last()) {
+    let what = match met.peek().and_then(|way| way.last()) {
         None => format!(
-            "no chain for it has all of {names}, so that it would take no session at all; write that chain, too"
+            "no chain for it has all of {names}, so that it would take no session at all; write that chain, too \
+             (behind a proxy, a session has passed none of the boxes before it: the proxy is to require those)"
         ),
         Some(last) => format!(
             "the last box of a chain must be one that the service requires, whose host shows its certificate there; \
@@ -358,7 +385,9 @@ pub fn written(chain: &PolicyChain) -> String {
         return words.join(" ") + " through no boxes";
     }
     let missing = if chain.bypass { ", or without those that nobody serves" } else { "" };
-    format!("{} through {}{missing}", words.join(" "), chain.boxes.join(", "))
+    let kind = |name: &String| if chain.proxies.contains(name) { format!("{name} (a proxy)") } else { name.clone() };
+    let boxes: Vec<String> = chain.boxes.iter().map(kind).collect();
+    format!("{} through {}{missing}", words.join(" "), boxes.join(", "))
 }
 
 #[cfg(test)]
@@ -552,5 +581,31 @@ mod tests {
         let read = SignedChains::decode(&newer.encode()).expect("readable");
         assert_eq!(read, newer);
         assert_eq!(read.policy(&line, NOW_S), Err(Doubt::Newer));
+    }
+    #[test]
+    fn a_proxy_divides_a_chain() {
+        let block = authority_block("shop");
+        let mut proxied = chain("inspect", "web.shop", &["fw.shop", "lb.shop", "ids.shop"]);
+        proxied.protocol = "tcp".to_owned();
+        proxied.proxies = vec!["lb.shop".to_owned()];
+        assert!(written(&proxied).ends_with("through fw.shop, lb.shop (a proxy), ids.shop"));
+        let compiled = |required: &[PolicyRequirement]| {
+            compile(&rules(std::slice::from_ref(&proxied), required), block).map_err(|error| error.to_string())
+        };
+        let policy = compiled(&[]).expect("sound");
+        assert_eq!(policy.rules[0].boxes.iter().map(|one| one.is_proxy).collect::<Vec<_>>(), [false, true, false]);
+        // What comes behind the proxy, and what comes to it.
+        assert!(compiled(&[require("web.shop", &["lb.shop", "ids.shop"])]).is_ok());
+        assert!(compiled(&[require("lb.shop", &["fw.shop"])]).is_ok());
+        let error = compiled(&[require("web.shop", &["fw.shop", "ids.shop"])]).expect_err("none passes both");
+        assert!(error.contains("web.shop") && error.contains("behind a proxy"), "{error}");
+        let error = compiled(&[require("lb.shop", &["ids.shop"])]).expect_err("that one comes later");
+        assert!(error.contains("lb.shop"), "{error}");
+        let stranger = PolicyChain { proxies: vec!["other.shop".to_owned()], ..proxied.clone() };
+        let error = compile(&rules(&[stranger], &[]), block).expect_err("it is no box of the chain").to_string();
+        assert!(error.contains("chain `inspect`") && error.contains("other.shop"), "{error}");
+        let of_both = PolicyChain { protocol: String::new(), ..proxied.clone() };
+        let error = compile(&rules(&[of_both], &[]), block).expect_err("proxies end TCP alone").to_string();
+        assert!(error.contains("chain `inspect`") && error.contains("tcp"), "{error}");
     }
 }

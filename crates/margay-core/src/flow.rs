@@ -192,6 +192,12 @@ impl Flow {
         self.chain.as_ref().map_or(self.service, |chain| chain.asked)
     }
 
+    /// The port of the service that it is for. Of a session at a box that changes ports, packets have another one.
+    pub fn service_port(&self) -> u16 {
+        let of_chain = self.chain.as_ref().and_then(|chain| chain.setup.as_ref()).map(|setup| setup.port);
+        of_chain.unwrap_or(self.app.destination.port())
+    }
+
     pub fn has(&self, bits: u16) -> bool {
         self.seen & bits == bits
     }

@@ -45,7 +45,7 @@ const TCP_OPTION_MD5: u8 = 19;
 const TCP_OPTION_AO: u8 = 29;
 const UDP_HEADER_LEN: usize = 8;
 /// Without options.
-const TCP_HEADER_LEN: usize = 20;
+pub(crate) const TCP_HEADER_LEN: usize = 20;
 const TTL: u8 = 64;
 
 /// A parsed packet: borrowed transport bytes and where they were going.
@@ -228,7 +228,7 @@ fn quoted_tuple(quoted: &[u8]) -> Option<Tuple> {
 }
 
 /// (kind, offset of the option, length) of each TCP option; stops at the first malformed one.
-fn tcp_options(transport: &[u8]) -> impl Iterator<Item = (u8, usize, usize)> + '_ {
+pub(crate) fn tcp_options(transport: &[u8]) -> impl Iterator<Item = (u8, usize, usize)> + '_ {
     let end = (usize::from(transport.get(12).copied().unwrap_or(0) >> 4) * 4).min(transport.len());
     let mut at = 20;
     core::iter::from_fn(move || {
@@ -276,7 +276,7 @@ pub(crate) fn without_data(packet: &AppPacket<'_>) -> Option<Vec<u8>> {
 }
 
 /// An IP packet of `tuple` around `transport`, whose checksum is computed here.
-fn build(tuple: &Tuple, mut transport: Vec<u8>, class: u8, hop_limit: u8) -> Option<Vec<u8>> {
+pub(crate) fn build(tuple: &Tuple, mut transport: Vec<u8>, class: u8, hop_limit: u8) -> Option<Vec<u8>> {
     let (source, destination) = (tuple.source.ip(), tuple.destination.ip());
     fill_transport_checksum(tuple.protocol, &mut transport, source, destination);
     let mut packet = ip_header(source, destination, tuple.protocol, transport.len(), hop_limit)?;

@@ -273,7 +273,7 @@ enum counter {
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
 	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant without proof that its sender holds it, or for an open flow */
 	COUNT_DROP_VIRTUAL_INGRESS = 17, /* came by a card with a virtual address */
-	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one */
+	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one, or with the tag of a box */
 	COUNT_OF_HOST = 19, /* on a flow port, no entry, and none of Margay's: the host has it */
 	COUNT_DROP_RATE = 20, /* on a flow port, no entry, and too many of these have come */
 	COUNT_UP_FRAGMENT = 21, /* of a packet for a flow port */

@@ -22,6 +22,19 @@ const volatile __u32 virtual_v4 = 0;
 const volatile __u32 virtual_v4_mask = 0xffffffff;
 const volatile __u32 virtual_v6 = 0;
 
+/* Whether boxes of this host change addresses, so that SYNs inside bear a tag: none leaves by a card (docs/decisions/
+ * 0077). Set before the programs are loaded.
+ */
+const volatile __u32 drops_tags = 0;
+
+/* The TCP option of a tag: one of experiments (RFC 6994). */
+#define TAG_KIND 253
+#define TAG_LEN 8
+#define TAG_EXPERIMENT 0x4d47
+#define TCP_OPTION_END 0
+#define TCP_OPTION_NOP 1
+#define TCP_OPTIONS_MAX 40
+
 /* skb->tc_index of a packet that has been rewritten in place: the interfaces above the card (a bridge's, a bond's) meet
  * it again, with virtual addresses. Nothing else reads the field. It is taken off where a packet leaves this host.
  */
@@ -84,6 +97,58 @@ static __always_inline bool is_own(const __u32 *address)
 	return address[0] == host_v6[0] && address[1] == host_v6[1] && address[2] == host_v6[2] && address[3] == host_v6[3];
 }
 
+/* Reads from the IP header on. False where the packet is shorter. */
+static __always_inline bool read_from_ip(struct __sk_buff *skb, __u32 at, void *into, __u32 len)
+{
+	return !bpf_skb_load_bytes_relative(skb, at, into, len, BPF_HDR_START_NET);
+}
+
+/* Where TCP begins, from the IP header on; 0 for what is no TCP, or no first fragment. */
+static __always_inline __u32 tcp_at(struct __sk_buff *skb)
+{
+	struct ipv6hdr v6;
+	struct iphdr v4;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (!read_from_ip(skb, 0, &v4, sizeof(v4)) || v4.protocol != IPPROTO_TCP)
+			return 0;
+		return bpf_ntohs(v4.frag_off) & 0x1fff ? 0 : v4.ihl * 4;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return 0;
+	return read_from_ip(skb, 0, &v6, sizeof(v6)) && v6.nexthdr == IPPROTO_TCP ? sizeof(v6) : 0;
+}
+
+/* Whether a packet is a SYN with a tag. */
+static __noinline bool is_tagged(struct __sk_buff *skb)
+{
+	__u32 at = tcp_at(skb);
+	struct tcphdr tcp;
+	__u16 experiment;
+	__u8 option[2];
+	__u32 end, i;
+
+	if (!at || !read_from_ip(skb, at, &tcp, sizeof(tcp)) || !tcp.syn)
+		return false;
+	end = at + tcp.doff * 4;
+	at += sizeof(tcp);
+	for (i = 0; i < TCP_OPTIONS_MAX && at < end; i++) {
+		if (!read_from_ip(skb, at, option, 1) || option[0] == TCP_OPTION_END)
+			return false;
+		if (option[0] == TCP_OPTION_NOP) {
+			at++;
+			continue;
+		}
+		if (!read_from_ip(skb, at, option, 2) || option[1] < 2)
+			return false;
+		if (option[0] == TAG_KIND && option[1] == TAG_LEN && read_from_ip(skb, at + 2, &experiment, 2) &&
+		    experiment == bpf_htons(TAG_EXPERIMENT))
+			return true;
+		at += option[1];
+	}
+	return false;
+}
+
 /* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack
  * otherwise.
  */
@@ -116,6 +181,10 @@ int card_egress(struct __sk_buff *skb)
 
 	if (skb->tc_index == REWRITTEN_INDEX)
 		skb->tc_index = 0;
+	if (drops_tags && is_tagged(skb)) {
+		count(COUNT_DROP_VIRTUAL_EGRESS);
+		return TCX_DROP;
+	}
 	if (!read_addresses(skb, &ip))
 		return TCX_NEXT;
 	if (!ip.is_to_virtual && !(ip.is_from_virtual && !is_inside(skb->ifindex, ip.destination)))

@@ -20,7 +20,7 @@ const OF_CACHE: &[(&str, &str)] = &[
     ("opened", "Flows of grants that peers opened"),
     ("drop_unproved", "SYNs for a flow of a grant, or for an open flow, without proof"),
     ("drop_virtual_ingress", "Packets with a virtual address that came by a card"),
-    ("drop_virtual_egress", "Packets with a virtual address that would have left by a card"),
+    ("drop_virtual_egress", "Packets with a virtual address, or with the tag of a box, that would have left by a card"),
     ("of_host", "Packets on a flow port that are none of Margay's: left to the host"),
     ("drop_rate", "Packets on a flow port without an entry, dropped because too many of these have come"),
     ("up_fragment", "Fragments of packets for a flow port: given to the agent"),

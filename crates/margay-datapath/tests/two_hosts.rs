@@ -318,16 +318,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
         let place = pin_dir.clone();
         let ([used, other], path) = network.hosts[0].run(move || {
             let eth0 = eth0();
-            let config = CacheConfig {
-                sal0: "sal0".to_owned(),
-                interfaces: vec![Interface::card(eth0)],
-                local_addresses: Vec::new(),
-                in_place: false,
-                pin_dir: place,
-                flow_ports: 61_000..=61_999,
-                ranges: Ranges::USUAL,
-                flows_max: 16,
-            };
+            let config = small_cache(eth0, place);
             let [used, other] = [0, 1].map(|_| KernelCache::open(&config).unwrap());
             other.set_local_addresses(&["10.77.0.1".parse().unwrap()]);
             other.attach().unwrap();
@@ -419,18 +410,24 @@ fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
 /// are to be lost.
 type Opened = (Arc<KernelCache>, Option<KernelCache>);
 
+/// Of the card `eth0` of a host.
+fn small_cache(eth0: u32, pin_dir: PathBuf) -> CacheConfig {
+    CacheConfig {
+        sal0: "sal0".to_owned(),
+        interfaces: vec![Interface::card(eth0)],
+        local_addresses: Vec::new(),
+        in_place: false,
+        pin_dir,
+        flow_ports: 61_000..=61_999,
+        ranges: Ranges::USUAL,
+        boxes: false,
+        flows_max: 16,
+    }
+}
+
 fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
     host.run(move || {
-        let config = CacheConfig {
-            sal0: "sal0".to_owned(),
-            interfaces: vec![Interface::card(eth0())],
-            local_addresses: Vec::new(),
-            in_place: false,
-            pin_dir,
-            flow_ports: 61_000..=61_999,
-            ranges: Ranges::USUAL,
-            flows_max: 16,
-        };
+        let config = small_cache(eth0(), pin_dir);
         let used = KernelCache::open(&config).unwrap();
         (Arc::new(used), are_lost.then(|| KernelCache::open(&config).unwrap()))
     })

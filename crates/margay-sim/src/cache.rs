@@ -439,7 +439,7 @@ impl Cache {
         let tuple = wire_tuple(slot.entry.app.protocol, path.local.unwrap_or(self.own), path.remote.ip(), &wire);
         let (sequence, acknowledgement) = slot.numbers.unwrap_or_default();
         let flags = if tuple.protocol == TCP { ACK } else { 0 };
-        Some(Segment { tuple, sequence, acknowledgement, flags, data: Vec::new(), proof: None }.emit())
+        Some(Segment { tuple, sequence, acknowledgement, flags, data: Vec::new(), proof: None, tag: None }.emit())
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.

@@ -1,6 +1,7 @@
 //! Boxes: what the kernel of a host does with packets that come in by `sal0` and are for nobody here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use margay_core::Tuple;
 
@@ -19,6 +20,11 @@ pub enum Habit {
     Answers,
     /// It lets it pass twice.
     Doubles,
+    /// It gives its client another address and port, and the service another port, as one that translates addresses
+    /// does, and takes them back from what answers.
+    Translates,
+    /// The same, and it lets first packets out two at a time.
+    TranslatesInPairs,
 }
 
 /// A box of a simulated host.
@@ -32,11 +38,17 @@ pub struct Middlebox {
     pub passed: u64,
     /// Bytes of programs that have passed.
     pub bytes: u64,
+    /// SYNs with a tag that it was given.
+    pub tagged: u64,
+    /// What it has given clients, by what comes in.
+    translated: BTreeMap<Tuple, Tuple>,
+    /// A first packet that waits for another one.
+    kept: Option<Segment>,
 }
 
 impl Middlebox {
     pub(crate) const fn new(habit: Habit) -> Self {
-        Self { habit, seen: BTreeSet::new(), passed: 0, bytes: 0 }
+        Self { habit, seen: BTreeSet::new(), passed: 0, bytes: 0, tagged: 0, translated: BTreeMap::new(), kept: None }
     }
 
     /// What comes out of it, in the order in which it does.
@@ -49,6 +61,7 @@ impl Middlebox {
         };
         if is_first {
             self.seen.insert(segment.tuple);
+            self.tagged += u64::from(segment.tag.is_some());
         }
         let back = |flags: u8| Segment {
             tuple: segment.tuple.reversed(),
@@ -57,6 +70,7 @@ impl Middlebox {
             flags,
             data: Vec::new(),
             proof: None,
+            tag: None,
         };
         match self.habit {
             Habit::Eats if is_first || is_datagram => return Vec::new(),
@@ -67,6 +81,32 @@ impl Middlebox {
         self.passed += 1;
         self.bytes += segment.data.len() as u64;
         let count = if is_first && self.habit == Habit::Doubles { 2 } else { 1 };
-        vec![segment.clone(); count]
+        let tuple = self.translate(segment.tuple, is_first);
+        let out = segment.clone().readdressed(tuple);
+        if is_first && self.habit == Habit::TranslatesInPairs {
+            let Some(other) = self.kept.take() else {
+                self.kept = Some(out);
+                return Vec::new();
+            };
+            return vec![other, out];
+        }
+        vec![out; count]
+    }
+
+    /// The five-tuple of a packet as it comes out.
+    fn translate(&mut self, tuple: Tuple, is_first: bool) -> Tuple {
+        let translates = matches!(self.habit, Habit::Translates | Habit::TranslatesInPairs);
+        if is_first && translates && !self.translated.contains_key(&tuple) {
+            let port = 20_000 + self.translated.len() as u16;
+            let address = match tuple.source.ip() {
+                IpAddr::V4(_) => IpAddr::from([203, 0, 113, 7]),
+                IpAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7]),
+            };
+            let destination = SocketAddr::new(tuple.destination.ip(), tuple.destination.port() + 8000);
+            let other = Tuple { source: SocketAddr::new(address, port), destination, ..tuple };
+            self.translated.insert(tuple, other);
+            self.translated.insert(other.reversed(), tuple.reversed());
+        }
+        self.translated.get(&tuple).copied().unwrap_or(tuple)
     }
 }

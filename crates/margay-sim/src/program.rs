@@ -40,17 +40,23 @@ pub(crate) struct Segment {
     pub data: Vec<u8>,
     /// Of a SYN that takes a flow of a grant.
     pub proof: Option<u64>,
+    /// Of a SYN inside the host of a box that changes addresses.
+    pub tag: Option<u32>,
 }
 
 /// The head of the option that a proof is in, and all of its bytes.
 const PROOF: [u8; 4] = [253, 12, b'M', b'G'];
 const PROOF_LEN: usize = 12;
+/// The same of a tag.
+const TAG: [u8; 4] = [253, 8, b'M', b'G'];
+const TAG_LEN: usize = 8;
 
 impl Segment {
     pub fn emit(&self) -> Vec<u8> {
         let mut packet = Vec::new();
         let is_datagram = self.tuple.protocol == UDP;
-        let header_len = if self.proof.is_some() { 20 + PROOF_LEN } else { 20 };
+        let of_proof = self.proof.map_or(0, |_| PROOF_LEN);
+        let header_len = 20 + self.tag.map_or(0, |_| TAG_LEN) + of_proof;
         let len = if is_datagram { 8 } else { header_len } + self.data.len();
         match (self.tuple.source, self.tuple.destination) {
             (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
@@ -78,6 +84,10 @@ impl Segment {
             packet.extend_from_slice(&self.sequence.to_be_bytes());
             packet.extend_from_slice(&self.acknowledgement.to_be_bytes());
             packet.extend_from_slice(&[(header_len as u8 / 4) << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+            if let Some(tag) = self.tag {
+                packet.extend_from_slice(&TAG);
+                packet.extend_from_slice(&tag.to_be_bytes());
+            }
             if let Some(proof) = self.proof {
                 packet.extend_from_slice(&PROOF);
                 packet.extend_from_slice(&proof.to_le_bytes());
@@ -110,21 +120,26 @@ impl Segment {
             TCP => {}
             UDP => {
                 let data = packet.get(at + 8..)?.to_vec();
-                return Some(Self { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None });
+                return Some(Self { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None, tag: None });
             }
             _ => return None,
         }
         let header_len = usize::from(packet.get(at + 12)? >> 4) * 4;
+        let options = packet.get(at + 20..at + header_len)?;
+        let tagged = options.strip_prefix(&TAG).and_then(|rest| rest.split_first_chunk::<4>());
+        let tag = tagged.map(|(tag, _)| u32::from_be_bytes(*tag));
+        let options = tagged.map_or(options, |(_, rest)| rest);
         Some(Self {
             tuple,
             sequence: word(at + 4)?,
             acknowledgement: word(at + 8)?,
             flags: *packet.get(at + 13)?,
             data: packet.get(at + header_len..)?.to_vec(),
-            proof: packet.get(at + 20..at + header_len)?.strip_prefix(&PROOF).and_then(|tag| {
-                let tag: [u8; 8] = tag.try_into().ok()?;
-                Some(u64::from_le_bytes(tag))
+            proof: options.strip_prefix(&PROOF).and_then(|proof| {
+                let proof: [u8; 8] = proof.try_into().ok()?;
+                Some(u64::from_le_bytes(proof))
             }),
+            tag,
         })
     }
 
@@ -152,7 +167,7 @@ impl Datagram {
 
     pub(crate) fn emit(&self) -> Vec<u8> {
         let Self { tuple, data } = self.clone();
-        Segment { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None }.emit()
+        Segment { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None, tag: None }.emit()
     }
 }
 
@@ -221,7 +236,7 @@ impl Client {
                 Had::Answer => 1 + ANSWER_LEN,
                 Had::End => 2 + ANSWER_LEN,
             };
-        Segment { tuple: self.tuple, sequence, acknowledgement, flags, data: data.to_vec(), proof: None }
+        Segment { tuple: self.tuple, sequence, acknowledgement, flags, data: data.to_vec(), proof: None, tag: None }
     }
 
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<Segment> {
@@ -288,7 +303,7 @@ impl Server {
     /// What the kernel says of a connection that it has had for long (RFC 9293 §3.10.7.4).
     pub(crate) fn acknowledge(segment: &Segment) -> Segment {
         let (tuple, sequence, acknowledgement) = (segment.tuple.reversed(), 7000, 9000);
-        Segment { tuple, sequence, acknowledgement, flags: ACK, data: Vec::new(), proof: None }
+        Segment { tuple, sequence, acknowledgement, flags: ACK, data: Vec::new(), proof: None, tag: None }
     }
 
     /// What the kernel says where no program listens (RFC 9293 §3.10.7.1).
@@ -304,6 +319,7 @@ impl Server {
             flags: RST | ACK,
             data: Vec::new(),
             proof: None,
+            tag: None,
         }]
     }
 
@@ -320,6 +336,7 @@ impl Server {
             flags,
             data: data.to_vec(),
             proof: None,
+            tag: None,
         };
         if segment.flags & RST != 0 {
             self.half_open.remove(&peer);

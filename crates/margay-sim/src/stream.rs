@@ -337,6 +337,7 @@ impl Stream {
             flags,
             data: (from..to).map(|at| byte(self.own_base, at)).collect(),
             proof: None,
+            tag: None,
         }
     }
 

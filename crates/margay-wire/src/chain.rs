@@ -44,6 +44,8 @@ bitflags::bitflags! {
         const LEFT_OUT = 0x04;
         /// The SYN has passed it.
         const PASSED = 0x08;
+        /// It is a proxy, at which the session ends: the last box of the chain.
+        const ENDS = 0x10;
     }
 }
 
@@ -143,8 +145,8 @@ impl<'a> Chain<'a> {
     ///
     /// # Errors
     ///
-    /// Too short; no box or too many; one ahead before one that is not; not a host for each box that was passed; a
-    /// reserved bit is set.
+    /// Too short; no box or too many; one ahead before one that is not, or after one that ends the session; not a host
+    /// for each box that was passed; a reserved bit is set.
     pub fn parse(value: &'a [u8]) -> Result<Self, Error> {
         let head = value.get(..HEAD_LEN).ok_or(Error)?;
         let count = usize::from(head[field::BOXES]);
@@ -155,11 +157,13 @@ impl<'a> Chain<'a> {
         let boxes = value.get(HEAD_LEN..HEAD_LEN + BOX_LEN * count).filter(|_| is_sound).ok_or(Error)?;
         let mut passed = 0;
         let mut was_ahead = false;
+        let mut has_ended = false;
         for one in boxes.chunks_exact(BOX_LEN) {
             let one = BoxRepr::parse(one.try_into().map_err(|_| Error)?)?;
-            if was_ahead && !one.is_ahead() {
+            if was_ahead && !one.is_ahead() || has_ended {
                 return Err(Error);
             }
+            has_ended = one.flags.contains(BoxFlags::ENDS);
             was_ahead = one.is_ahead();
             passed += usize::from(one.flags.contains(BoxFlags::PASSED));
         }
@@ -295,6 +299,9 @@ mod tests {
         assert!(chain(&[ahead; BOXES_MAX + 1], &[]).emit(&mut buf).is_err(), "nine boxes");
         assert!(chain(&[ahead, passed], &host).emit(&mut buf).is_err(), "passed before one that is ahead of it");
         assert!(chain(&[one(1, BoxFlags::PASSED | BoxFlags::LEFT_OUT)], &host).emit(&mut buf).is_err(), "both");
+        let proxy = one(3, BoxFlags::ENDS);
+        assert!(chain(&[passed, proxy], &host).emit(&mut buf).is_ok());
+        assert!(chain(&[proxy, ahead], &[]).emit(&mut buf).is_err(), "one after the session's end");
         let was_passed = [passed];
         let without_host = ChainRepr { certificates: &[], ..chain(&was_passed, &[]) };
         assert!(without_host.emit(&mut buf).is_err(), "passed where?");
@@ -307,7 +314,7 @@ mod tests {
     fn reserved_bits_are_zero() {
         let mut buf = [0; 512];
         let len = chain(&[one(1, AHEAD)], &[]).emit(&mut buf).expect("sound").as_bytes().len();
-        for (at, value) in [(0, 2), (HEAD_LEN + 12, 0x10), (HEAD_LEN + 13, 1), (HEAD_LEN + 15, 1)] {
+        for (at, value) in [(0, 2), (HEAD_LEN + 12, 0x20), (HEAD_LEN + 13, 1), (HEAD_LEN + 15, 1)] {
             let mut other = buf;
             other[at] = value;
             assert!(Chain::parse(&other[..len]).is_err(), "byte {at}");

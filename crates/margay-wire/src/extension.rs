@@ -132,8 +132,16 @@ error_codes! {
     ChainRequired = 25;
     /// The next host of the chain has not answered in time.
     NoAnswer = 26;
+    /// The box is a proxy, and the chain does not say so; or the chain says so of a box that is none.
+    BoxOtherKind = 27;
+    /// A box of the chain has changed the session's addresses or ports, and is not said to.
+    BoxRewrites = 28;
+    /// The session's first packet has no room for the tag by which a box's host would know it again.
+    NoRoomForTag = 29;
+    /// A box of the chain has changed addresses, and nobody can tell which session a packet is of.
+    BoxAmbiguous = 30;
     /// A rule wants a change that an order at the receiver's host, or a rule there, is against.
-    Outranked = 27;
+    Outranked = 31;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.

@@ -50,7 +50,11 @@ local error_codes = {
     [24] = "BOX_ANSWERED",
     [25] = "CHAIN_REQUIRED",
     [26] = "NO_ANSWER",
-    [27] = "OUTRANKED",
+    [27] = "BOX_OTHER_KIND",
+    [28] = "BOX_REWRITES",
+    [29] = "NO_ROOM_FOR_TAG",
+    [30] = "BOX_AMBIGUOUS",
+    [31] = "OUTRANKED",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }
@@ -300,14 +304,16 @@ local readers = {
         tree:add(f.chain_time, value(36, 8))
         tree:add(f.chain_host_key, value(44, 32))
         tree:add(f.chain_signature, value(76, 64))
-        local at, passed, ahead = 140, 0, false
+        local at, passed, ahead, ended = 140, 0, false, false
         for _ = 1, count do
             local flags = value(at + 12, 1):uint()
             local is_left_out, is_passed = math.floor(flags / 4) % 2 == 1, math.floor(flags / 8) % 2 == 1
-            if flags > 15 or is_left_out and is_passed or value(at + 13, 3):uint() ~= 0 then
+            if flags > 31 or is_left_out and is_passed or value(at + 13, 3):uint() ~= 0 then
                 return "a box has flags that none has"
             end
             if ahead and (is_left_out or is_passed) then return "a box was passed before one that is ahead of it" end
+            if ended then return "a box comes after the one at which the session ends" end
+            ended = flags > 15
             ahead = not is_left_out and not is_passed
             if is_passed then passed = passed + 1 end
             tree:add(f.chain_box, value(at, 12))

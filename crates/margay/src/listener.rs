@@ -7,6 +7,7 @@ use std::str::FromStr;
 use margay_core::Ranges;
 use margay_core::chain::BoxKind;
 use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_computable};
+use margay_core::table::Demux;
 use margay_core::table::HAND_OVER_PORT;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
@@ -87,12 +88,16 @@ pub enum MiddleboxKind {
     Forward,
     /// It looks at packets, which pass whatever it does
     Sniff,
+    /// It changes addresses or ports of packets: SNAT, DNAT
+    Rewrite,
+    /// It ends TCP connections, and makes connections of its own: HAProxy, nginx, squid
+    Proxy,
 }
 
 impl MiddleboxKind {
     /// The kind of a word.
     pub fn of_label(label: &str) -> Option<Self> {
-        [Self::Forward, Self::Sniff].into_iter().find(|kind| kind.label() == label)
+        [Self::Forward, Self::Sniff, Self::Rewrite, Self::Proxy].into_iter().find(|kind| kind.label() == label)
     }
 
     /// As lists show it.
@@ -100,14 +105,23 @@ impl MiddleboxKind {
         match self {
             Self::Forward => "forward",
             Self::Sniff => "sniff",
+            Self::Rewrite => "rewrite",
+            Self::Proxy => "proxy",
         }
     }
 
-    /// As the core has it.
-    pub const fn core(self) -> BoxKind {
+    /// Whether sessions pass it, in the kernel; otherwise a program takes them.
+    pub const fn is_passed(self) -> bool {
+        !matches!(self, Self::Proxy)
+    }
+
+    /// As the core has it; `listener`: where a proxy takes connections.
+    pub fn core(self, listener: Demux) -> BoxKind {
         match self {
             Self::Forward => BoxKind::Forward,
             Self::Sniff => BoxKind::Sniff,
+            Self::Rewrite => BoxKind::Rewrite,
+            Self::Proxy => BoxKind::Proxy(Box::new(listener)),
         }
     }
 }

@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, FlowId, Message, SessionId};
 
-use super::proof::{Answered, Signed, ahead, digest};
+use super::proof::{Answered, Signed, digest};
 use super::{ChainSetup, Chained, Failure, Place, service_of};
 use crate::flow::Setup;
 use crate::name::ServiceId;
@@ -47,7 +47,8 @@ impl Sal {
         let protocol = packet.tuple.protocol;
         let port = packet.tuple.destination.port();
         let rule = self.chain_rule_for(service, protocol, port).filter(|rule| !rule.boxes.is_empty())?;
-        let boxes: Vec<BoxRepr> = rule.boxes.iter().map(|one| ahead(&one.service, one.may_be_left_out)).collect();
+        let boxes = self.boxes_from_here(rule);
+        let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.host_id()).collect();
         let origin = self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes });
         let own = self.config.local_addresses.first().copied().unwrap_or(packet.tuple.source.ip());
         let client = SocketAddr::new(own, packet.tuple.source.port());
@@ -55,8 +56,9 @@ impl Sal {
             asked: *service,
             place: Place::First,
             boxes,
-            hosts: Vec::new(),
+            hosts,
             seen: [0; 32],
+            other_half: None,
             setup: Some(Box::new(ChainSetup::new(client, port, origin))),
         };
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
@@ -84,7 +86,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return false };
         let destination = flow.service;
         let protocol = flow.app.protocol;
-        let port = flow.app.destination.port();
+        let port = flow.service_port();
         let may = |chained: &Chained| {
             chained.next_box().filter(|at| chained.boxes[*at].flags.contains(BoxFlags::MAY_BE_LEFT_OUT))
         };
@@ -156,6 +158,7 @@ impl Sal {
         let session = flow.session;
         let service = flow.service;
         let is_first = chained.place == Place::First;
+        let asked = chained.boxes.clone();
         let left = self.other_half(flow);
         let said = message.chain().filter(|said| said.is_answer() && said.destination() == service.0);
         let answered = said.and_then(|said| Answered::of(&said, message.certificate().unwrap_or_default()));
@@ -164,7 +167,7 @@ impl Sal {
         if !is_what_was_asked(&chained.boxes, &answered.boxes) || !answered.hosts.starts_with(&chained.hosts) {
             return Err(OTHER_BOXES.to_string());
         }
-        let is_proved = if is_first { self.check_answered(session, &service, &answered)? } else { true };
+        let is_proved = if is_first { self.check_answered(session, &service, &asked, &answered)? } else { true };
         if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
             chained.boxes.clone_from(&answered.boxes);
             chained.hosts.clone_from(&answered.hosts);
@@ -224,6 +227,35 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
         ErrorCode::BoxAnswered => (
             Unreachable::Host,
             format!("box {name} of the chain has answered in the place of the service; a box forwards, or listens in"),
+        ),
+        ErrorCode::BoxRewrites => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain has changed the session's addresses or ports; one that is to do so is served \
+                 with `--kind rewrite`, and takes no TCP options off"
+            ),
+        ),
+        ErrorCode::NoRoomForTag => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain changes addresses, and the session's first packet cannot be marked for it: \
+                 its TCP options leave no room for 8 bytes, or it is a datagram that is not in the SYN, since it is \
+                 too long or sealed"
+            ),
+        ),
+        ErrorCode::BoxAmbiguous => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain changes addresses, and its host cannot tell this session from another one: \
+                 both have begun with the same datagram within 100 ms, or have the same addresses behind the box"
+            ),
+        ),
+        ErrorCode::BoxOtherKind => (
+            Unreachable::Host,
+            format!(
+                "box {name} of the chain is another kind of box than the chain says: `proxies` of the chain names the \
+                 boxes that end TCP connections, and those are served with `--kind proxy`"
+            ),
         ),
         ErrorCode::NoService => {
             (Unreachable::Host, format!("nobody serves box {name} of the chain, and its policy is to refuse then"))

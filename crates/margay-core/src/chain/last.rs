@@ -54,7 +54,7 @@ impl Sal {
         let (_, known) = self.table.get(rule).ok_or(DropReason::NoService)?;
         let (demux, is_box) = match &known.action {
             Action::Demux(demux) => (demux.clone(), false),
-            Action::Box(middlebox) => (listener_of(middlebox), true),
+            Action::Box(middlebox) => (middlebox.listener().unwrap_or_else(|| listener_of(middlebox)), true),
             _ => return Err(DropReason::NoService),
         };
         self.table.note_use(now, rule);
@@ -95,17 +95,24 @@ impl Sal {
         let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
         let boxes: Vec<BoxRepr> = chain.boxes().collect();
         let hosts: Vec<HostId> = chain.hosts().map(HostId).collect();
-        let place = boxes.iter().position(BoxRepr::is_ahead).map_or(Place::Last, |at| Place::Left { at });
+        let ahead = boxes.iter().position(BoxRepr::is_ahead);
+        let (place, is_other_kind) = ahead.map_or((Place::Last, false), |at| self.place_at_box(at, &boxes, &session));
         let mut origin = Origin::of(&chain);
-        if place == Place::Last && self.chains.heard.has(&session.session, self.unix_s()) {
+        let is_end = matches!(place, Place::Last | Place::Proxy { .. });
+        if is_end && self.chains.heard.has(&session.session, self.unix_s()) {
             return Err(DropReason::Replayed);
         }
         let is_sound = hosts.last().copied().unwrap_or(origin.host_key.id()) == HostId(exchange.host_id);
-        if !is_sound || boxes.iter().any(is_left_out_unasked) {
+        // Whoever asked for a proxy has begun no session that goes on behind it.
+        let is_over = place == Place::Last && boxes.iter().any(|one| one.flags.contains(BoxFlags::ENDS));
+        if !is_sound || is_over || boxes.iter().any(is_left_out_unasked) {
             return Err(DropReason::Malformed);
         }
         let destination = ServiceId(chain.destination());
-        let mut refusal = self.lacks_box(&destination, place, &boxes);
+        let demanding = if place == Place::Last { &destination } else { &arrival.service };
+        let lacks_box = is_end && self.lacks_box(demanding, &boxes);
+        let mut refusal = is_other_kind.then_some(ErrorCode::BoxOtherKind);
+        refusal = refusal.or(lacks_box.then_some(ErrorCode::ChainRequired));
         if refusal.is_none() && self.chains.early.take(now) {
             let signed = Signed {
                 session: session.session,
@@ -124,22 +131,21 @@ impl Sal {
         let port = session.service_port;
         let seen = digest(&session, chain.as_bytes());
         let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
-        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, setup };
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, setup };
         Ok(Read { chained: Some(Box::new(chained)), refusal })
     }
 
-    /// Whether a session has not passed all the boxes that its service demands. The last one must be among them: this
-    /// host sees that box's certificate alone, and believes its host of the others.
-    fn lacks_box(&self, destination: &ServiceId, place: Place, boxes: &[BoxRepr]) -> Option<ErrorCode> {
-        let required: Vec<&ServiceId> = self.chains.policy.required_for(destination).collect();
-        if place != Place::Last || required.is_empty() {
-            return None;
+    /// Whether a session that ends here has not passed all the boxes that its service, or the proxy, demands. The last
+    /// one must be among them: this host sees that box's certificate alone, and believes its host of the others.
+    fn lacks_box(&self, demanding: &ServiceId, boxes: &[BoxRepr]) -> bool {
+        let required: Vec<&ServiceId> = self.chains.policy.required_for(demanding).collect();
+        if required.is_empty() {
+            return false;
         }
         let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of);
         let passed: Vec<ServiceId> = passed.collect();
         let is_last_among = passed.last().is_some_and(|last| required.contains(&last));
-        let is_enough = is_last_among && required.iter().all(|wanted| passed.contains(wanted));
-        (!is_enough).then_some(ErrorCode::ChainRequired)
+        !(is_last_among && required.iter().all(|wanted| passed.contains(wanted)))
     }
 
     /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
@@ -154,7 +160,7 @@ impl Sal {
         let service = flow.service;
         let session = flow.session;
         let protocol = flow.app.protocol;
-        let Some(chained) = flow.chain.take() else {
+        let Some(mut chained) = flow.chain.take() else {
             let is_allowed = self.is_allowed(association, &service, &allow);
             return (!is_allowed).then_some(ErrorCode::NotAllowed);
         };
@@ -167,9 +173,12 @@ impl Sal {
             }
             _ => None,
         };
-        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.place == Place::Last) {
+        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.is_end()) {
             let unix_s = self.unix_s();
             self.chains.note_heard(session, unix_s, setup.origin.time_s);
+        }
+        if refusal.is_none() {
+            self.pass_to_proxy(&mut chained);
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.chain = Some(chained);
@@ -193,8 +202,8 @@ impl Sal {
         };
         let service = service_of(one);
         let is_named = !one.flags.contains(BoxFlags::ADDED) || self.chains.policy.name_of_box(&service).is_some();
-        let is_required =
-            chained.place == Place::Last && self.chains.policy.required_for(&flow.service).next().is_some();
+        let demanding = if chained.place == Place::Last { flow.service } else { chained.asked };
+        let is_required = chained.is_end() && self.chains.policy.required_for(&demanding).next().is_some();
         let is_it = *last == host && is_named;
         if !is_it || sender.is_self() {
             return is_it;
@@ -203,14 +212,17 @@ impl Sal {
         self.may_serve(&service, &host_key, chain).is_ok_and(|is_proved| is_proved || !is_required)
     }
 
-    /// The certificates that show a neighbour that this host may speak for the box that the flow has passed here.
+    /// The certificates that show a neighbour that this host may speak for the box that the flow has passed here, or
+    /// that has begun its session.
     pub(crate) fn box_certificate(&self, flow: &Flow) -> Vec<u8> {
-        match flow.chain.as_deref() {
-            Some(Chained { place: Place::Right { at }, boxes, .. }) => {
-                boxes.get(*at).map(|one| self.certificate_for(&service_of(one))).unwrap_or_default()
+        let one = match flow.chain.as_deref() {
+            Some(Chained { place: Place::Right { at }, boxes, .. }) => boxes.get(*at),
+            Some(Chained { place: Place::First, boxes, hosts, .. }) if hosts.first() == Some(&self.host_id()) => {
+                boxes.first()
             }
-            _ => Vec::new(),
-        }
+            _ => None,
+        };
+        one.map(|one| self.certificate_for(&service_of(one))).unwrap_or_default()
     }
 }
 

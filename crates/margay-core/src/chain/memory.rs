@@ -15,6 +15,10 @@ impl<K: Ord + Copy, T: Ord + Copy> Memory<K, T> {
         Self { until: BTreeMap::new(), ends: BTreeSet::new(), max }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.until.is_empty()
+    }
+
     pub fn has(&self, key: &K, now: T) -> bool {
         self.until.get(key).is_some_and(|until| *until >= now)
     }
@@ -42,6 +46,7 @@ mod tests {
     fn a_key_is_remembered_until_its_time_is_over() {
         let mut memory = Memory::new(2);
         memory.note('a', 0, 10);
+        assert!(!memory.is_empty());
         assert!(memory.has(&'a', 10) && !memory.has(&'a', 11) && !memory.has(&'b', 0));
         memory.note('a', 5, 20);
         memory.note('b', 12, 30);

@@ -22,7 +22,7 @@ use crate::sal::Sal;
 use crate::segment::SEGMENT;
 use crate::setup::{Arrival, Draft, SETUP_TIMEOUT, Start, retry_after, sticky};
 use crate::surrogate::box_tuple;
-use crate::table::{Allow, Resolution};
+use crate::table::{Allow, Demux, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
@@ -35,15 +35,19 @@ const TELLING_PER_BOX: Duration = Duration::from_millis(200);
 const TCP: u8 = 6;
 
 /// What a box does with packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoxKind {
     /// It lets them pass, or not.
     Forward,
     /// It looks at them.
     Sniff,
+    /// It changes their addresses or ports.
+    Rewrite,
+    /// It is a program that ends TCP connections, and takes them there. Those that it makes are its own.
+    Proxy(Box<Demux>),
 }
 
-/// A box on this host: what the kernel does with packets that come in by `sal0` and leave by `sal0`.
+/// A box on this host: what the kernel does with packets that come in by `sal0` and leave by `sal0`, or a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Middlebox {
     /// What it does.
@@ -56,7 +60,8 @@ impl Sal {
     /// The other half of a session that passes a box here.
     pub(crate) fn other_half(&self, flow: &Flow) -> Option<FlowId> {
         let chained = flow.chain.as_deref().filter(|chained| chained.is_at_box())?;
-        let other = self.flows.by_tuple(&flow.app.reversed()).and_then(|id| self.flows.get(id))?;
+        let other = chained.other_half.or_else(|| self.flows.by_tuple(&flow.app.reversed()));
+        let other = other.and_then(|id| self.flows.get(id))?;
         let theirs = other.chain.as_deref().filter(|theirs| theirs.is_at_box())?;
         (other.session == flow.session && theirs.is_left() != chained.is_left()).then_some(other.id)
     }
@@ -90,11 +95,21 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + BOX_PATIENCE));
         let protocol = self.flows.get(id).map_or(0, |flow| flow.app.protocol);
         match first {
-            Some(first) => {
-                self.queue.inject(first);
-                Ok(())
-            }
+            Some(first) => match self.mark_first(id, first) {
+                Ok(first) => {
+                    self.queue.inject(first);
+                    Ok(())
+                }
+                Err(code) => {
+                    self.refuse_at_box(id, code);
+                    Err(DropReason::NotAllowed)
+                }
+            },
             None if protocol == TCP => Err(DropReason::Malformed),
+            None if self.needs_first(id) => {
+                self.refuse_at_box(id, ErrorCode::NoRoomForTag);
+                Err(DropReason::NotAllowed)
+            }
             None => self.begin_right(now, id, None),
         }
     }
@@ -102,6 +117,9 @@ impl Sal {
     /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
     /// right half. `None`: it is nothing that a box was given.
     pub(crate) fn come_out(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
+        if let Some(verdict) = self.come_out_changed(now, packet) {
+            return Some(verdict);
+        }
         let Some(left) = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id)) else {
             let is_late = self.chains.is_late(&packet.tuple, now);
             return is_late.then_some(AppVerdict::Drop(DropReason::UnknownFlow));
@@ -120,14 +138,25 @@ impl Sal {
     }
 
     /// Begins the right half of a session, with what has come out of the box. `None`: the first packet comes later.
-    fn begin_right(&mut self, now: Instant, left: FlowId, packet: Option<&AppPacket<'_>>) -> Result<(), DropReason> {
+    pub(super) fn begin_right(
+        &mut self,
+        now: Instant,
+        left: FlowId,
+        packet: Option<&AppPacket<'_>>,
+    ) -> Result<(), DropReason> {
         if let Some(setup) = self.chain_setup(left) {
             setup.has_come_out = true;
+            setup.out_as = packet.map(|packet| packet.tuple);
         }
         let (mut flow, at, wanted) = self.right_of(now, left).ok_or(DropReason::Unexpected)?;
         if self.flows.len() >= self.config.limits.flows {
             self.refuse_left(left, ErrorCode::Overloaded, at as u8 + 1);
             return Err(DropReason::Full);
+        }
+        let tuple = packet.map_or(flow.app, |packet| packet.tuple);
+        if !self.set_right_tuple(left, &mut flow, tuple) {
+            self.refuse_left(left, ErrorCode::BoxAmbiguous, at as u8 + 1);
+            return Err(DropReason::Unexpected);
         }
         let nonce = self.rng.u64();
         let asked = flow.asked();
@@ -190,6 +219,7 @@ impl Sal {
             boxes,
             hosts,
             seen: [0; 32],
+            other_half: None,
             setup: Some(Box::new(setup)),
         };
         self.leave_unserved_out(&mut right, wanted);
@@ -234,7 +264,8 @@ impl Sal {
 
     /// Resolvers have not said who serves what comes after a box. False where the packet has come out of none.
     pub(crate) fn refuse_unresolved(&mut self, packet: &AppPacket<'_>) -> bool {
-        let left = self.flows.by_tuple(&packet.tuple.reversed()).and_then(|id| self.flows.get(id));
+        let left = self.flows.by_tuple(&packet.tuple.reversed()).or_else(|| self.left_that_let_out(packet));
+        let left = left.and_then(|id| self.flows.get(id));
         let Some(left) = left.filter(|left| matches!(left.setup, Setup::Responder(_))) else { return false };
         let Some(Place::Left { at }) = left.chain.as_ref().map(|chained| chained.place) else { return false };
         let id = left.id;
@@ -323,6 +354,7 @@ impl Sal {
 
     /// The client of a left half is proved: the right half's ACK goes now.
     pub(crate) fn left_proved(&mut self, now: Instant, left: FlowId) {
+        self.forget_marks(left);
         let Some(flow) = self.flows.get_mut(left) else { return };
         let Some(chained) = flow.chain.as_mut() else { return };
         if let Some(answered) = chained.setup.take().and_then(|setup| setup.answer) {
@@ -416,13 +448,14 @@ impl Sal {
         let setup = chained.setup.as_deref()?;
         match (error, chained.place) {
             (Some(_), _) => setup.failure?.write(&flow.service, &chained.boxes, &chained.hosts),
-            (None, Place::Last) => {
+            (None, Place::Last | Place::Proxy { .. }) => {
+                let (boxes, hosts) = self.passed_here(chained);
                 let answered = Answered {
                     host_key: self.config.host_key.public(),
                     signature: self.sign_answer(flow.session, &flow.service, &setup.origin),
                     certificates: certificate.to_vec(),
-                    boxes: chained.boxes.clone(),
-                    hosts: chained.hosts.clone(),
+                    boxes,
+                    hosts,
                 };
                 answered.write(&flow.service, certificate)
             }

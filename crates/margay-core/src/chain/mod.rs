@@ -1,4 +1,5 @@
 //! Chains: sessions that go through boxes, which forward packets or listen in (docs/decisions/0074; Dysco, section 2).
+//! Boxes that end sessions, and boxes that change addresses, are in docs/decisions/0077.
 //!
 //! ```text
 //!   client            host of box 1             host of box 2             server
@@ -13,15 +14,20 @@
 //! on, once the box has let it pass.
 //!
 //! `policy` says which sessions (pure), `proof` who vouches for one, `first` is the initiator's end, `last` what a
-//! responder asks of its neighbour, `middlebox` the two halves on a box's host.
+//! responder asks of its neighbour, `middlebox` the two halves on a box's host, `proxy` a box at which sessions end,
+//! `rewrite` one that changes addresses.
 
 mod first;
+mod given;
 mod last;
 mod memory;
 mod middlebox;
 mod policy;
 mod proof;
+mod proxy;
 mod record;
+mod rewrite;
+mod tag;
 
 pub(crate) use last::Read;
 pub use middlebox::{BoxKind, Middlebox};
@@ -34,7 +40,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{BoxRepr, Chain, ErrorCode, SessionId};
+use margay_wire::{BoxRepr, Chain, ErrorCode, FlowId, SessionId};
 
 use crate::entry::Tuple;
 use crate::flow::Flow;
@@ -43,6 +49,7 @@ use crate::name::ServiceId;
 use crate::rate::RateLimit;
 use crate::sal::Sal;
 use crate::time::Instant;
+use given::{Given, Mark};
 use memory::Memory;
 use proof::{Answered, Origin};
 
@@ -71,6 +78,8 @@ pub(crate) enum Place {
     Right { at: usize },
     /// From the last box to the server's host.
     Last,
+    /// From the host before, to box `at` here, a proxy: the session ends there.
+    Proxy { at: usize },
 }
 
 /// What a set-up has failed at.
@@ -92,6 +101,8 @@ pub(crate) struct Chained {
     pub hosts: Vec<HostId>,
     /// A digest of what the SYN has said: the ACK repeats it, since nobody vouches for a SYN.
     pub seen: [u8; 32],
+    /// Of a half whose box changes addresses: the other half, which the five-tuple does not lead to.
+    pub other_half: Option<FlowId>,
     /// What is needed until the flow is set up.
     pub setup: Option<Box<ChainSetup>>,
 }
@@ -110,13 +121,27 @@ pub(crate) struct ChainSetup {
     pub answer: Option<Answered>,
     /// A left flow's: why it is refused. A right flow's: what the left one is to be refused with.
     pub failure: Option<Failure>,
+    /// A left flow's: the five-tuple that its first packet has come out with.
+    pub out_as: Option<Tuple>,
+    /// A left flow's: by what its first packet is known when it comes out.
+    pub marks: Vec<Mark>,
     /// A right flow's ACK waits until the client of the left one is proved.
     pub keeps_ack: bool,
 }
 
 impl ChainSetup {
     const fn new(client: SocketAddr, port: u16, origin: Origin) -> Self {
-        Self { client, port, origin, has_come_out: false, answer: None, failure: None, keeps_ack: false }
+        Self {
+            client,
+            port,
+            origin,
+            has_come_out: false,
+            answer: None,
+            failure: None,
+            out_as: None,
+            marks: Vec::new(),
+            keeps_ack: false,
+        }
     }
 }
 
@@ -137,6 +162,11 @@ impl Chained {
 
     pub const fn is_right(&self) -> bool {
         matches!(self.place, Place::Right { .. })
+    }
+
+    /// Whether the session ends at this host: at its server, or at a proxy.
+    pub const fn is_end(&self) -> bool {
+        matches!(self.place, Place::Last | Place::Proxy { .. })
     }
 
     /// Whether the flow is one of the two halves on a box's host.
@@ -166,6 +196,10 @@ pub(crate) struct Chains {
     heard: Memory<SessionId, u64>,
     /// Five-tuples of packets that boxes were given, of sessions that are over.
     over: Memory<Tuple, Instant>,
+    /// First packets that boxes here have.
+    given: Given,
+    /// Those of sessions that came to nothing.
+    past: Memory<Mark, Instant>,
     early: RateLimit,
     /// Leased virtual addresses by name, and whether they are of IPv4.
     leases: BTreeMap<(ServiceId, bool), IpAddr>,
@@ -180,6 +214,8 @@ impl Chains {
             policy: ChainPolicy::default(),
             heard: Memory::new(HEARD_MAX),
             over: Memory::new(OVER_MAX),
+            given: Given::default(),
+            past: Memory::new(OVER_MAX),
             early: RateLimit::new(CHECKED_EARLY_PER_S, now),
             leases: BTreeMap::new(),
             wanted: BTreeMap::new(),
@@ -199,8 +235,16 @@ impl Chains {
 
     /// A flow is gone. What its box still lets out is no program's: nobody here begins a session of his own with it.
     pub fn note_gone(&mut self, flow: &Flow, now: Instant) {
-        if flow.chain.as_ref().is_some_and(|chain| chain.is_left()) {
+        let Some(chained) = flow.chain.as_deref().filter(|chained| chained.is_at_box()) else { return };
+        if chained.is_left() {
             self.over.note(flow.app.reversed(), now, now + OVER_FOR);
+        } else if chained.other_half.is_some() {
+            self.over.note(flow.app, now, now + OVER_FOR);
+        }
+        let marks = chained.setup.as_ref().map(|setup| &setup.marks[..]).unwrap_or_default();
+        for mark in marks {
+            self.given.forget(*mark, flow.id);
+            self.past.note(*mark, now, now + mark.is_kept_for());
         }
     }
 

@@ -11,6 +11,7 @@ use crate::name::{Prefix, SERVICE_BITS, ServiceId};
 
 /// Rules of one policy.
 pub const CHAIN_RULES_MAX: usize = 1024;
+const TCP: u8 = 6;
 
 /// Whose sessions a rule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct BoxWanted {
     pub service: ServiceId,
     /// Where nobody serves it, sessions go on without it; otherwise they are refused.
     pub may_be_left_out: bool,
+    /// It ends TCP connections; the boxes after it are passed by the sessions that it begins.
+    pub is_proxy: bool,
 }
 
 /// Sessions that go through boxes.
@@ -109,6 +112,25 @@ pub enum PolicyError {
         rule: String,
         /// Which box of it, from 1.
         number: usize,
+    },
+    /// A proxy in a chain that is not for TCP alone.
+    #[error("chain `{rule}` has the proxy {name}, which ends TCP connections; say protocol = \"tcp\"")]
+    ProxyProtocol {
+        /// The rule.
+        rule: String,
+        /// The proxy, as the operator writes it.
+        name: String,
+    },
+    /// A proxy that may be left out, and with it all boxes after it.
+    #[error(
+        "chain `{rule}` has the proxy {name}, which is never left out, since boxes after it would be, too; leave out \
+         missing = \"bypass\""
+    )]
+    ProxyLeftOut {
+        /// The rule.
+        rule: String,
+        /// The proxy, as the operator writes it.
+        name: String,
     },
     /// An earlier rule has all sessions of a later one.
     #[error("chain `{rule}` decides over nothing: chain `{earlier}` before it is for all of its sessions")]
@@ -195,6 +217,12 @@ impl ChainRule {
             if self.services.bits >= SERVICE_BITS && self.services.contains(&one.service) {
                 return Err(PolicyError::Loop { rule: rule(), number });
             }
+            if one.is_proxy && self.protocol != Some(TCP) {
+                return Err(PolicyError::ProxyProtocol { rule: rule(), name: one.name.clone() });
+            }
+            if one.is_proxy && one.may_be_left_out {
+                return Err(PolicyError::ProxyLeftOut { rule: rule(), name: one.name.clone() });
+            }
         }
         Ok(())
     }
@@ -262,7 +290,7 @@ mod tests {
     }
 
     fn wanted(text: &str) -> BoxWanted {
-        BoxWanted { name: text.to_string(), service: prefix(text).id, may_be_left_out: false }
+        BoxWanted { name: text.to_string(), service: prefix(text).id, may_be_left_out: false, is_proxy: false }
     }
 
     fn rule(services: Prefix, boxes: &[&str]) -> ChainRule {
@@ -351,6 +379,13 @@ mod tests {
         assert!(says(rule(web, &["fw.shop/key:one"])).contains("no service's"));
         let no_ports = ChainRule { ports: Some(RangeInclusive::new(2, 1)), ..rule(web, &["fw.shop"]) };
         assert!(says(no_ports).contains("for no port"));
+        let mut proxied = ChainRule { protocol: Some(17), ..rule(web, &["lb.shop"]) };
+        proxied.boxes[0].is_proxy = true;
+        assert!(says(proxied.clone()).contains("lb.shop") && says(proxied.clone()).contains("protocol"));
+        proxied.protocol = Some(TCP);
+        assert_eq!(ChainPolicy { rules: alloc::vec![proxied.clone()], required: Vec::new() }.check(), Ok(()));
+        proxied.boxes[0].may_be_left_out = true;
+        assert!(says(proxied).contains("never left out"));
         let required = |boxes: &[&str]| {
             let boxes = boxes.iter().map(|name| prefix(name).id).collect();
             let required = alloc::vec![Requirement { services: web, boxes }];

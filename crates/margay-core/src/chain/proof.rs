@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId, SessionRepr};
 
-use super::{Failure, SIGNED_FOR_S, head_of};
+use super::{BoxWanted, Failure, SIGNED_FOR_S, head_of, service_of};
 use crate::certificate::{joined_chain, links_in_common};
 use crate::key::{HostId, HostPublic};
 use crate::name::ServiceId;
@@ -69,7 +69,7 @@ impl Signed<'_> {
         bytes.extend_from_slice(&self.port.to_be_bytes());
         for one in self.boxes.iter().filter(|one| !one.flags.contains(BoxFlags::ADDED)) {
             bytes.extend_from_slice(&one.service);
-            bytes.push((one.flags & BoxFlags::MAY_BE_LEFT_OUT).bits());
+            bytes.push((one.flags & (BoxFlags::MAY_BE_LEFT_OUT | BoxFlags::ENDS)).bits());
         }
         bytes
     }
@@ -220,7 +220,7 @@ impl Sal {
     }
 
     /// Whether the server's host is who may speak for the name, as far as anybody here can tell, and has said that it
-    /// has this session.
+    /// has this session. Of a chain that ends at a proxy, whether the proxy's host is who may speak for that box.
     ///
     /// # Errors
     ///
@@ -229,6 +229,7 @@ impl Sal {
         &mut self,
         session: SessionId,
         destination: &ServiceId,
+        asked: &[BoxRepr],
         answered: &Answered,
     ) -> Result<bool, alloc::string::String> {
         let own = self.config.host_key.public();
@@ -239,8 +240,10 @@ impl Sal {
         if answered.host_key == own {
             return Ok(true);
         }
-        self.may_serve(destination, &answered.host_key, &answered.certificates)
-            .map_err(|error| alloc::format!("the host at the end of the chain may not speak for this name: {error}"))
+        let proxy = asked.last().filter(|last| last.flags.contains(BoxFlags::ENDS)).map(service_of);
+        let what = if proxy.is_some() { "the proxy that ends the chain" } else { "this name" };
+        self.may_serve(&proxy.unwrap_or(*destination), &answered.host_key, &answered.certificates)
+            .map_err(|error| alloc::format!("the host at the end of the chain may not speak for {what}: {error}"))
     }
 
     /// The authorities that this host belongs to, and its groups there.
@@ -254,8 +257,9 @@ impl Sal {
 }
 
 /// A box of a chain that has not been passed yet.
-pub(super) fn ahead(service: &ServiceId, may_be_left_out: bool) -> BoxRepr {
+pub(super) fn ahead(one: &BoxWanted) -> BoxRepr {
     let mut flags = BoxFlags::empty();
-    flags.set(BoxFlags::MAY_BE_LEFT_OUT, may_be_left_out);
-    BoxRepr { service: head_of(service), flags }
+    flags.set(BoxFlags::MAY_BE_LEFT_OUT, one.may_be_left_out);
+    flags.set(BoxFlags::ENDS, one.is_proxy);
+    BoxRepr { service: head_of(&one.service), flags }
 }

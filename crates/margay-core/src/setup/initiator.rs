@@ -219,6 +219,7 @@ impl Sal {
         let Setup::Initiator(setup) = &flow.setup else { return };
         let service = flow.asked();
         let app = flow.app;
+        let port = flow.service_port();
         let retries = setup.retries;
         let is_by_rule = matches!(app.protocol, 6 | 17)
             && !setup.pinned
@@ -232,9 +233,9 @@ impl Sal {
         let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
         let is_other = |rule: &Rule| !rule.action.next_hop().is_some_and(is_it);
         let way = self.way_on(Sender::Own);
-        let found = self.table.resolve(&service, number, |rule| {
-            is_other(rule) && self.unusable(rule, app.protocol, app.destination.port(), way).is_none()
-        });
+        let found = self
+            .table
+            .resolve(&service, number, |rule| is_other(rule) && self.unusable(rule, app.protocol, port, way).is_none());
         if let Resolution::Forward(rule, hop) = found
             && is_by_rule
             && (led.is_none() || turns && hop.router)
@@ -274,7 +275,8 @@ impl Sal {
         let host_id = self.host_id().0;
         let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
-        let meant = setup.asks.map_or((flow.app.protocol, flow.app.destination), |asks| (TCP, asks.destination));
+        let asked = setup.asks.map(|asks| (TCP, asks.destination.port()));
+        let (protocol, service_port) = asked.unwrap_or((flow.app.protocol, flow.service_port()));
         let of_chain = flow.chain.as_ref().and_then(|chain| chain.setup.as_ref()).map(|setup| setup.client);
         let chain = self.chain_of_syn(flow);
         if flow.chain.is_some() != chain.is_some() {
@@ -283,8 +285,8 @@ impl Sal {
         let session = SessionRepr {
             session: flow.session,
             client: of_chain.or(client).unwrap_or(flow.app.source),
-            service_port: meant.1.port(),
-            protocol: meant.0,
+            service_port,
+            protocol,
         };
         let mut extensions = alloc::vec![
             Extension::Session(session),

@@ -262,6 +262,10 @@ pub(crate) fn unreachable_of(code: ErrorCode) -> Unreachable {
         | ErrorCode::KeptOut
         | ErrorCode::BoxSilent
         | ErrorCode::BoxAnswered
+        | ErrorCode::BoxOtherKind
+        | ErrorCode::BoxRewrites
+        | ErrorCode::NoRoomForTag
+        | ErrorCode::BoxAmbiguous
         | ErrorCode::UnknownCritical
         | ErrorCode::NoAnswer => Unreachable::Host,
         _ => Unreachable::Port,

@@ -56,6 +56,7 @@ fn cache(pins: &Path) -> KernelCache {
         pin_dir: pins.to_owned(),
         flow_ports: 61_000..=65_535,
         ranges: Ranges::USUAL,
+        boxes: false,
         flows_max: 1024,
     };
     KernelCache::open(&config).expect("the kernel takes it")

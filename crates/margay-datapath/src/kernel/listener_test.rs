@@ -51,6 +51,7 @@ impl Host {
             pin_dir: pins.to_owned(),
             flow_ports: 61_000..=65_535,
             ranges: Ranges::USUAL,
+            boxes: false,
             flows_max: 1024,
         };
         let cache = KernelCache::open(&config).expect("the kernel takes it");

@@ -371,6 +371,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
             interface::set_virtual(constants, config.ranges);
+            constants.drops_tags = config.boxes.into();
             (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
         }
         open.maps.apps.set_max_entries(config.flows_max)?;

@@ -70,6 +70,8 @@ pub struct CacheConfig {
     pub flow_ports: RangeInclusive<u16>,
     /// This host's virtual addresses.
     pub ranges: Ranges,
+    /// Boxes of this host may change addresses: the tags by which their SYNs are known leave by no card.
+    pub boxes: bool,
     /// Most flows.
     pub flows_max: u32,
 }

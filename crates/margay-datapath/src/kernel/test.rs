@@ -117,6 +117,7 @@ fn programs_of(sal0: u32, in_place: bool, ranges: Ranges) -> Option<Rig> {
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         super::interface::set_virtual(constants, ranges);
         (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
+        constants.drops_tags = 1;
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
     let rig = Rig(open.load().expect("the verifier takes them"));

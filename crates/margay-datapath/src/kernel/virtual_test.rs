@@ -224,3 +224,33 @@ fn a_packet_rewritten_at_a_bridges_port_passes_the_bridge() {
     // And takes that word nowhere else.
     assert_eq!(prelude::run(Before::Indexed(REWRITTEN_INDEX), &rig.0.progs.card_egress, &rewritten).0, DROP);
 }
+
+#[test]
+fn the_tag_of_a_box_leaves_by_no_card() {
+    let Some(rig) = programs(SAL0) else { return };
+    let with = |tuple: Tuple, flags: u8, options: [u8; 12]| {
+        let mut packet = segment(tuple, flags, b"");
+        let at = packet.len() - options.len();
+        packet[at..].copy_from_slice(&options);
+        packet
+    };
+    let tag = [1, 1, 253, 8, 0x4d, 0x47, 9, 9, 9, 9, 1, 0];
+    for (source, destination) in [("10.1.0.9", "10.1.0.2"), ("fd00::9", "fd00::2")] {
+        let address = |text: &str| SocketAddr::new(text.parse().expect("literal"), 5000);
+        let tuple = Tuple { protocol: TCP, source: address(source), destination: address(destination) };
+        assert_eq!(egress(&rig, &with(tuple, SYN, tag)), DROP);
+        assert_eq!(egress(&rig, &with(tuple, ACK, tag)), NEXT, "only SYNs are tagged");
+        for other in [
+            // What a connection of a grant bears.
+            [253, 12, 0x4d, 0x47, 9, 9, 9, 9, 9, 9, 9, 9],
+            [253, 8, 0x4d, 0x48, 9, 9, 9, 9, 1, 1, 1, 0],
+            // After the end of the options.
+            [1, 0, 253, 8, 0x4d, 0x47, 9, 9, 9, 9, 1, 0],
+            // Malformed.
+            [254, 1, 253, 8, 0x4d, 0x47, 9, 9, 9, 9, 1, 0],
+        ] {
+            assert_eq!(egress(&rig, &with(tuple, SYN, other)), NEXT, "{other:?}");
+        }
+    }
+    assert_eq!(rig.counted(), ["drop_virtual_egress"]);
+}

@@ -70,7 +70,7 @@ impl Line {
         self.may_be_left_out = may_be_left_out;
         let one = |at: usize| {
             let name = format!("box-{at}.shop");
-            BoxWanted { service: service(&name), name, may_be_left_out }
+            BoxWanted { service: service(&name), name, may_be_left_out, is_proxy: false }
         };
         let rule = |name: &str| ChainRule {
             name: name.to_owned(),

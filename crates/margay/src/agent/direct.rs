@@ -139,6 +139,7 @@ impl DirectPath {
             pin_dir: pins(&config.host.runtime_dir),
             flow_ports: FLOW_PORTS,
             ranges: config.ranges(),
+            boxes: config.host.boxes,
             flows_max: FLOWS_MAX,
         };
         KernelCache::open(&cache_config).map_err(|error| error.to_string())

@@ -1,21 +1,23 @@
 //! Listeners of services, the sockets that take what is sent there, and the rules of the service table that follow; and
-//! boxes, which take nothing, and are passed.
+//! boxes, which take nothing, and are passed; but for proxies, which are listeners.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use margay_core::Ranges;
 use margay_core::chain::Middlebox;
+use margay_core::name::Name;
 use margay_core::table::{Action, Demux};
 use serde::{Deserialize, Serialize};
 
 use crate::allow;
-use crate::listener::{MiddleboxKind, Protocol, is_loopback};
+use crate::listener::{self, MiddleboxKind, Protocol, is_loopback};
 
 /// A listening socket of a service, or a box that has its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listener {
-    /// Where it listens; a box does nowhere.
+    /// Where it listens; a box that is passed does nowhere.
     pub address: SocketAddr,
     /// Port that clients use; none: every port.
     pub service_port: Option<u16>,
@@ -61,7 +63,7 @@ pub struct Place {
 pub type Listening = HashSet<Place>;
 
 impl Listener {
-    /// A box.
+    /// A box that sessions pass.
     pub fn of_box(kind: MiddleboxKind, allow: Vec<String>, origin: Origin) -> Self {
         Self {
             address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
@@ -72,6 +74,33 @@ impl Listener {
             origin,
             takes_both: false,
         }
+    }
+
+    /// A program that ends the sessions of a box.
+    pub fn of_proxy(address: SocketAddr, allow: Vec<String>) -> Self {
+        let protocol = Some(Protocol::Tcp);
+        Self { address, protocol, ..Self::of_box(MiddleboxKind::Proxy, allow, Origin::Order) }
+    }
+
+    /// Whether sessions pass it, in the kernel, and no socket takes them.
+    pub fn is_passed(&self) -> bool {
+        self.middlebox.is_some_and(MiddleboxKind::is_passed)
+    }
+
+    /// Whether a service of this name can have it, on a host with these virtual addresses.
+    ///
+    /// # Errors
+    ///
+    /// It cannot, and why.
+    pub fn fits(&self, name: &Name, ranges: Ranges) -> Result<(), String> {
+        if self.middlebox.is_some() {
+            listener::box_name(name)?;
+        }
+        if self.is_passed() {
+            return Ok(());
+        }
+        listener::deliverable(self.address, ranges)?;
+        listener::expects_others(self.address, self.protocol, &self.allow, ranges)
     }
 
     /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
@@ -115,28 +144,30 @@ impl Listener {
             && self.service_port == other.service_port
             && self.carried() == other.carried()
             && self.allow == other.allow
+            && self.middlebox == other.middlebox
     }
 
     /// What brings clients to it; `None` where nothing can: connections reach the loopback only where it is looked up.
     fn action(&self, other_family: Option<IpAddr>, is_looked_up: bool) -> Option<Action> {
         // Checked when it was published.
         let allow = allow::parse(&self.allow).unwrap_or_default();
-        if let Some(kind) = self.middlebox {
-            return Some(Action::Box(Middlebox { kind: kind.core(), allow }));
-        }
         let has_no_connections = self.is_reached_by_lookup() && !is_looked_up;
         let protocol = self.carried().or(has_no_connections.then_some(Protocol::Udp));
         if has_no_connections && protocol == Some(Protocol::Tcp) {
             return None;
         }
-        Some(Action::Demux(Demux {
+        let demux = Demux {
             listener: self.address,
             other_family,
             is_looked_up,
             service_port: self.service_port,
             protocol: protocol.map(Protocol::number),
             allow,
-        }))
+        };
+        Some(match self.middlebox {
+            Some(kind) => Action::Box(Middlebox { allow: demux.allow.clone(), kind: kind.core(demux) }),
+            None => Action::Demux(demux),
+        })
     }
 }
 
@@ -201,6 +232,20 @@ mod test {
             panic!("{found:?}");
         };
         assert_eq!(items.len(), 1);
+    }
+
+    #[test]
+    fn a_proxy_is_a_box_that_listens() {
+        let of = |text: &str| Listener::of_proxy(text.parse().expect("literal"), Vec::new());
+        let found = actions(&[of("0.0.0.0:81"), of("[::]:81")], &HashSet::new());
+        let [Action::Box(Middlebox { kind: BoxKind::Proxy(demux), .. })] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((demux.listener.port(), demux.protocol), (81, Some(6)));
+        assert!(demux.other_family.is_some(), "a socket of each family");
+        let name = |text: &str| text.parse::<Name>().expect("literal");
+        assert_eq!(of("0.0.0.0:81").fits(&name("lb.shop"), Ranges::USUAL), Ok(()));
+        assert!(of("0.0.0.0:0").fits(&name("lb.shop"), Ranges::USUAL).is_err(), "it listens nowhere");
+        assert!(of("0.0.0.0:81").fits(&name("lb.shop/key:one"), Ranges::USUAL).is_err(), "no box's name");
+        assert!(!of("0.0.0.0:81").is_passed());
     }
 
     fn places(listeners: &[Listener]) -> Vec<(String, Option<String>)> {

@@ -303,14 +303,7 @@ impl Services {
     }
 
     fn check(&self, name: &Name, listener: &Listener, terms: Terms) -> Result<(), PublishError> {
-        let is_sound = if listener.middlebox.is_some() {
-            listener::box_name(name)
-        } else {
-            let Listener { address, protocol, .. } = *listener;
-            listener::deliverable(address, self.ranges)
-                .and_then(|()| listener::expects_others(address, protocol, &listener.allow, self.ranges))
-        };
-        is_sound.map_err(PublishError::Misuse)?;
+        listener.fits(name, self.ranges).map_err(PublishError::Misuse)?;
         check_weight(terms.weight)?;
         listener::usable_port(listener.service_port).map_err(PublishError::Misuse)?;
         listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
@@ -329,9 +322,11 @@ impl Services {
         service.is_drained = self.drained.lock().has(&service.name.prefix());
         service.fitness = self.fitness.lock().get(&service.name.prefix()).cloned().unwrap_or_default();
         self.note_families(&mut service);
-        if service.is_box() && service.listeners.iter().any(|listener| listener.middlebox.is_none()) {
-            let text =
-                format!("{name} is the name of a box here, and of a program; withdraw the one, or rename the other");
+        if service.is_of_several_kinds() {
+            let text = format!(
+                "{name} is the name of a box here, and of a program or of a box of another kind; withdraw the one, or \
+                 rename the other"
+            );
             return Err(PublishError::Misuse(text));
         }
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
@@ -375,7 +370,7 @@ impl Services {
     fn is_taken(&self, listener: &Listener, counts: impl Fn(Protocol) -> bool) -> bool {
         self.listening.lock().as_ref().is_none_or(|sockets| {
             listener.origin == Origin::Socket
-                || listener.middlebox.is_some()
+                || listener.is_passed()
                 || !is_local(listener.address.ip(), self.ranges)
                 || sockets.iter().any(|place| counts(place.protocol) && listener.is_taken_by(place))
         })
@@ -395,7 +390,7 @@ impl Services {
         if !self.has_socket(service) {
             return (false, String::new());
         }
-        if service.is_box() && !self.forwards {
+        if service.is_passed() && !self.forwards {
             return (false, NO_FORWARDING.to_owned());
         }
         let admitted = self.router.as_ref().map_or(Ok(()), |router| router.admit_own(self.own_service(service)));

@@ -153,7 +153,7 @@ pub fn label(flow: &FlowInfo) -> String {
     if flow.name.is_empty() { digits() } else { flow.name.clone() }
 }
 
-/// The boxes that a session passes, from its client to its server.
+/// The boxes that a session passes, from its client to its server, or to the proxy at which it ends.
 pub(super) fn hops(chain: &ChainInfo) -> String {
     let of_box = |one: &ChainBox| {
         let host = if one.host_name.is_empty() { one.host_id.get(..12).unwrap_or_default() } else { &one.host_name };
@@ -163,8 +163,9 @@ pub(super) fn hops(chain: &ChainInfo) -> String {
             (false, host) => format!("{} at {host}", one.name),
         }
     };
-    let ends = |end: &str| std::iter::once(end.to_owned());
-    ends("client").chain(chain.boxes.iter().map(of_box)).chain(ends("server")).collect::<Vec<_>>().join(" > ")
+    let server = chain.boxes.last().is_none_or(|last| !last.ends).then(|| "server".to_owned());
+    let hops = std::iter::once("client".to_owned()).chain(chain.boxes.iter().map(of_box)).chain(server);
+    hops.collect::<Vec<_>>().join(" > ")
 }
 
 /// Which of a session's hops a flow is.
@@ -173,6 +174,7 @@ fn hop(chain: &ChainInfo) -> &'static str {
         "first" => "from the client's host to the first box",
         "left" => "from the host before, to a box of this host",
         "right" => "from a box of this host, to the next host",
+        "proxy" => "from the host before, to a proxy of this host",
         _ => "from the last box to the server's host",
     }
 }
@@ -364,6 +366,7 @@ mod tests {
             host_id: host_id.into(),
             host_name: host_name.into(),
             left_out,
+            ends: false,
         };
         let boxes = vec![
             of_box("fw.shop", "00112233445566778899aabbccddeeff", "box1", false),
@@ -374,6 +377,9 @@ mod tests {
         let chain = ChainInfo { place: "first".into(), boxes };
         let wanted = "client > fw.shop at box1 > (av.shop left out) > ids.shop at 001122334455 > tap.shop > server";
         assert_eq!(hops(&chain), wanted);
+        let proxy = ChainBox { ends: true, ..of_box("lb.shop", "", "box3", false) };
+        let proxied = ChainInfo { place: "proxy".into(), boxes: vec![proxy] };
+        assert_eq!(hops(&proxied), "client > lb.shop at box3");
     }
 
     #[test]

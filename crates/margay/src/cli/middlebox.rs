@@ -1,5 +1,7 @@
 //! `margay middlebox`.
 
+use std::net::SocketAddr;
+
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
 use miette::Result;
@@ -10,7 +12,8 @@ use crate::listener::{MiddleboxKind, ServiceName};
 
 #[derive(Subcommand)]
 pub enum MiddleboxVerb {
-    /// Serve a name as a box: sessions whose chain names it pass this host's kernel, until `margay service withdraw`
+    /// Serve a name as a box: sessions whose chain names it pass this host's kernel, or end at a proxy, until `margay
+    /// service withdraw`
     Serve(Box<ServeArgs>),
 }
 
@@ -22,6 +25,9 @@ pub struct ServeArgs {
     /// What the box does
     #[arg(long)]
     kind: MiddleboxKind,
+    /// Where a proxy takes connections; 0.0.0.0 and [::] mean every address
+    #[arg(long, value_name = "ADDRESS:PORT", required_if_eq("kind", "proxy"))]
+    listen: Option<SocketAddr>,
     /// The agent runs this program, which says by the exit status 0 that all is well; while it fails, new sessions go
     /// to other hosts that serve the box. Takes all that follows, up to a `;`; for root alone
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true, value_terminator = ";")]
@@ -42,11 +48,12 @@ pub struct ServeArgs {
 
 pub async fn middlebox(mut client: Client, verb: MiddleboxVerb, out: &mut Out) -> Result<()> {
     let MiddleboxVerb::Serve(args) = verb;
-    let ServeArgs { name, kind, check, allow, weight, priority, json } = *args;
+    let ServeArgs { name, kind, listen, check, allow, weight, priority, json } = *args;
     let health = (!check.is_empty()).then(|| HealthCheck { command: check, ..HealthCheck::default() });
     let request = ServicePublishRequest {
         name: name.to_string(),
         middlebox: kind.label().to_owned(),
+        listener: listen.map(|address| address.to_string()).unwrap_or_default(),
         allow,
         weight,
         priority,

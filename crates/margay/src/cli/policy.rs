@@ -105,6 +105,9 @@ struct ChainSection {
     from: Vec<String>,
     /// Names of boxes, in order; none: such sessions go through no boxes.
     through: Vec<ServiceName>,
+    /// Those of them that end TCP connections.
+    #[serde(default)]
+    proxies: Vec<ServiceName>,
     /// What happens where nobody serves a box.
     #[serde(default)]
     missing: Missing,
@@ -225,6 +228,7 @@ impl ChainSection {
             clients: self.from,
             boxes: written(self.through),
             bypass: self.missing == Missing::Bypass,
+            proxies: written(self.proxies),
         }
     }
 }
@@ -312,6 +316,7 @@ port = "8000-8999"
 from = ["group:staff"]
 through = ["fw.shop", "IDS.shop"]
 missing = "bypass"
+proxies = ["ids.shop"]
 
 [[chain]]
 name = "rest"
@@ -334,6 +339,7 @@ boxes = ["fw.shop"]
             clients: vec!["group:staff".to_owned()],
             boxes: vec!["fw.shop".to_owned(), "ids.shop".to_owned()],
             bypass: true,
+            proxies: vec!["ids.shop".to_owned()],
         };
         assert_eq!(chains[0], staff);
         assert_eq!((chains[1].first_port, chains[1].last_port, chains[1].bypass), (80, 80, false));

@@ -199,9 +199,13 @@ pub(super) fn state(info: &ServiceInfo) -> String {
     if why.is_empty() { text.to_owned() } else { format!("{text} ({})", why.join("; ")) }
 }
 
-/// Where a listener is; a box has no address.
+/// Where a listener is; a box that sessions pass has no address.
 fn place(listener: &ListenerInfo) -> String {
-    if listener.middlebox.is_empty() { listener.address.clone() } else { format!("box ({})", listener.middlebox) }
+    match (listener.middlebox.as_str(), listener.address.as_str()) {
+        ("", address) => address.to_owned(),
+        (kind, "") => format!("box ({kind})"),
+        (kind, address) => format!("box ({kind}) at {address}"),
+    }
 }
 
 async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
@@ -321,6 +325,8 @@ fn listening(listener: &ListenerInfo) -> String {
             format!("{port} ({protocol}) at {}", listener.address)
         }
         "sniff" => "a box that looks at packets".to_owned(),
+        "rewrite" => "a box that changes addresses".to_owned(),
+        "proxy" => format!("a proxy at {}", listener.address),
         _ => "a box that forwards packets".to_owned(),
     };
     format!("{what}, for {who}, {until}")

@@ -107,6 +107,9 @@ pub enum Change {
         /// The virtual addresses of either family.
         #[serde(default = "usual_networks")]
         networks: [Block; 2],
+        /// What bears the tag of a box is dropped as well.
+        #[serde(default)]
+        drops_tags: bool,
     },
     /// A port that the kernel no longer gives out by itself.
     ReservedPort {
@@ -421,7 +424,7 @@ impl Change {
                 Some(now) if now == "1" => State::Present,
                 Some(now) => State::Differs(now),
             }),
-            Self::Guard { inside, networks } => guard::state(inside, *networks),
+            Self::Guard { inside, networks, drops_tags } => guard::state(inside, *networks, *drops_tags),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 Ok(State::when(sysctl::has_port(&list, *port)))
@@ -479,7 +482,7 @@ impl Change {
                 Ok(())
             }
             Self::Forwarding { key, .. } => sysctl::write(key, "1"),
-            Self::Guard { inside, networks } => guard::apply(inside, *networks),
+            Self::Guard { inside, networks, drops_tags } => guard::apply(inside, *networks, *drops_tags),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 if sysctl::has_port(&list, *port) {

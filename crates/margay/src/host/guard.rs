@@ -17,6 +17,9 @@ pub const TABLE: &str = "inet margay";
 /// Its counters, as the metrics of the programs call theirs.
 const COUNTERS: [&str; 2] = ["drop_virtual_ingress", "drop_virtual_egress"];
 
+/// What bears the tag of a box (docs/decisions/0077): the TCP option 253 of 8 bytes.
+const TAGGED: &str = "tcp option @253,0,16 64776";
+
 /// Who may send to virtual addresses, and be answered from them, at an interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opening {
@@ -39,7 +42,7 @@ impl std::fmt::Display for Opening {
 }
 
 /// The rules of either chain, as nftables itself writes them: what comes, and what leaves.
-fn rules(openings: &[Opening], networks: [Block; 2]) -> [Vec<String>; 2] {
+fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<String>; 2] {
     let own = OWN_INTERFACES.map(|name| format!("\"{name}\""));
     let [v4, v6] = networks;
     let word = |family: &IpAddr| if family.is_ipv4() { ("ip", v4) } else { ("ip6", v6) };
@@ -54,6 +57,9 @@ fn rules(openings: &[Opening], networks: [Block; 2]) -> [Vec<String>; 2] {
         }
         rules
     });
+    if drops_tags {
+        chains[1].push(format!("{TAGGED} counter name \"{}\" drop", COUNTERS[1]));
+    }
     for (chain, counter) in chains.iter_mut().zip(COUNTERS) {
         for (ip, network) in [("ip", v4), ("ip6", v6)] {
             for side in ["saddr", "daddr"] {
@@ -70,8 +76,8 @@ fn literal(block: &Block) -> String {
     if block.bits == whole { block.address.to_string() } else { format!("{}/{}", block.address, block.bits) }
 }
 
-fn script(openings: &[Opening], networks: [Block; 2]) -> String {
-    let [arriving, leaving] = rules(openings, networks).map(|rules| rules.join("\n\t\t"));
+fn script(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> String {
+    let [arriving, leaving] = rules(openings, networks, drops_tags).map(|rules| rules.join("\n\t\t"));
     let counters = COUNTERS.map(|name| format!("\tcounter {name} {{ }}\n")).concat();
     // Before all that changes addresses or makes exceptions, and after it: what counts is what is on the link.
     let chains = "\tchain arriving { type filter hook prerouting priority -310; policy accept; }\n\
@@ -99,20 +105,22 @@ fn nft(arguments: &[&str], input: &str) -> io::Result<Result<String, String>> {
 }
 
 fn is_rule(line: &str) -> bool {
-    ["iifname ", "oifname ", "ip ", "ip6 "].iter().any(|begin| line.starts_with(begin))
+    ["iifname ", "oifname ", "ip ", "ip6 ", "tcp "].iter().any(|begin| line.starts_with(begin))
 }
 
 /// Whether the table is there, with the rules about these networks of virtual addresses.
-pub fn state(openings: &[Opening], networks: [Block; 2]) -> io::Result<State> {
+pub fn state(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> io::Result<State> {
     let Ok(listed) = nft(&["list", "table", "inet", "margay"], "")? else { return Ok(State::Absent) };
     let found = listed.lines().map(str::trim).filter(|line| is_rule(line));
-    let is_same = found.eq(rules(openings, networks).concat().iter().map(String::as_str));
+    let is_same = found.eq(rules(openings, networks, drops_tags).concat().iter().map(String::as_str));
     Ok(if is_same { State::Present } else { State::Differs(format!("other rules in the table {TABLE}")) })
 }
 
 /// Puts the table there in one step; counters go on.
-pub fn apply(openings: &[Opening], networks: [Block; 2]) -> io::Result<()> {
-    nft(&["-f", "-"], &script(openings, networks))?.map(drop).map_err(|said| io::Error::other(format!("nft: {said}")))
+pub fn apply(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> io::Result<()> {
+    nft(&["-f", "-"], &script(openings, networks, drops_tags))?
+        .map(drop)
+        .map_err(|said| io::Error::other(format!("nft: {said}")))
 }
 
 /// Takes it away.
@@ -145,7 +153,8 @@ mod test {
     fn an_opening_lets_its_own_prefix_in_and_answers_to_it_out() {
         let block = |text: &str, bits| Block { address: text.parse().expect("literal"), bits };
         let prefixes = vec![block("172.17.0.0", 16), block("fd17::7", 128)];
-        let [arriving, leaving] = rules(&[Opening { interface: "docker0".into(), prefixes }], networks(Ranges::USUAL));
+        let openings = [Opening { interface: "docker0".into(), prefixes }];
+        let [arriving, leaving] = rules(&openings, networks(Ranges::USUAL), false);
         assert_eq!(
             arriving[..4],
             [
@@ -157,5 +166,8 @@ mod test {
         );
         assert_eq!(leaving[1], "oifname \"docker0\" ip daddr 172.17.0.0/16 ip saddr 198.18.0.0/15 accept");
         assert_eq!((arriving.len(), leaving.len()), (7, 7));
+        let [_, with_boxes] = rules(&openings, networks(Ranges::USUAL), true);
+        assert_eq!(with_boxes[3], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
+        assert!(with_boxes.iter().all(|rule| is_rule(rule)));
     }
 }

@@ -206,7 +206,8 @@ pub async fn set_guard(config: &Config, inside: Option<Vec<Opening>>) -> Result<
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
     let known = before.iter().find(|change| matches!(change, Change::Guard { .. }));
-    let wanted = inside.map(|inside| Change::Guard { inside, networks: plan::networks(config.ranges()) });
+    let networks = plan::networks(config.ranges());
+    let wanted = inside.map(|inside| Change::Guard { inside, networks, drops_tags: config.host.boxes });
     let refused = |error: Refused| HostError::Refused { advice: format!("; {}", error.advice), error };
     let net = Netlink::connect().map_err(look("interfaces"))?;
     match (wanted, known) {

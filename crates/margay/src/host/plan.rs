@@ -182,8 +182,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     let interface = || INTERFACE.to_owned();
     let (ranges, networks) = (config.ranges(), networks(config.ranges()));
     // Before there is a virtual address to reach.
-    let mut changes =
-        Vec::from_iter(facts.needs_guard.then(|| Change::Guard { inside: facts.inside.clone(), networks }));
+    let guard = || Change::Guard { inside: facts.inside.clone(), networks, drops_tags: config.host.boxes };
+    let mut changes = Vec::from_iter(facts.needs_guard.then(guard));
     changes.push(Change::Tun { interface: interface() });
     changes.push(Change::Sizes { interface: interface(), mtu, gso_max_size, queue_packets: QUEUE_PACKETS });
     let parameters = [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0"), ("route_localnet", "1")];

@@ -1,5 +1,10 @@
-//! `chain-boxes`: real boxes, unmodified: a packet filter that counts, drops and refuses, traffic control, capturing by
-//! libpcap; over TCP and UDP, one box and two in a row.
+//! `chain-boxes`: real boxes, unmodified: a packet filter that counts, drops and refuses, and translates addresses,
+//! traffic control, capturing by libpcap, proxies; over TCP and UDP, one box and two in a row, and one in a network
+//! namespace.
+
+mod inner;
+mod proxies;
+mod rewriting;
 
 use std::path::Path;
 
@@ -19,15 +24,16 @@ use crate::server;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "chain-boxes",
-    summary: "sessions pass nftables, iptables, tc and tcpdump as they are",
+    summary: "sessions pass nftables, iptables, tc, tcpdump, HAProxy, nginx and squid as they are",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 5] = [
+const BOUNDS: [Bound; 6] = [
     bound("boxes_wrong", Exactly(0.0)),
-    bound("boxes_total", Exactly(8.0)),
+    bound("boxes_total", Exactly(21.0)),
     bound("headers_wrong", Exactly(0.0)),
+    bound("tags_on_wire", Exactly(0.0)),
     bound("refused_ms_max", Below(2500.0)),
     bound("failed", Exactly(0.0)),
 ];
@@ -47,31 +53,46 @@ struct Stage<'a> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = build("chain-boxes", 2, &[], dir)?;
+    let lab = build("chain-boxes", 2, &["inner"], dir)?;
+    inner::prepare(lab.host("inner")?)?;
     let _agents = Agents::start(&lab)?;
     let router = lab.host("router")?;
     let server = lab.host("server")?;
     let one = lab.host("box1")?;
     let two = lab.host("box2")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
-    for name in ["one.shop", "two.shop", "tap.shop"] {
+    let names = ["one.shop", "two.shop", "tap.shop", "nated.shop", "inside.shop", "ha.shop", "ng.shop"];
+    for name in names {
         agent::publish(server, name, "0.0.0.0:7", &[])?;
     }
+    let _web = server::Nginx::start(server, &["0.0.0.0:80"])?;
+    agent::publish(server, "sq.shop", "0.0.0.0:80", &[])?;
     serve(one, "fw.shop", "forward", &[])?;
     serve(two, "shaper.shop", "forward", &["--check", "/bin/true"])?;
     let policy = [
         chain("one", "one.shop", &["fw.shop"], ""),
         chain("two", "two.shop", &["fw.shop", "shaper.shop"], ""),
         chain("tap", "tap.shop", &["ids.shop"], ""),
+        chain("nated", "nated.shop", &["fw.shop", "nat.shop"], ""),
     ];
+    let proxied = [("ha", "lb-ha.shop"), ("ng", "lb-ng.shop"), ("sq", "lb-sq.shop"), ("inside", "inner.shop")];
+    let proxied = proxied.map(|(name, proxy)| {
+        let more = format!("protocol = \"tcp\"\nproxies = [\"{proxy}\"]");
+        chain(name, &format!("{name}.shop"), &["fw.shop", proxy], &more)
+    });
+    let policy = policy.into_iter().chain(proxied).collect::<String>();
     let hosts: Vec<&Host> = lab.hosts.iter().collect();
-    apply(router, &policy.concat(), &hosts, &["one", "two", "tap"])?;
+    apply(router, &policy, &hosts, &["one", "two", "tap", "nated", "ha", "ng", "sq", "inside"])?;
     let client = lab.host("client")?;
     let mut stage = Stage { client, one, two, total: 0, wrong: 0, refused_ms: 0.0 };
     filters(&mut stage, findings)?;
     refusals(&mut stage, findings)?;
     shaped(&mut stage, findings)?;
     captured(&lab, &mut stage, findings)?;
+    rewriting::judge(&mut stage, findings)?;
+    proxies::judge(&mut stage, findings)?;
+    inner::judge(&mut stage, lab.host("inner")?, findings)?;
+    findings.set("boxes_ok", (stage.total - stage.wrong) as f64);
     findings.set("boxes_total", stage.total as f64);
     findings.set("boxes_wrong", stage.wrong as f64);
     findings.set("refused_ms_max", stage.refused_ms);

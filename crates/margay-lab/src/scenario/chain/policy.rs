@@ -227,6 +227,12 @@ fn refused_input(stage: &Stage<'_>) -> Result<()> {
         (chain("foreign", "web.elsewhere", &["fw.shop"], ""), "chain `foreign`"),
         (chain("ports", NAME, &["fw.shop"], "port = \"90-80\""), "chain `ports` is for no port"),
         (chain("wrong", NAME, &["fw shop"], ""), "fw shop"),
+        (chain("both", NAME, &["fw.shop"], "proxies = [\"fw.shop\"]"), "chain `both` has the proxy fw.shop"),
+        (chain("lost", NAME, &["fw.shop"], "protocol = \"tcp\"\nproxies = [\"lb.shop\"]"), "the proxy lb.shop is none"),
+        (
+            chain("gone", NAME, &["fw.shop"], "protocol = \"tcp\"\nproxies = [\"fw.shop\"]\nmissing = \"bypass\""),
+            "never left out",
+        ),
         (chain("filter", NAME, &["fw.shop"], "filter = \"tcp\""), "filter"),
         (twice, "chain `other` decides over nothing"),
         (unmet, "av.shop"),

@@ -311,7 +311,7 @@ impl Followed {
     fn watch_ports(&mut self) -> Result<bool, String> {
         let published = self.services.list();
         let of_orders = published.iter().flat_map(|service| &service.listeners);
-        let of_orders = of_orders.filter(|known| known.middlebox.is_none()).map(|known| known.address.port());
+        let of_orders = of_orders.filter(|known| !known.is_passed()).map(|known| known.address.port());
         let of_rules = self.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
         let datagrams = self.bound.values().filter(|bound| bound.protocol == Protocol::Udp);
         let of_bound = datagrams.map(|bound| bound.port);

@@ -218,6 +218,7 @@ pub(super) fn info(agent: &Agent, names: &HashMap<HostId, String>, record: &Chai
             host_id: one.host.map(|host| host.to_string()).unwrap_or_default(),
             host_name: one.host.and_then(|host| names.get(&host).cloned()).unwrap_or_default(),
             left_out: one.is_left_out,
+            ends: one.is_end,
         }
     };
     ChainInfo {
@@ -226,6 +227,7 @@ pub(super) fn info(agent: &Agent, names: &HashMap<HostId, String>, record: &Chai
             ChainPlace::Left => "left",
             ChainPlace::Right => "right",
             ChainPlace::Last => "last",
+            ChainPlace::Proxy => "proxy",
         }
         .to_owned(),
         boxes: record.boxes.iter().map(of_box).collect(),

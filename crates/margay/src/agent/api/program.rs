@@ -1,6 +1,7 @@
 //! Programs that serve names by listening.
 
 use margay_control::api::v1::*;
+use margay_core::name::Name;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
@@ -13,7 +14,7 @@ use crate::agent::Agent;
 use crate::agent::active::Order;
 use crate::agent::active::rule::Offer;
 use crate::allow;
-use crate::listener::{WEIGHT_MAX, box_name, divisible};
+use crate::listener::{MiddleboxKind, WEIGHT_MAX, box_name, divisible};
 
 pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> Result<ProgramAttachReply, Status> {
     // The kernel says who calls; what the caller says could be anybody.
@@ -26,6 +27,17 @@ pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> R
         agent.active.attach(pid, order).map_err(misuse)?;
         Ok(ProgramAttachReply {})
     })
+}
+
+/// Whether a box can be served for as long as a program runs.
+fn check_kind(kind: MiddleboxKind, name: &Name) -> Result<(), Status> {
+    if kind.is_passed() {
+        return Ok(());
+    }
+    Err(misuse(format!(
+        "a proxy is served where it listens, and not for as long as it runs: start it, and say `margay middlebox serve \
+         {name} --kind proxy --listen ADDRESS:PORT`"
+    )))
 }
 
 fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
@@ -46,8 +58,9 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
     let offer = |offer: ProgramOffer| {
         let name = parse_name(&offer.name)?;
         divisible(&name, partition_bits).map_err(misuse)?;
-        if middlebox.is_some() {
+        if let Some(kind) = middlebox {
             box_name(&name).map_err(misuse)?;
+            check_kind(kind, &name)?;
         }
         Ok(Offer {
             name,

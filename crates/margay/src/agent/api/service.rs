@@ -85,17 +85,28 @@ pub(super) fn parse_middlebox(text: &str) -> Result<Option<MiddleboxKind>, Statu
         return Ok(None);
     }
     let kind = MiddleboxKind::of_label(text);
-    kind.map(Some).ok_or_else(|| misuse(format!("`{text}` is no kind of box; there are forward and sniff")))
+    kind.map(Some)
+        .ok_or_else(|| misuse(format!("`{text}` is no kind of box; there are forward, sniff, rewrite and proxy")))
 }
 
 fn listener(request: &ServicePublishRequest) -> Result<Listener, Status> {
     let allow = request.allow.clone();
     if let Some(kind) = parse_middlebox(&request.middlebox)? {
+        if !kind.is_passed() {
+            if request.listener.is_empty() {
+                return Err(misuse("a proxy takes connections: say where, as in --listen 0.0.0.0:8080"));
+            }
+            if request.service_port.is_some() || !request.protocol.is_empty() {
+                return Err(misuse("a proxy takes TCP connections to every port: no port or protocol is given"));
+            }
+            return Ok(Listener::of_proxy(parse_address(&request.listener)?, allow));
+        }
         let has_place = !request.listener.is_empty() || request.service_port.is_some() || !request.protocol.is_empty();
         let asks_listeners = request.health.as_ref().is_some_and(|health| health.command.is_empty());
         if has_place || asks_listeners {
             return Err(misuse(
-                "a box listens nowhere: no address, port or protocol is given, and no check but a command",
+                "a box that sessions pass listens nowhere: no address, port or protocol is given, and no check but a \
+                 command",
             ));
         }
         return Ok(Listener::of_box(kind, allow, Origin::Order));
@@ -142,7 +153,7 @@ fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, S
 pub(super) fn publish(agent: &Agent, request: Request<ServicePublishRequest>) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
-    check_forwarding(agent, publication.listener.middlebox.is_some())?;
+    check_forwarding(agent, publication.listener.is_passed())?;
     lookup::deliverable(publication.listener.address, &agent.direct, agent.config().ranges()).map_err(misuse)?;
     blocking(|| {
         agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
@@ -285,7 +296,7 @@ fn waiting_info(waiting: Waiting) -> WaitingInfo {
 fn listener_info(listener: &Listener) -> ListenerInfo {
     let allow = if listener.allow.is_empty() { vec!["authority".to_owned()] } else { listener.allow.clone() };
     ListenerInfo {
-        address: if listener.middlebox.is_some() { String::new() } else { listener.address.to_string() },
+        address: if listener.is_passed() { String::new() } else { listener.address.to_string() },
         service_port: listener.service_port.map(u32::from),
         protocol: listener.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
         allow,

@@ -45,9 +45,19 @@ impl Published {
         }
     }
 
-    /// Whether sessions pass it instead of ending here.
+    /// Whether its name is a box's, which chains name.
     pub fn is_box(&self) -> bool {
         self.listeners.iter().any(|listener| listener.middlebox.is_some())
+    }
+
+    /// Whether sessions pass it instead of ending here.
+    pub fn is_passed(&self) -> bool {
+        self.listeners.iter().any(Listener::is_passed)
+    }
+
+    /// Whether its listeners are not all a box's of one kind, or all a program's.
+    pub(super) fn is_of_several_kinds(&self) -> bool {
+        self.listeners.windows(2).any(|pair| pair[0].middlebox != pair[1].middlebox)
     }
 
     /// Its share now: nothing while it is drained or sick, and else what it is fit for.

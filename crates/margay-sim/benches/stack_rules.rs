@@ -109,18 +109,18 @@ fn seldom() -> Expression {
     Expression::And(Box::new([remote, Expression::Outside("lockdown".into(), Kind::Bool)]))
 }
 
-/// `age_s > 1e9 && protocol == "udp"`: looked at each time.
+/// `protocol == "tcp" && age_s > 1e9`: evaluated each time, since nothing else decides it.
 fn always() -> Expression {
     let constant = |constant| Expression::Constant(constant);
     let age = Expression::Compare(
         Comparison::More,
         Box::new([Expression::Fact(Fact::AgeS), constant(Constant::Number(1e9))]),
     );
-    let udp = Expression::Compare(
+    let tcp = Expression::Compare(
         Comparison::Equal,
-        Box::new([Expression::Fact(Fact::Protocol), constant(Constant::Text("udp".into()))]),
+        Box::new([Expression::Fact(Fact::Protocol), constant(Constant::Text("tcp".into()))]),
     );
-    Expression::And(Box::new([age, udp]))
+    Expression::And(Box::new([tcp, age]))
 }
 
 /// Looks at all flows, of which `active` are; the share of a processor.

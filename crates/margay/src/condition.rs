@@ -15,8 +15,9 @@ use cel::parser::Parser;
 use margay_core::name::Name;
 use margay_core::stack_rule::{Constant, Expression, Fact, Kind, is_fact_name};
 
-/// Bytes of a condition, how deep its parts nest, and how many parts there are.
+/// Bytes of a condition, how deep its brackets nest, how deep its parts do, and how many parts there are.
 const TEXT_MAX: usize = 1024;
+const BRACKETS_MAX: usize = 16;
 const DEPTH_MAX: u16 = 24;
 const PARTS_MAX: usize = 128;
 /// What begins the name of a fact from outside.
@@ -45,6 +46,10 @@ pub fn read(text: &str, host_name: &str) -> Result<Expression, Fault> {
     if text.len() > TEXT_MAX {
         return Err(whole(format!("the condition has {} bytes, and may have {TEXT_MAX}", text.len()), split));
     }
+    if nests_deep(text) {
+        let what = format!("the condition has brackets, or `? :`, that nest deeper than {BRACKETS_MAX}");
+        return Err(whole(what, split));
+    }
     let parser = Parser::default().max_recursion_depth(DEPTH_MAX);
     let (parsed, source) = parser.parse_with_source_info(text).map_err(|errors| unreadable(text, &errors))?;
     let mut reader = Reader { source: &source, text, host_name, parts: 0 };
@@ -54,6 +59,22 @@ pub fn read(text: &str, host_name: &str) -> Result<Expression, Fault> {
         return Err(reader.fault(&parsed, what, "compare it with something"));
     }
     Ok(condition.expression)
+}
+
+/// Whether the parser would need much of the stack: it calls itself for each bracket, and bounds only what it has read.
+/// Brackets in texts count as well.
+fn nests_deep(text: &str) -> bool {
+    let mut depth = 0_usize;
+    let mut deepest = 0;
+    for letter in text.chars() {
+        match letter {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest > BRACKETS_MAX || text.matches('?').count() > BRACKETS_MAX
 }
 
 /// What the parser says of the first error.

@@ -388,6 +388,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen = if is_demanded { flow.seen | bit } else { flow.seen & !bit };
         }
+        self.stack_rules.stir(id);
         if !is_demanded {
             self.end_guard_of_freed(self.now, id);
         }

@@ -52,6 +52,7 @@ impl Sal {
         let is_under_way = self.begin_change(now, id, to, ChangeCause::Order)?;
         if !is_under_way {
             self.stack_changes.histories.entry(id).or_default().order = Some(StackOrder { stack: to, at: now });
+            self.stack_rules.stir(id);
         }
         Ok(is_under_way)
     }
@@ -76,6 +77,7 @@ impl Sal {
         let is_under_way = self.begin_change(now, id, to, ChangeCause::Release)?;
         if !is_under_way && let Some(history) = self.stack_changes.histories.get_mut(&id) {
             history.order = None;
+            self.stack_rules.stir(id);
         }
         Ok(is_under_way)
     }

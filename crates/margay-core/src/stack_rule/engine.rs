@@ -9,7 +9,7 @@ use margay_wire::{ChangeRepr, FlowId};
 
 use super::expression::Failure;
 use super::fact::{Fact, Pace};
-use super::seen::Seen;
+use super::seen::{Seen, Steady};
 use super::state::RuleState;
 use super::{Carried, Followed, LocalPlace, RuleCounts, STACK_RULES_MAX, StackRule};
 use crate::association::Association;
@@ -132,18 +132,27 @@ impl Sal {
         let mut all = core::mem::take(&mut self.stack_rules.followed);
         let mut due = Vec::new();
         for (id, followed) in &mut all {
+            let is_stale = followed.epoch != epoch;
+            if followed.is_calm && !is_stale && !followed.is_timed {
+                continue;
+            }
             let Some(flow) = self.flows.get(*id) else { continue };
             let is_active = followed.is_timed && now.since(flow.active) < ACTIVE;
-            if is_active || followed.epoch != epoch {
+            if is_active || is_stale {
                 followed.epoch = epoch;
-                self.evaluate(now, flow, followed, &rules, &mut counts);
+                self.evaluate(now, flow, followed, &rules, &mut counts, is_stale);
+            } else if followed.is_calm {
+                continue;
             }
             let mut turns = false;
             for (at, state) in &mut followed.states {
                 let Some(rule) = rules.get(usize::from(*at)) else { continue };
                 turns |= state.advance(now, rule.hold(), rule.release);
             }
-            if turns || self.is_to_change(flow, followed, &rules) {
+            let is_due = turns || self.is_to_change(flow, followed, &rules);
+            let waits = followed.states.iter().any(|(_, state)| state.in_force != state.holds);
+            followed.is_calm = !is_due && !waits;
+            if is_due {
                 due.push(*id);
             }
         }
@@ -161,14 +170,22 @@ impl Sal {
         followed: &mut Followed,
         rules: &[StackRule],
         counts: &mut [RuleCounts],
+        is_stale: bool,
     ) {
         let Some(seen) = self.seen(flow, followed.carried) else { return };
         for (at, state) in &mut followed.states {
             let place = usize::from(*at);
             let (Some(rule), Some(counts)) = (rules.get(place), counts.get_mut(place)) else { continue };
+            if is_stale {
+                state.is_steady = !rule.when.asks_of_packets() && rule.when.holds(&Steady(seen)).is_ok();
+            } else if state.is_steady {
+                continue;
+            }
             counts.evaluations += 1;
             counts.failures += u64::from(state.note(now, rule.when.holds(&seen)));
         }
+        let is_timed = |at: u16| rules.get(usize::from(at)).is_some_and(StackRule::is_timed);
+        followed.is_timed = followed.states.iter().any(|(at, state)| !state.is_steady && is_timed(*at));
     }
 
     pub(super) fn seen<'a>(&'a self, flow: &'a Flow, carried: Option<Carried>) -> Option<Seen<'a>> {
@@ -232,6 +249,7 @@ impl Sal {
     fn follow_with(&mut self, id: FlowId, change: impl FnOnce(&mut Followed)) {
         if let Some(followed) = self.stack_rules.followed.get_mut(&id) {
             change(followed);
+            followed.is_calm = false;
         }
     }
 
@@ -256,7 +274,7 @@ impl Sal {
             (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
                 self.note_refused(now, id, change, refused);
             }
-            _ => {}
+            _ => self.stack_rules.stir(id),
         }
     }
 
@@ -284,7 +302,8 @@ impl Sal {
         let has_floor = mine().any(|(_, rule)| rule.is_floor);
         let followed = Followed {
             states,
-            is_timed: paces().any(|fact| fact.pace() == Pace::Always),
+            is_timed: false,
+            is_calm: false,
             is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
             epoch: 0,
             acted: sealing,

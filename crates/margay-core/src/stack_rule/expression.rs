@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use super::fact::{Constant, Fact, Facts, Kind, Value};
+use super::fact::{Constant, Fact, Facts, Kind, Pace, Value};
 
 /// How two values are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +216,13 @@ impl Expression {
             }
         });
         facts
+    }
+
+    /// Whether it asks if a fact is known that may become so with any packet.
+    pub(super) fn asks_of_packets(&self) -> bool {
+        let mut asks = false;
+        self.each(&mut |part| asks |= matches!(part, Self::IsKnown(fact) if fact.pace() == Pace::Always));
+        asks
     }
 
     /// What it wants a fact from outside to be, if it compares it.

@@ -69,6 +69,11 @@ impl StackRule {
         self.names.iter().any(|prefix| prefix.contains(service))
     }
 
+    /// Whether the condition is about what every packet changes.
+    fn is_timed(&self) -> bool {
+        self.when.facts().into_iter().any(|fact| fact.pace() == fact::Pace::Always)
+    }
+
     /// A demand holds at once.
     fn hold(&self) -> Duration {
         if self.is_floor { Duration::ZERO } else { self.hold }
@@ -93,8 +98,11 @@ pub struct LocalPlace {
 struct Followed {
     /// In the order of [`StackRules::rules`]: the place of a rule there, and its state.
     states: Vec<(u16, RuleState)>,
-    /// Whether a condition is about what every packet changes.
+    /// Whether a condition is about what every packet changes, and is not decided by other facts.
     is_timed: bool,
+    /// Nothing is waited for, and the flow is as the rules want it: until a fact or the flow's stack changes, there is
+    /// nothing to look at.
+    is_calm: bool,
     /// Whether one is about what the flow has carried.
     is_measured: bool,
     /// Up to which change of facts it has been evaluated.
@@ -177,6 +185,13 @@ impl StackRules {
     /// Whether a rule demands something of flows of a name.
     pub fn has_floor_for(&self, service: &ServiceId) -> bool {
         self.rules.iter().any(|rule| rule.is_floor && rule.is_of(service))
+    }
+
+    /// Something about a flow has changed that rules care for.
+    pub fn stir(&mut self, id: FlowId) {
+        if let Some(followed) = self.followed.get_mut(&id) {
+            followed.is_calm = false;
+        }
     }
 
     /// The flow is over.

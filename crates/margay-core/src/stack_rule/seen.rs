@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use super::fact::{Fact, Facts, Value};
+use super::fact::{Fact, Facts, Pace, Value};
 use super::{Carried, LocalPlace};
 use crate::event::Role;
 use crate::flow::Flow;
@@ -68,6 +68,19 @@ impl<'a> Seen<'a> {
             _ => (minutes / 1440 + 3) % 7 + 1,
         };
         u32::try_from(number).map_or(0.0, f64::from)
+    }
+}
+
+/// A flow without what changes with every packet.
+pub(super) struct Steady<'a>(pub Seen<'a>);
+
+impl Facts for Steady<'_> {
+    fn fact(&self, fact: Fact) -> Option<Value<'_>> {
+        if fact.pace() == Pace::Always { None } else { self.0.fact(fact) }
+    }
+
+    fn outside(&self, name: &str) -> Option<Value<'_>> {
+        self.0.outside(name)
     }
 }
 

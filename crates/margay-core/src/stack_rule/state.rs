@@ -15,11 +15,13 @@ pub(super) struct RuleState {
     pub in_force: bool,
     /// Why the condition has no value; then it does not hold.
     pub failure: Option<Failure>,
+    /// Facts that seldom change decide the condition: it need not be evaluated before one of those has.
+    pub is_steady: bool,
 }
 
 impl RuleState {
     pub const fn new(now: Instant, in_force: bool) -> Self {
-        Self { holds: in_force, since: now, in_force, failure: None }
+        Self { holds: in_force, since: now, in_force, failure: None, is_steady: false }
     }
 
     /// What the condition is now. True if it fails, and did not before.

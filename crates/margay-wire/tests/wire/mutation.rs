@@ -174,7 +174,7 @@ fn normal(bytes: &[u8]) -> Option<Vec<u8>> {
                 zero(&mut out, value + 2, 2);
             }
             0x98 => {
-                out[value + 2] &= 1;
+                out[value + 2] &= 3;
                 zero(&mut out, value + 3, 1);
             }
             0x93 => zero(&mut out, value + 10, 2),

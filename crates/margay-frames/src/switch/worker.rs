@@ -7,8 +7,7 @@ use std::time::Duration;
 use margay_core::Instant;
 use margay_core::rng::Rng;
 use margay_ensemble::{
-    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, MemberId, STREAMS_MAX, Switch,
-    To,
+    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch, To,
 };
 use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
@@ -48,6 +47,43 @@ impl Outgoing {
             None => self.to_peers.push(Datagram { to: Some(key.0), bytes: datagram }),
             Some(host) => self.to_members.entry(host).or_default().push(Datagram { to: None, bytes: datagram }),
         }
+    }
+}
+
+/// A datagram of a connection that is put together.
+struct Gathered {
+    to: To,
+    /// The member's; none: it is for the client.
+    host: Option<Host>,
+    /// Of the connection with that end.
+    number: u64,
+    bytes: Vec<u8>,
+    /// Something is in it that is answered.
+    is_asking: bool,
+}
+
+impl Gathered {
+    /// For an end that is there.
+    fn begin(to: To, key: &Key, legs: &BTreeMap<Host, Leg>) -> Option<Self> {
+        let (host, number) = match to {
+            To::Peer => (None, key.1),
+            To::Member(id) => {
+                let (host, leg) = legs.iter().find(|(_, leg)| leg.member() == Some(id))?;
+                (Some(*host), leg.number)
+            }
+        };
+        Some(Self { to, host, number, bytes: Vec::new(), is_asking: false })
+    }
+
+    fn add(&mut self, packet: &[u8]) {
+        if self.bytes.is_empty() {
+            // Most datagrams have one packet alone.
+            self.bytes.reserve(FRAMED_HEADER_LEN + packet.len());
+            self.bytes.resize(FRAMED_HEADER_LEN, 0);
+            // There is room for it.
+            let _ = Framed::begin_data(self.number, &mut self.bytes);
+        }
+        self.bytes.extend_from_slice(packet);
     }
 }
 
@@ -174,9 +210,9 @@ impl Worker {
         self.members.retain(|host, member| member.is_listed || member.is_parting() || used.contains(host));
     }
 
-    /// Where sockets are to lead, and which of a member's sockets that is.
-    pub(super) fn links(&self) -> HashMap<Host, (SocketAddr, u64)> {
-        self.members.iter().map(|(host, member)| (*host, (member.at.address, member.turn))).collect()
+    /// Where sockets are to lead, and which of a member's sockets that is, by host.
+    pub(super) fn links(&self) -> impl Iterator<Item = (Host, SocketAddr, u64)> + '_ {
+        self.members.iter().map(|(host, member)| (*host, member.at.address, member.turn))
     }
 
     /// Whether one of the sockets that a member has had leads to it now.
@@ -577,43 +613,33 @@ impl Worker {
     /// Puts the packets of a connection into datagrams: as many chunks into each as there is room for.
     fn gather(&mut self, now: Instant, key: Key) {
         let Some(served) = self.connections.get_mut(&key) else { return };
-        let legs: HashMap<MemberId, (Host, u64)> =
-            served.legs.iter().filter_map(|(host, leg)| Some((leg.member()?, (*host, leg.number)))).collect();
-        let mut open: BTreeMap<To, Vec<u8>> = BTreeMap::new();
-        let mut asked = BTreeSet::new();
+        // One for each of a few ends: to look through them is less than to hash.
+        let mut open: Vec<Gathered> = Vec::new();
         while let Some(packet) = served.switch.poll_packet() {
-            let leg = match packet.to {
-                To::Peer => None,
-                To::Member(id) => match legs.get(&id) {
-                    Some(leg) => Some(*leg),
-                    // It has died since.
-                    None => continue,
-                },
+            let at = match open.iter().position(|gathered| gathered.to == packet.to) {
+                Some(at) => at,
+                None => {
+                    let Some(gathered) = Gathered::begin(packet.to, &key, &served.legs) else {
+                        // It has died since.
+                        continue;
+                    };
+                    open.push(gathered);
+                    open.len() - 1
+                }
             };
+            let gathered = &mut open[at];
             // What else is sent to a member is acknowledged, or confirmed.
-            let is_sack = matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
-            asked.extend(leg.filter(|_| !is_sack).map(|(host, _)| host));
-            let datagram = open.entry(packet.to).or_default();
-            if !datagram.is_empty() && datagram.len() + packet.bytes.len() > DATAGRAM_MAX {
-                self.out.put(key, leg.map(|(host, _)| host), std::mem::take(datagram));
+            gathered.is_asking |= !matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
+            if gathered.bytes.len() > FRAMED_HEADER_LEN && gathered.bytes.len() + packet.bytes.len() > DATAGRAM_MAX {
+                let full = std::mem::take(&mut gathered.bytes);
+                self.out.put(key, gathered.host, full);
             }
-            if datagram.is_empty() {
-                datagram.resize(FRAMED_HEADER_LEN, 0);
-                // There is room for it.
-                let _ = Framed::begin_data(leg.map_or(key.1, |(_, number)| number), datagram);
-            }
-            datagram.extend_from_slice(&packet.bytes);
+            gathered.add(&packet.bytes);
         }
         self.totals.dropped.add(&served.switch.take_counters());
-        for (to, datagram) in open {
-            let host = match to {
-                To::Peer => None,
-                To::Member(id) => legs.get(&id).map(|(host, _)| *host),
-            };
-            self.out.put(key, host, datagram);
-        }
-        for host in asked {
-            if let Some(member) = self.members.get_mut(&host) {
+        for Gathered { host, bytes, is_asking, .. } in open {
+            self.out.put(key, host, bytes);
+            if let Some(member) = host.filter(|_| is_asking).and_then(|host| self.members.get_mut(&host)) {
                 member.asked(now);
             }
         }

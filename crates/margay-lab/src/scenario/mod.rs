@@ -44,6 +44,7 @@ pub mod late_binding;
 mod lookup;
 mod many_flows;
 mod memcached_partitions;
+mod memcached_switch;
 mod model;
 mod move_many;
 mod moved;
@@ -192,6 +193,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
+    memcached_switch::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,

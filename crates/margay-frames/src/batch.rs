@@ -53,24 +53,29 @@ pub(crate) async fn receive(socket: &UdpSocket, mut take: impl FnMut(Option<Sock
     }
 }
 
-/// Takes what has come to a socket, as far as the runtime knows that something has: the datagrams of one call. Gives
-/// how many there were.
+/// Takes what has come to a socket, as far as the runtime knows that something has: the datagrams of one call, or
+/// of two. Gives how many there were.
 ///
 /// # Errors
 ///
 /// As for [`receive`].
 pub(crate) fn receive_now(socket: &UdpSocket, mut take: impl FnMut(Option<SocketAddr>, &[u8])) -> io::Result<usize> {
     let mut count = 0;
-    let received = socket.try_io(ARRIVAL, || {
-        // The memory of one call is enough for all on a thread.
-        count = SPACE.with_borrow_mut(|space| receive_into(space, socket, &mut take))?;
-        // The queue was empty then: to ask once more would be one call for nothing.
-        if count < BATCH_MAX { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    });
-    match received {
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        _ => Ok(count),
+    // The runtime wants to be asked for each of them.
+    for interest in [Interest::READABLE, Interest::ERROR] {
+        let received = socket.try_io(interest, || {
+            // The memory of one call is enough for all on a thread.
+            let came = SPACE.with_borrow_mut(|space| receive_into(space, socket, &mut take))?;
+            count += came;
+            // The queue was empty then: to ask once more would be one call for nothing.
+            if came < BATCH_MAX { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        match received {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
     }
+    Ok(count)
 }
 
 fn receive_into(

@@ -6,6 +6,7 @@
 
 pub mod control;
 mod member;
+mod placed;
 mod served;
 mod worker;
 
@@ -26,6 +27,7 @@ use crate::random_seed;
 use crate::router::Policy;
 use control::Command;
 use member::Host;
+pub use placed::Loaded;
 use worker::{Outgoing, Worker};
 
 /// What a switch is set up with.
@@ -39,6 +41,8 @@ pub struct Config {
     pub policy: Policy,
     /// Chunks under way in each direction of a connection.
     pub window: u16,
+    /// What divides frames in the policy's place, to begin with.
+    pub module: Option<Loaded>,
 }
 
 /// A member that there is, and how it is reached.

@@ -13,6 +13,7 @@ use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 
 use super::member::{Due, Host, Member, Reach};
+use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::batch::{Datagram, bytes_of};
@@ -104,6 +105,10 @@ pub(super) struct Worker {
     pub(super) members: BTreeMap<Host, Member>,
     /// How many members there were.
     lives: u32,
+    /// What divides the requests of new connections in the policy's place.
+    pub(super) module: Option<Placed>,
+    /// How many modules there were.
+    modules: u64,
     pub(super) connections: HashMap<Key, Served>,
     /// Whose a connection with a member is, by its number.
     legs: HashMap<u64, (Key, Host)>,
@@ -115,19 +120,31 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(config: Config, seed: [u8; 32]) -> Self {
-        Self {
+    pub(super) fn new(mut config: Config, seed: [u8; 32]) -> Self {
+        let module = config.module.take();
+        let mut this = Self {
             config,
             rng: Rng::new(seed),
             members: BTreeMap::new(),
             lives: 0,
+            module: None,
+            modules: 0,
             connections: HashMap::new(),
             legs: HashMap::new(),
             due: BTreeSet::new(),
             touched: BTreeSet::new(),
             out: Outgoing::default(),
             totals: Totals::default(),
-        }
+        };
+        this.place(Instant::ZERO, module);
+        this
+    }
+
+    /// Another module divides the requests of connections that begin from now on, or none. Those that there are keep
+    /// theirs.
+    pub(super) fn place(&mut self, now: Instant, loaded: Option<Loaded>) {
+        self.modules += 1;
+        self.module = loaded.map(|loaded| Placed::new(now, loaded, self.modules));
     }
 
     /// Who is a member from now on.
@@ -289,7 +306,15 @@ impl Worker {
             to_peer: Csn(first),
             ..ConnectionConfig::default()
         };
-        let switch = Switch::new(config, Router::new(self.config.policy), hello.window_bytes);
+        let router = match &mut self.module {
+            None => Ok(Router::new(self.config.policy)),
+            Some(placed) => placed.router(now),
+        };
+        let router = match router {
+            Ok(router) => router,
+            Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Failed, &why)),
+        };
+        let switch = Switch::new(config, router, hello.window_bytes);
         let served = Served {
             switch,
             hello,
@@ -299,6 +324,7 @@ impl Worker {
             heard_at: now,
             is_welcome: false,
             lost: Lost::default(),
+            module: self.module.as_ref().map(|placed| placed.number),
             ping_at: now + PING_EVERY,
             refused: BTreeMap::new(),
             due: None,
@@ -552,20 +578,37 @@ impl Worker {
                         self.forget_members();
                     }
                 }
-                Event::Failed(failure) => {
-                    let text = failure.to_string();
-                    tracing::info!(client = %key.0, why = text, "a connection has failed");
-                    self.totals.failed += 1;
-                    self.say_to_peer(key, &Framed::abort(AbortReason::Failed, &text));
-                    return self.close(now, key);
-                }
+                Event::Failed(failure) => return self.fail(now, key, &failure.to_string()),
             }
+        }
+        let fault = self.connections.get(&key).and_then(|served| served.switch.plugin().fault());
+        if let Some(why) = fault.map(ToOwned::to_owned) {
+            self.note_fault(now, key, &why);
+            return self.fail(now, key, &format!("its module fails: {why}"));
         }
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
         self.gather(now, key);
         self.note_owed(now, key);
         self.note_deadline(now, key);
+    }
+
+    /// A connection can go on no more.
+    fn fail(&mut self, now: Instant, key: Key, why: &str) {
+        tracing::info!(client = %key.0, why, "a connection has failed");
+        self.totals.failed += 1;
+        self.say_to_peer(key, &Framed::abort(AbortReason::Failed, why));
+        self.close(now, key);
+    }
+
+    /// A connection is lost by the fault of its module.
+    fn note_fault(&mut self, now: Instant, key: Key, why: &str) {
+        let number = self.connections.get(&key).and_then(|served| served.module);
+        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == number)
+            && placed.note_fault(now, why)
+        {
+            tracing::warn!(why, "the module has lost its place: there are no new connections until another is loaded");
+        }
     }
 
     /// Which members owe a connection something: they are asked whether they are there.

@@ -77,6 +77,7 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
         members: "members.test".to_owned(),
         policy: Policy::Ketama,
         window: 384,
+        module: None,
     };
     let (sender, commands) = mpsc::channel(1);
     tokio::spawn(async move {

@@ -60,6 +60,7 @@ impl Rig {
             members: "members.test".to_owned(),
             policy: Policy::RoundRobin,
             window: 64,
+            module: None,
         };
         let client = Connection::open(Instant::ZERO, CLIENT, [0; 16], EndConfig::default());
         let mut rig = Self {

@@ -167,10 +167,13 @@ impl Module {
         let compiled = wasmi::Module::new(&engine, bytes).map_err(|error| Refused::Invalid(error.to_string()))?;
         for import in compiled.imports() {
             let known = IMPORTS.iter().find(|(name, ..)| import.module() == "margay" && import.name() == *name);
-            let is_same = |(_, params, results): &(&str, &[ValType], &[ValType])| matches!(import.ty(), ExternType::Func(ty) if is_of(ty, params, results));
-            if !known.is_some_and(is_same) {
-                let (module, name) = (import.module().to_owned(), import.name().to_owned());
-                return Err(Refused::Import { module, name });
+            let is_same = match (known, import.ty()) {
+                (Some((_, params, results)), ExternType::Func(ty)) => is_of(ty, params, results),
+                _ => false,
+            };
+            if !is_same {
+                let module = import.module().to_owned();
+                return Err(Refused::Import { module, name: import.name().to_owned() });
             }
         }
         EXPORTS.iter().try_for_each(|export| export.check(&compiled))?;

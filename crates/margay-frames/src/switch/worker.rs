@@ -312,7 +312,7 @@ impl Worker {
         };
         let router = match router {
             Ok(router) => router,
-            Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Failed, &why)),
+            Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Module, &why)),
         };
         let switch = Switch::new(config, router, hello.window_bytes);
         let served = Served {
@@ -578,13 +578,13 @@ impl Worker {
                         self.forget_members();
                     }
                 }
-                Event::Failed(failure) => return self.fail(now, key, &failure.to_string()),
+                Event::Failed(failure) => return self.fail(now, key, AbortReason::Failed, &failure.to_string()),
             }
         }
         let fault = self.connections.get(&key).and_then(|served| served.switch.plugin().fault());
         if let Some(why) = fault.map(ToOwned::to_owned) {
             self.note_fault(now, key, &why);
-            return self.fail(now, key, &format!("its module fails: {why}"));
+            return self.fail(now, key, AbortReason::Module, &format!("its module fails: {why}"));
         }
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
@@ -594,10 +594,10 @@ impl Worker {
     }
 
     /// A connection can go on no more.
-    fn fail(&mut self, now: Instant, key: Key, why: &str) {
+    fn fail(&mut self, now: Instant, key: Key, reason: AbortReason, why: &str) {
         tracing::info!(client = %key.0, why, "a connection has failed");
         self.totals.failed += 1;
-        self.say_to_peer(key, &Framed::abort(AbortReason::Failed, why));
+        self.say_to_peer(key, &Framed::abort(reason, why));
         self.close(now, key);
     }
 

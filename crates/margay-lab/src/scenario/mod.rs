@@ -5,6 +5,7 @@ mod active_sockets;
 mod ad_hoc;
 mod af_serval;
 mod agent_restart;
+mod alrm_hostile;
 mod apps;
 mod bad_weather;
 mod black_hole;
@@ -194,6 +195,7 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
     memcached_switch::SCENARIO,
+    alrm_hostile::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,

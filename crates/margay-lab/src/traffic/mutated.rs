@@ -101,7 +101,8 @@ fn mutate(datagram: &mut Vec<u8>, dice: &mut Dice) {
     let from = if dice.below(16) == 0 { 0 } else { margay_wire::FRAMED_HEADER_LEN };
     for _ in 0..=dice.below(4) {
         let at = from + dice.below(datagram.len().saturating_sub(from));
-        datagram[at.min(datagram.len() - 1)] = dice.roll() as u8;
+        let last = datagram.len() - 1;
+        datagram[at.min(last)] = dice.roll() as u8;
     }
     match dice.below(8) {
         0 => datagram.truncate(1 + dice.below(datagram.len() - 1)),

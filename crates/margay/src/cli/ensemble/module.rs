@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
 use super::{ask, text};
-use crate::cli::{Json, Out, connect, refused};
+use crate::cli::{Json, Out, connect, output, refused};
 use crate::config::Config;
 
 /// Bytes of requests that are tried at most.
@@ -112,12 +112,12 @@ pub fn line_of(module: &Value) -> Option<String> {
     module.as_object()?;
     let fault = module["last_fault"].as_str().map(|why| format!(", the last one: {why}")).unwrap_or_default();
     Some(format!(
-        "module {} ({}): {}, {} of the connections, {} faults{fault}",
+        "module {} ({}): {}, {}, {}{fault}",
         text(&module["file"]),
         of_row(module),
         text(&module["state"]),
-        text(&module["connection_count"]),
-        text(&module["faults"]),
+        output::count(module["connection_count"].as_u64().unwrap_or_default(), "connection"),
+        output::count(module["faults"].as_u64().unwrap_or_default(), "fault"),
     ))
 }
 

@@ -432,6 +432,9 @@ impl Connection {
         let halves = self.halves.as_mut()?;
         let end = out.len().min(Self::DATAGRAM_MAX);
         let mut packet = PacketWriter::new(Framed::begin_data(self.number, &mut out[..end])?);
+        if halves.sender.has_due() {
+            halves.receiver.hasten_sack();
+        }
         halves.receiver.poll_sack(now, &mut packet);
         halves.sender.poll(now, &mut packet);
         let len = packet.len();
@@ -492,6 +495,23 @@ mod test {
         client.on_time(at(30));
         pass(&mut client, &mut server, at(30));
         assert!(server.is_idle(), "the acknowledgement came");
+    }
+
+    /// A member acknowledges with its answer, and the peer with its next request.
+    #[test]
+    fn an_acknowledgement_goes_with_what_is_sent() {
+        let (mut client, mut server) = pair(at(0));
+        client.send(at(1), Order::None, b"question").expect("room");
+        assert_eq!(pass(&mut client, &mut server, at(1)), 1);
+        assert_eq!(poll(&mut server, at(1)).len(), 0, "its answer may come soon");
+        server.send(at(2), Order::Member, b"answer").expect("room");
+        assert_eq!(pass(&mut server, &mut client, at(2)), 1);
+        assert!(client.is_idle());
+        client.send(at(3), Order::None, b"question").expect("room");
+        assert_eq!(pass(&mut client, &mut server, at(3)), 1);
+        assert!(server.is_idle());
+        assert_eq!(pass(&mut server, &mut client, at(30)), 1, "it has nothing to say, and has waited");
+        assert!(client.is_idle());
     }
 
     #[test]

@@ -36,39 +36,68 @@ pub(crate) struct Datagram {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Takes what has come to a socket: each datagram, with who sent it where the kernel says so.
+/// What is waited for: that nobody is there, the kernel says as an error alone.
+pub(crate) const ARRIVAL: Interest = Interest::READABLE.add(Interest::ERROR);
+
+/// Waits until something has come to a socket, and takes it: each datagram, with who sent it where the kernel says so.
 ///
 /// # Errors
 ///
 /// Of the socket; of a connected one also that nobody is there.
 pub(crate) async fn receive(socket: &UdpSocket, mut take: impl FnMut(Option<SocketAddr>, &[u8])) -> io::Result<()> {
-    // That nobody is there, the kernel says as an error alone.
-    socket.async_io(Interest::READABLE | Interest::ERROR, || receive_now(socket, &mut take)).await
+    loop {
+        socket.ready(ARRIVAL).await?;
+        if receive_now(socket, &mut take)? > 0 {
+            return Ok(());
+        }
+    }
 }
 
-fn receive_now(socket: &UdpSocket, take: &mut impl FnMut(Option<SocketAddr>, &[u8])) -> io::Result<()> {
-    // The memory of one call is enough for all on a thread.
-    SPACE.with_borrow_mut(|space| receive_into(space, socket, take))
+/// Takes what has come to a socket, as far as the runtime knows that something has: the datagrams of one call, or
+/// of two. Gives how many there were.
+///
+/// # Errors
+///
+/// As for [`receive`].
+pub(crate) fn receive_now(socket: &UdpSocket, mut take: impl FnMut(Option<SocketAddr>, &[u8])) -> io::Result<usize> {
+    let mut count = 0;
+    // The runtime wants to be asked for each of them.
+    for interest in [Interest::READABLE, Interest::ERROR] {
+        let received = socket.try_io(interest, || {
+            // The memory of one call is enough for all on a thread.
+            let came = SPACE.with_borrow_mut(|space| receive_into(space, socket, &mut take))?;
+            count += came;
+            // The queue was empty then: to ask once more would be one call for nothing.
+            if came < BATCH_MAX { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        match received {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(count)
 }
 
 fn receive_into(
     space: &mut Vec<u8>,
     socket: &UdpSocket,
     take: &mut impl FnMut(Option<SocketAddr>, &[u8]),
-) -> io::Result<()> {
+) -> io::Result<usize> {
     space.resize(BATCH_MAX * DATAGRAM_MAX, 0);
     let mut slices: Vec<[IoSliceMut<'_>; 1]> =
         space.chunks_exact_mut(DATAGRAM_MAX).map(|place| [IoSliceMut::new(place)]).collect();
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(BATCH_MAX, None);
     let flags = MsgFlags::MSG_DONTWAIT;
     let received = recvmmsg(socket.as_raw_fd(), &mut headers, slices.iter_mut(), flags, None)?;
+    let mut count = 0;
     for message in received {
+        count += 1;
         let from = message.address.as_ref().and_then(address_of);
         if let Some(bytes) = message.iovs().next() {
             take(from, bytes);
         }
     }
-    Ok(())
+    Ok(count)
 }
 
 fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {

@@ -9,8 +9,8 @@
 //! flows.
 //!
 //! To be read in this order: [`head`] (what a frame begins with), [`router`] (which member a frame goes to),
-//! [`switch`], [`member`] and [`framer`] (the ends, for memcached), [`by_name`] (what they ask the agent); `batch`,
-//! `pipe` and `clock` are below them.
+//! [`module`] (what is loaded to decide that), [`switch`], [`member`] and [`framer`] (the ends, for memcached),
+//! [`by_name`] (what they ask the agent); `batch`, `pipe` and `clock` are below them.
 
 mod batch;
 pub mod by_name;
@@ -18,6 +18,7 @@ mod clock;
 pub mod framer;
 pub mod head;
 pub mod member;
+pub mod module;
 mod pipe;
 pub mod router;
 pub mod switch;

@@ -247,10 +247,27 @@ pub fn processor_seconds(pid: u32) -> Result<f64> {
 ///
 /// `/proc/stat` cannot be read.
 pub fn machine_busy_seconds() -> Result<f64> {
+    busy_seconds("cpu")
+}
+
+/// The same of one processor, by its number.
+///
+/// # Errors
+///
+/// `/proc/stat` cannot be read, or has no such processor.
+pub fn processor_busy_seconds(processor: usize) -> Result<f64> {
+    busy_seconds(&format!("cpu{processor}"))
+}
+
+fn busy_seconds(line_name: &str) -> Result<f64> {
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let line = stat.lines().next().context("/proc/stat is empty")?;
-    let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    let words = stat.lines().map(|line| line.split_whitespace()).find_map(|mut words| {
+        let is_meant = words.next() == Some(line_name);
+        is_meant.then_some(words)
+    });
+    let words = words.with_context(|| format!("/proc/stat has no {line_name}"))?;
+    let ticks: Vec<f64> = words.filter_map(|field| field.parse().ok()).collect();
     // Fields 3 and 4 are idle and waiting for a disk.
     Ok(ticks.iter().take(8).sum::<f64>() / TICKS_PER_SECOND
         - (ticks.get(3).copied().unwrap_or_default() + ticks.get(4).copied().unwrap_or_default()) / TICKS_PER_SECOND)

@@ -75,6 +75,8 @@ pub enum AbortReason {
     NoMember,
     /// The connection cannot go on: the text says why.
     Failed,
+    /// The module of an ensemble's switch fails, or has: the text says why. What was asked is not to be repeated.
+    Module,
     /// A reason that is not known here.
     Other(u16),
 }
@@ -89,6 +91,7 @@ impl AbortReason {
             Self::Program => 5,
             Self::NoMember => 6,
             Self::Failed => 7,
+            Self::Module => 8,
             Self::Other(number) => number,
         }
     }
@@ -102,6 +105,7 @@ impl AbortReason {
             5 => Self::Program,
             6 => Self::NoMember,
             7 => Self::Failed,
+            8 => Self::Module,
             other => Self::Other(other),
         }
     }

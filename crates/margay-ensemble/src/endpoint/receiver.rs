@@ -133,6 +133,7 @@ impl Receiver {
     /// ([`Sender::on_sack`](super::Sender::on_sack)).
     pub fn on_packet(&mut self, now: Instant, packet: &[u8]) {
         let mut has_data = false;
+        let mut has_mark = false;
         for chunk in Chunks::new(packet).filter_map(Result::ok) {
             match chunk {
                 Chunk::IData(repr, payload) => {
@@ -140,11 +141,16 @@ impl Receiver {
                     self.take(&repr, payload);
                 }
                 Chunk::IForwardTsn(forward) => self.forward(&forward),
-                Chunk::Watermark(mark) => self.note(&mark),
+                Chunk::Watermark(mark) => {
+                    has_mark = true;
+                    self.note(&mark);
+                }
                 Chunk::Sack(_) | Chunk::Unknown { .. } => {}
             }
         }
         self.give_on();
+        // What comes alone is wanted to be confirmed, or was not confirmed in time.
+        self.is_sack_due |= has_mark && !has_data && self.config.reading == Reading::Watermarks;
         if has_data {
             self.packets += 1;
             self.is_sack_due |= self.packets >= 2 || !self.come.is_empty();
@@ -240,7 +246,6 @@ impl Receiver {
         if self.config.reading != Reading::Watermarks || mark.confirms {
             return;
         }
-        self.is_sack_due = true;
         if self.told.is_some_and(|told| !Csn(told.csn).is_before(Csn(mark.csn))) {
             return;
         }
@@ -325,6 +330,11 @@ impl Receiver {
         // The sender waits to hear of room.
         self.is_sack_due |= was_full;
         Some(received)
+    }
+
+    /// Something is sent now: an acknowledgement that would wait goes with it.
+    pub(crate) fn hasten_sack(&mut self) {
+        self.is_sack_due |= self.sack_at.is_some();
     }
 
     /// When [`poll_sack`](Self::poll_sack) is to be called, if ever.

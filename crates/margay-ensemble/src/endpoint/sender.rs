@@ -205,6 +205,11 @@ impl Sender {
         Ok(())
     }
 
+    /// Whether something may be sent now.
+    pub(crate) fn has_due(&mut self) -> bool {
+        self.due().is_some()
+    }
+
     /// What is to be sent next, and may be.
     fn due(&mut self) -> Option<Tsn> {
         while let Some(tsn) = self.lost.front() {

@@ -91,9 +91,13 @@ impl<R: Reach> Session<R> {
     pub(super) async fn run(mut self) -> io::Result<()> {
         self.client.set_nodelay(true)?;
         loop {
+            let mut is_by_module = false;
             let why = match self.open().await {
                 Ok(mut link) => match self.carry(&mut link).await? {
-                    Some(over) => over.to_string(),
+                    Some(over) => {
+                        is_by_module = matches!(over, Over::Aborted(AbortReason::Module, _));
+                        over.to_string()
+                    }
                     None => {
                         link.connection.close();
                         // The switch finds out by itself if it does not come.
@@ -104,7 +108,11 @@ impl<R: Reach> Session<R> {
                 Err(error) => error.to_string(),
             };
             tracing::debug!(name = self.reach.name(), why, "a framed connection is over");
-            if std::mem::take(&mut self.is_open) {
+            let was_open = std::mem::take(&mut self.is_open);
+            if is_by_module {
+                // Repeated, it would have the module fail once more.
+                self.refuse(&why).await?;
+            } else if was_open {
                 self.unsent = self.slots.restart(CONNECTION_ENDED);
             } else {
                 self.wait_for_reach(&why).await?;
@@ -138,13 +146,7 @@ impl<R: Reach> Session<R> {
     async fn wait_for_reach(&mut self, why: &str) -> io::Result<()> {
         let since = *self.unreached_since.get_or_insert_with(tokio::time::Instant::now);
         if since.elapsed() >= REACH_LIMIT {
-            self.refuse_all(why);
-            self.write_all().await?;
-            self.unreached_since = None;
-            if !self.is_done() {
-                // Nothing is to be tried before the client wants something.
-                self.client.readable().await?;
-            }
+            self.refuse(&format!("no switch answers: {why}")).await?;
         }
         let may_read = self.may_read();
         tokio::select! {
@@ -158,8 +160,21 @@ impl<R: Reach> Session<R> {
         Ok(())
     }
 
+    /// The client is told why nothing is done, and nothing is tried before it wants something.
+    async fn refuse(&mut self, why: &str) -> io::Result<()> {
+        self.refuse_all(why);
+        self.write_all().await?;
+        self.unreached_since = None;
+        if !self.is_done() {
+            self.client.readable().await?;
+        }
+        Ok(())
+    }
+
     fn refuse_all(&mut self, why: &str) {
-        let answer = format!("SERVER_ERROR no switch of {} answers: {why}\r\n", self.reach.name());
+        // It may have words of another host in it.
+        let why: String = why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        let answer = format!("SERVER_ERROR {}: {why}\r\n", self.reach.name());
         loop {
             self.take_requests();
             self.unsent.clear();

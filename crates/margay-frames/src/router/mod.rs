@@ -1,14 +1,18 @@
 //! Which member a frame of memcached goes to, and what becomes of requests when a member dies.
 
+mod guided;
 pub mod ketama;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
 use margay_memcached::text;
 
 use crate::head::Head;
+use crate::module::Guest;
+use guided::{Differs, Guided};
 use ketama::Ring;
 
 /// Requests of one connection that are remembered: from the oldest that is not answered.
@@ -39,13 +43,24 @@ struct Request {
     is_answered: bool,
 }
 
+/// What was decided of a request.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    member: MemberId,
+    is_safe: bool,
+    /// All that come after it go there as well.
+    pins: bool,
+}
+
 /// The plug-in for one connection.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Router {
     policy: Policy,
+    /// A module that decides in the policy's place.
+    guided: Option<Guided>,
     /// Members by what they are called.
     labels: BTreeMap<MemberId, String>,
-    ring: Ring,
+    ring: Arc<Ring>,
     /// The members of the ring, in its order.
     ring_members: Vec<MemberId>,
     /// The ring is of the members that there are.
@@ -65,8 +80,9 @@ impl Router {
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
+            guided: None,
             labels: BTreeMap::new(),
-            ring: Ring::default(),
+            ring: Arc::default(),
             ring_members: Vec::new(),
             is_arranged: true,
             turn: 0,
@@ -77,10 +93,28 @@ impl Router {
         }
     }
 
+    /// Of a connection without members, whose requests a module divides.
+    pub(crate) fn guided(guest: Guest) -> Self {
+        Self { guided: Some(Guided::new(guest)), ..Self::new(Policy::Ketama) }
+    }
+
     /// A member that has joined is called so.
     pub fn name(&mut self, member: MemberId, label: &str) {
         self.labels.insert(member, label.to_owned());
         self.is_arranged = false;
+        if let Some(guided) = &mut self.guided {
+            guided.add_member(member, label);
+        }
+    }
+
+    /// Why the module can divide no more: the connection must end.
+    pub fn fault(&self) -> Option<&str> {
+        self.guided.as_ref()?.fault()
+    }
+
+    /// How often the module was called; none: there is no module.
+    pub fn module_calls(&self) -> Option<u64> {
+        self.guided.as_ref().map(Guided::calls)
     }
 
     /// Requests that nobody will answer, since their member is dead.
@@ -99,13 +133,31 @@ impl Router {
             return;
         }
         if self.policy == Policy::Ketama {
-            self.ring = Ring::new(self.labels.values().map(String::as_str));
+            self.ring = Arc::new(Ring::new(self.labels.values().map(String::as_str)));
         }
         self.ring_members = self.labels.keys().copied().collect();
+        if let Some(guided) = &mut self.guided {
+            guided.set_ring(&self.ring, &self.ring_members);
+        }
+    }
+
+    /// Whose a request is, and what is sent in its place.
+    fn decide(
+        &mut self,
+        number: u32,
+        request: &[u8],
+        is_whole: bool,
+        members: &Members,
+    ) -> Option<(Choice, Option<Vec<u8>>)> {
+        self.arrange();
+        if let Some(guided) = &mut self.guided {
+            return guided.choose(number, request, is_whole, members);
+        }
+        let member = self.choose(request, members)?;
+        Some((Choice { member, is_safe: text::is_safe(request), pins: false }, None))
     }
 
     fn choose(&mut self, request: &[u8], members: &Members) -> Option<MemberId> {
-        self.arrange();
         // One that drains keeps its place in the ring, and others stand in for it: as if it were gone.
         let key = text::key_of(request).filter(|_| self.policy == Policy::Ketama);
         if let Some(key) = key {
@@ -177,9 +229,21 @@ impl Plugin for Router {
     fn add_connection(&mut self, connection: u32) {
         // Each connection begins elsewhere: many have one request alone.
         self.turn = connection as usize;
+        if let Some(guided) = &mut self.guided {
+            guided.add_connection(connection);
+        }
+    }
+
+    fn remove_connection(&mut self, _connection: u32) {
+        if let Some(guided) = &mut self.guided {
+            guided.remove_connection();
+        }
     }
 
     fn remove_member(&mut self, member: MemberId) {
+        if let Some(guided) = &mut self.guided {
+            guided.remove_member(member);
+        }
         self.labels.remove(&member);
         self.owed.remove(&member);
         self.is_arranged = false;
@@ -203,19 +267,39 @@ impl Plugin for Router {
         if is_new && !self.admit(head) {
             return Verdict::Drop;
         }
-        let Some(member) = self.choose(request, members) else { return Verdict::Drop };
-        let is_safe = text::is_safe(request);
+        let decided = self.decide(head.number, request, frame.is_whole, members);
+        let Some((Choice { member, is_safe, pins }, changed)) = decided else { return Verdict::Drop };
+        if let Some(changed) = changed {
+            frame.payload = Cow::Owned(head.frame(&changed));
+        }
         *rtx = rtx_of(head.number);
         // One before the oldest comes again although its answer has come: of no interest any more.
         if is_new || self.requests.contains_key(&head.number) {
             self.assign(head.number, member);
         }
-        Verdict::To { member, is_safe, pins: false }
+        Verdict::To { member, is_safe, pins }
+    }
+
+    fn follow(&mut self, frame: &mut Frame<'_>, member: MemberId, rtx: &mut u64) {
+        let Some((head, _)) = Head::split(&frame.payload) else { return };
+        if *rtx != 0 || self.admit(head) {
+            *rtx = rtx_of(head.number);
+            self.assign(head.number, member);
+        }
     }
 
     fn again(&mut self, frame: &mut Frame<'_>, rtx: &mut u64) {
         if *rtx & REFUSED != 0 {
             refuse(frame);
+            return;
+        }
+        let Some(guided) = &mut self.guided else { return };
+        let Some((head, request)) = Head::split(&frame.payload) else { return };
+        match guided.repeat(head.number, request, frame.is_whole) {
+            Ok(None) => {}
+            Ok(Some(changed)) => frame.payload = Cow::Owned(head.frame(&changed)),
+            // Without bytes it goes nowhere: the member may have other ones.
+            Err(Differs) => frame.payload = Cow::Owned(Vec::new()),
         }
     }
 
@@ -243,6 +327,9 @@ impl Plugin for Router {
 
     fn retire(&mut self, rtx: u64) {
         let Some(number) = number_of(rtx) else { return };
+        if let Some(guided) = &mut self.guided {
+            guided.retire(number);
+        }
         let Some(request) = self.requests.get_mut(&number) else { return };
         if request.member.is_none() && !request.is_acknowledged {
             self.lost.push(number);

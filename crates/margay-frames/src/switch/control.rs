@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::Instant;
@@ -16,8 +17,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::member::{Member, Reach};
+use super::placed::{Loaded, Placed};
 use super::served::{Key, Served};
 use super::worker::Worker;
+use crate::module::Module;
 
 /// Longest question, in bytes.
 const QUESTION_MAX: u64 = 4096;
@@ -44,12 +47,23 @@ pub enum Question {
         #[serde(default)]
         undo: bool,
     },
+    /// A module divides the requests of connections that begin from now on: root alone may say so.
+    Load {
+        /// Its file, with its whole path.
+        file: String,
+        /// The hash that it must have.
+        hash: String,
+    },
+    /// None does, and the policy holds again: root alone may say so.
+    Unload,
 }
 
 /// A question on its way to the switch.
 #[derive(Debug)]
 pub struct Command {
     question: Question,
+    /// What is to be loaded.
+    module: Option<Loaded>,
     answer: oneshot::Sender<Value>,
 }
 
@@ -60,6 +74,11 @@ impl Command {
             Question::Drain { member, undo } if worker.drain(now, &member, !undo) => json!({}),
             Question::Drain { member, .. } => {
                 json!({"error": format!("no member of {} is called {member}", worker.config.members)})
+            }
+            Question::Unload if worker.module.is_none() => json!({"error": "the switch has no module"}),
+            Question::Load { .. } | Question::Unload => {
+                worker.place(now, self.module);
+                json!({})
             }
         };
         // Nobody may wait for it any more.
@@ -85,19 +104,36 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) -> I
 }
 
 async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
+    let is_root = stream.peer_cred()?.uid() == 0;
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     BufReader::new(reader.take(QUESTION_MAX)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => {
-            let (sender, receiver) = oneshot::channel();
-            let gone = |_| io::Error::other("the switch ends");
-            commands.send(Command { question, answer: sender }).await.map_err(|_| gone(()))?;
-            receiver.await.map_err(|_| gone(()))?
-        }
+        Ok(question) => match module_of(&question, is_root) {
+            Ok(module) => {
+                let (sender, receiver) = oneshot::channel();
+                let gone = |_| io::Error::other("the switch ends");
+                let command = Command { question, module, answer: sender };
+                commands.send(command).await.map_err(|_| gone(()))?;
+                receiver.await.map_err(|_| gone(()))?
+            }
+            Err(why) => json!({"error": why}),
+        },
         Err(error) => json!({"error": format!("this is no question: {error}")}),
     };
     writer.write_all(format!("{answer}\n").as_bytes()).await
+}
+
+/// The module that a question wants to be loaded, if it is one of those and may be asked.
+fn module_of(question: &Question, is_root: bool) -> Result<Option<Loaded>, String> {
+    match question {
+        Question::Load { .. } | Question::Unload if !is_root => Err("modules are loaded by root alone".to_owned()),
+        Question::Load { file, hash } => {
+            let module = Module::read(Path::new(file), Some(hash)).map_err(|error| error.to_string())?;
+            Ok(Some(Loaded { module: Arc::new(module), file: file.clone() }))
+        }
+        Question::Show | Question::Drain { .. } | Question::Unload => Ok(None),
+    }
 }
 
 /// Asks the switch that answers at a socket.
@@ -128,10 +164,13 @@ fn show(worker: &Worker, now: Instant) -> Value {
     let dropped: serde_json::Map<String, Value> =
         totals.dropped.all().map(|(name, count)| (name.to_owned(), count.into())).collect();
     let listed = connections.iter().take(LISTED_MAX);
+    let has_module =
+        |placed: &Placed| connections.values().filter(|served| served.module == Some(placed.number)).count();
     json!({
         "name": config.name,
         "members_name": config.members,
         "window": config.window,
+        "module": worker.module.as_ref().map(|placed| placed.show(now, has_module(placed))),
         "connection_count": connections.len(),
         "accepted": totals.accepted,
         "failed": totals.failed,
@@ -188,6 +227,7 @@ fn show_connection(worker: &Worker, (client, number): Key, served: &Served, now:
         "age_ms": u64::try_from(now.since(served.began).as_millis()).unwrap_or(u64::MAX),
         "oldest_chunk": oldest.0,
         "chunks_unacknowledged": next.since(oldest),
+        "module_calls": served.switch.plugin().module_calls(),
         "open_requests": served.switch.plugin().open_requests(),
         "lost_requests_untold": served.lost.len(),
         "members": served.joined().map(of_member).collect::<Vec<_>>(),

@@ -6,17 +6,20 @@
 
 pub mod control;
 mod member;
+mod placed;
 mod served;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
 
 use crate::batch;
 use crate::clock::Clock;
@@ -24,10 +27,8 @@ use crate::random_seed;
 use crate::router::Policy;
 use control::Command;
 use member::Host;
+pub use placed::Loaded;
 use worker::{Outgoing, Worker};
-
-/// Batches of datagrams that wait for the switch; what comes when there are more waits in the kernel.
-const BATCHES_MAX: usize = 64;
 
 /// What a switch is set up with.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct Config {
     pub policy: Policy,
     /// Chunks under way in each direction of a connection.
     pub window: u16,
+    /// What divides frames in the policy's place, to begin with.
+    pub module: Option<Loaded>,
 }
 
 /// A member that there is, and how it is reached.
@@ -55,26 +58,23 @@ pub struct MemberAt {
     pub weight: u32,
 }
 
-/// What has come to a member's socket.
-struct Arrived {
-    host: Host,
-    /// Which of the sockets that the member has had.
-    turn: u64,
-    /// Or why nothing comes any more.
-    datagrams: io::Result<Vec<Vec<u8>>>,
-}
-
 /// A socket that leads to a member.
 struct Link {
     socket: Arc<UdpSocket>,
     address: SocketAddr,
+    /// Which of the sockets that the member has had.
     turn: u64,
-    reader: AbortHandle,
+    /// Ends when something has come.
+    waiting: Pin<Box<dyn Future<Output = ()> + Send>>,
+    has_come: bool,
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.reader.abort();
+impl Link {
+    fn wait(&mut self) {
+        let socket = Arc::clone(&self.socket);
+        // An error is found by who reads.
+        self.waiting = Box::pin(async move { drop(socket.ready(batch::ARRIVAL).await) });
+        self.has_come = false;
     }
 }
 
@@ -93,24 +93,16 @@ pub async fn run(
     let clock = Clock::start();
     let mut worker = Worker::new(config, random_seed()?);
     let mut links = Links::new();
-    let (sender, mut arrivals) = mpsc::channel(BATCHES_MAX);
     worker.set_members(clock.now(), &members.borrow_and_update().clone());
     let mut has_commands = true;
     loop {
-        links.follow(&mut worker, clock.now(), &sender);
+        links.follow(&mut worker, clock.now());
         links.flush(&mut worker, clock.now(), &service)?;
         let deadline = clock.deadline(worker.next_deadline());
+        // All of it in one task: a thread that read for another would have it woken for each batch.
         tokio::select! {
-            received = batch::receive(&service, |from, bytes| {
-                if let Some(from) = from {
-                    worker.take_from_peer(clock.now(), from, bytes);
-                }
-            }) => note_received(received)?,
-            arrived = arrivals.recv() => {
-                if let Some(arrived) = arrived {
-                    take(&mut worker, clock.now(), arrived);
-                }
-            }
+            ready = service.ready(batch::ARRIVAL) => drop(ready?),
+            () = links.arrival() => {}
             changed = members.changed() => {
                 changed.map_err(|_| io::Error::other("nobody says any more who the members are"))?;
                 worker.set_members(clock.now(), &members.borrow_and_update().clone());
@@ -121,58 +113,80 @@ pub async fn run(
             },
             () = tokio::time::sleep_until(deadline) => {}
         }
+        let now = clock.now();
+        let received = batch::receive_now(&service, |from, bytes| {
+            if let Some(from) = from {
+                worker.take_from_peer(now, from, bytes);
+            }
+        });
+        note_received(received)?;
+        links.take(&mut worker, now);
         worker.on_time(clock.now());
     }
 }
 
 /// A socket that serves hears of peers that are gone as errors of its own, and goes on.
-fn note_received(received: io::Result<()>) -> io::Result<()> {
+fn note_received(received: io::Result<usize>) -> io::Result<()> {
     match received {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        other => other,
-    }
-}
-
-/// Takes what has come from a member; not what came from a socket that leads to it no more.
-fn take(worker: &mut Worker, now: margay_core::Instant, arrived: Arrived) {
-    let Arrived { host, turn, datagrams } = arrived;
-    match datagrams {
-        Ok(datagrams) => {
-            for bytes in &datagrams {
-                // The one before may have said that the socket leads there no more.
-                if worker.leads(host, turn) {
-                    worker.take_from_member(now, host, bytes);
-                }
-            }
-        }
-        Err(error) if worker.leads(host, turn) => {
-            worker.link_failed(now, host, &format!("its flow has ended: {error}"));
-        }
-        Err(_) => {}
+        Err(error) if error.kind() != io::ErrorKind::ConnectionRefused => Err(error),
+        _ => Ok(()),
     }
 }
 
 /// The sockets that lead to members.
 struct Links {
-    by_host: HashMap<Host, Link>,
+    by_host: BTreeMap<Host, Link>,
 }
 
 impl Links {
     fn new() -> Self {
-        Self { by_host: HashMap::new() }
+        Self { by_host: BTreeMap::new() }
     }
 
     /// Opens and closes sockets as the worker wants them.
-    fn follow(&mut self, worker: &mut Worker, now: margay_core::Instant, arrivals: &mpsc::Sender<Arrived>) {
-        let wanted = worker.links();
-        self.by_host.retain(|host, link| wanted.get(host) == Some(&(link.address, link.turn)));
-        for (host, (address, turn)) in wanted {
+    fn follow(&mut self, worker: &mut Worker, now: margay_core::Instant) {
+        // Both are in the order of hosts. Mostly nothing has changed.
+        if worker.links().eq(self.by_host.iter().map(|(host, link)| (*host, link.address, link.turn))) {
+            return;
+        }
+        let wanted: Vec<_> = worker.links().collect();
+        self.by_host.retain(|host, link| wanted.contains(&(*host, link.address, link.turn)));
+        for (host, address, turn) in wanted {
             if self.by_host.contains_key(&host) {
                 continue;
             }
-            match open(host, address, turn, arrivals.clone()) {
+            match open(address, turn) {
                 Ok(link) => drop(self.by_host.insert(host, link)),
                 Err(error) => worker.link_failed(now, host, &format!("no socket leads to it: {error}")),
+            }
+        }
+    }
+
+    /// Something has come from a member.
+    async fn arrival(&mut self) {
+        poll_fn(|context| {
+            for link in self.by_host.values_mut().filter(|link| !link.has_come) {
+                link.has_come = link.waiting.as_mut().poll(context).is_ready();
+            }
+            if self.by_host.values().any(|link| link.has_come) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Takes what has come from members: not what comes from a socket once it leads there no more.
+    fn take(&mut self, worker: &mut Worker, now: margay_core::Instant) {
+        for (host, link) in self.by_host.iter_mut().filter(|(_, link)| link.has_come) {
+            link.wait();
+            let received = batch::receive_now(&link.socket, |_, bytes| {
+                // The one before may have said so.
+                if worker.leads(*host, link.turn) {
+                    worker.take_from_member(now, *host, bytes);
+                }
+            });
+            if let Err(error) = received
+                && worker.leads(*host, link.turn)
+            {
+                worker.link_failed(now, *host, &format!("its flow has ended: {error}"));
             }
         }
     }
@@ -192,24 +206,14 @@ impl Links {
     }
 }
 
-fn open(host: Host, address: SocketAddr, turn: u64, arrivals: mpsc::Sender<Arrived>) -> io::Result<Link> {
+fn open(address: SocketAddr, turn: u64) -> io::Result<Link> {
     let any: SocketAddr =
         if address.is_ipv6() { (Ipv6Addr::UNSPECIFIED, 0).into() } else { (Ipv4Addr::UNSPECIFIED, 0).into() };
     let socket = std::net::UdpSocket::bind(any)?;
     socket.connect(address)?;
     socket.set_nonblocking(true)?;
     let socket = Arc::new(UdpSocket::from_std(socket)?);
-    let of_reader = Arc::clone(&socket);
-    let reader = tokio::spawn(async move {
-        loop {
-            let mut datagrams = Vec::new();
-            let received = batch::receive(&of_reader, |_, bytes| datagrams.push(bytes.to_vec())).await;
-            let is_over = received.is_err();
-            let arrived = Arrived { host, turn, datagrams: received.map(|()| datagrams) };
-            if arrivals.send(arrived).await.is_err() || is_over {
-                return;
-            }
-        }
-    });
-    Ok(Link { socket, address, turn, reader: reader.abort_handle() })
+    let mut link = Link { socket, address, turn, waiting: Box::pin(std::future::ready(())), has_come: false };
+    link.wait();
+    Ok(link)
 }

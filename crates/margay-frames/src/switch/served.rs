@@ -174,6 +174,8 @@ pub(super) struct Served {
     /// The client has been answered.
     pub(super) is_welcome: bool,
     pub(super) lost: Lost,
+    /// The number of the module that divides its requests.
+    pub(super) module: Option<u64>,
     /// When members are told that the connection lives, though nothing is asked.
     pub(super) ping_at: Instant,
     /// Members that did not take this connection, until when.

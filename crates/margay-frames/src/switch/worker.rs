@@ -7,13 +7,13 @@ use std::time::Duration;
 use margay_core::Instant;
 use margay_core::rng::Rng;
 use margay_ensemble::{
-    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, MemberId, STREAMS_MAX, Switch,
-    To,
+    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch, To,
 };
 use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 
 use super::member::{Due, Host, Member, Reach};
+use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::batch::{Datagram, bytes_of};
@@ -51,6 +51,43 @@ impl Outgoing {
     }
 }
 
+/// A datagram of a connection that is put together.
+struct Gathered {
+    to: To,
+    /// The member's; none: it is for the client.
+    host: Option<Host>,
+    /// Of the connection with that end.
+    number: u64,
+    bytes: Vec<u8>,
+    /// Something is in it that is answered.
+    is_asking: bool,
+}
+
+impl Gathered {
+    /// For an end that is there.
+    fn begin(to: To, key: &Key, legs: &BTreeMap<Host, Leg>) -> Option<Self> {
+        let (host, number) = match to {
+            To::Peer => (None, key.1),
+            To::Member(id) => {
+                let (host, leg) = legs.iter().find(|(_, leg)| leg.member() == Some(id))?;
+                (Some(*host), leg.number)
+            }
+        };
+        Some(Self { to, host, number, bytes: Vec::new(), is_asking: false })
+    }
+
+    fn add(&mut self, packet: &[u8]) {
+        if self.bytes.is_empty() {
+            // Most datagrams have one packet alone.
+            self.bytes.reserve(FRAMED_HEADER_LEN + packet.len());
+            self.bytes.resize(FRAMED_HEADER_LEN, 0);
+            // There is room for it.
+            let _ = Framed::begin_data(self.number, &mut self.bytes);
+        }
+        self.bytes.extend_from_slice(packet);
+    }
+}
+
 /// Sums over all that there was.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
@@ -68,6 +105,10 @@ pub(super) struct Worker {
     pub(super) members: BTreeMap<Host, Member>,
     /// How many members there were.
     lives: u32,
+    /// What divides the requests of new connections in the policy's place.
+    pub(super) module: Option<Placed>,
+    /// How many modules there were.
+    modules: u64,
     pub(super) connections: HashMap<Key, Served>,
     /// Whose a connection with a member is, by its number.
     legs: HashMap<u64, (Key, Host)>,
@@ -79,19 +120,31 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(config: Config, seed: [u8; 32]) -> Self {
-        Self {
+    pub(super) fn new(mut config: Config, seed: [u8; 32]) -> Self {
+        let module = config.module.take();
+        let mut this = Self {
             config,
             rng: Rng::new(seed),
             members: BTreeMap::new(),
             lives: 0,
+            module: None,
+            modules: 0,
             connections: HashMap::new(),
             legs: HashMap::new(),
             due: BTreeSet::new(),
             touched: BTreeSet::new(),
             out: Outgoing::default(),
             totals: Totals::default(),
-        }
+        };
+        this.place(Instant::ZERO, module);
+        this
+    }
+
+    /// Another module divides the requests of connections that begin from now on, or none. Those that there are keep
+    /// theirs.
+    pub(super) fn place(&mut self, now: Instant, loaded: Option<Loaded>) {
+        self.modules += 1;
+        self.module = loaded.map(|loaded| Placed::new(now, loaded, self.modules));
     }
 
     /// Who is a member from now on.
@@ -174,9 +227,9 @@ impl Worker {
         self.members.retain(|host, member| member.is_listed || member.is_parting() || used.contains(host));
     }
 
-    /// Where sockets are to lead, and which of a member's sockets that is.
-    pub(super) fn links(&self) -> HashMap<Host, (SocketAddr, u64)> {
-        self.members.iter().map(|(host, member)| (*host, (member.at.address, member.turn))).collect()
+    /// Where sockets are to lead, and which of a member's sockets that is, by host.
+    pub(super) fn links(&self) -> impl Iterator<Item = (Host, SocketAddr, u64)> + '_ {
+        self.members.iter().map(|(host, member)| (*host, member.at.address, member.turn))
     }
 
     /// Whether one of the sockets that a member has had leads to it now.
@@ -253,7 +306,15 @@ impl Worker {
             to_peer: Csn(first),
             ..ConnectionConfig::default()
         };
-        let switch = Switch::new(config, Router::new(self.config.policy), hello.window_bytes);
+        let router = match &mut self.module {
+            None => Ok(Router::new(self.config.policy)),
+            Some(placed) => placed.router(now),
+        };
+        let router = match router {
+            Ok(router) => router,
+            Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Module, &why)),
+        };
+        let switch = Switch::new(config, router, hello.window_bytes);
         let served = Served {
             switch,
             hello,
@@ -263,6 +324,7 @@ impl Worker {
             heard_at: now,
             is_welcome: false,
             lost: Lost::default(),
+            module: self.module.as_ref().map(|placed| placed.number),
             ping_at: now + PING_EVERY,
             refused: BTreeMap::new(),
             due: None,
@@ -516,20 +578,37 @@ impl Worker {
                         self.forget_members();
                     }
                 }
-                Event::Failed(failure) => {
-                    let text = failure.to_string();
-                    tracing::info!(client = %key.0, why = text, "a connection has failed");
-                    self.totals.failed += 1;
-                    self.say_to_peer(key, &Framed::abort(AbortReason::Failed, &text));
-                    return self.close(now, key);
-                }
+                Event::Failed(failure) => return self.fail(now, key, AbortReason::Failed, &failure.to_string()),
             }
+        }
+        let fault = self.connections.get(&key).and_then(|served| served.switch.plugin().fault());
+        if let Some(why) = fault.map(ToOwned::to_owned) {
+            self.note_fault(now, key, &why);
+            return self.fail(now, key, AbortReason::Module, &format!("its module fails: {why}"));
         }
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
         self.gather(now, key);
         self.note_owed(now, key);
         self.note_deadline(now, key);
+    }
+
+    /// A connection can go on no more.
+    fn fail(&mut self, now: Instant, key: Key, reason: AbortReason, why: &str) {
+        tracing::info!(client = %key.0, why, "a connection has failed");
+        self.totals.failed += 1;
+        self.say_to_peer(key, &Framed::abort(reason, why));
+        self.close(now, key);
+    }
+
+    /// A connection is lost by the fault of its module.
+    fn note_fault(&mut self, now: Instant, key: Key, why: &str) {
+        let number = self.connections.get(&key).and_then(|served| served.module);
+        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == number)
+            && placed.note_fault(now, why)
+        {
+            tracing::warn!(why, "the module has lost its place: there are no new connections until another is loaded");
+        }
     }
 
     /// Which members owe a connection something: they are asked whether they are there.
@@ -577,43 +656,33 @@ impl Worker {
     /// Puts the packets of a connection into datagrams: as many chunks into each as there is room for.
     fn gather(&mut self, now: Instant, key: Key) {
         let Some(served) = self.connections.get_mut(&key) else { return };
-        let legs: HashMap<MemberId, (Host, u64)> =
-            served.legs.iter().filter_map(|(host, leg)| Some((leg.member()?, (*host, leg.number)))).collect();
-        let mut open: BTreeMap<To, Vec<u8>> = BTreeMap::new();
-        let mut asked = BTreeSet::new();
+        // One for each of a few ends: to look through them is less than to hash.
+        let mut open: Vec<Gathered> = Vec::new();
         while let Some(packet) = served.switch.poll_packet() {
-            let leg = match packet.to {
-                To::Peer => None,
-                To::Member(id) => match legs.get(&id) {
-                    Some(leg) => Some(*leg),
-                    // It has died since.
-                    None => continue,
-                },
+            let at = match open.iter().position(|gathered| gathered.to == packet.to) {
+                Some(at) => at,
+                None => {
+                    let Some(gathered) = Gathered::begin(packet.to, &key, &served.legs) else {
+                        // It has died since.
+                        continue;
+                    };
+                    open.push(gathered);
+                    open.len() - 1
+                }
             };
+            let gathered = &mut open[at];
             // What else is sent to a member is acknowledged, or confirmed.
-            let is_sack = matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
-            asked.extend(leg.filter(|_| !is_sack).map(|(host, _)| host));
-            let datagram = open.entry(packet.to).or_default();
-            if !datagram.is_empty() && datagram.len() + packet.bytes.len() > DATAGRAM_MAX {
-                self.out.put(key, leg.map(|(host, _)| host), std::mem::take(datagram));
+            gathered.is_asking |= !matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
+            if gathered.bytes.len() > FRAMED_HEADER_LEN && gathered.bytes.len() + packet.bytes.len() > DATAGRAM_MAX {
+                let full = std::mem::take(&mut gathered.bytes);
+                self.out.put(key, gathered.host, full);
             }
-            if datagram.is_empty() {
-                datagram.resize(FRAMED_HEADER_LEN, 0);
-                // There is room for it.
-                let _ = Framed::begin_data(leg.map_or(key.1, |(_, number)| number), datagram);
-            }
-            datagram.extend_from_slice(&packet.bytes);
+            gathered.add(&packet.bytes);
         }
         self.totals.dropped.add(&served.switch.take_counters());
-        for (to, datagram) in open {
-            let host = match to {
-                To::Peer => None,
-                To::Member(id) => legs.get(&id).map(|(host, _)| *host),
-            };
-            self.out.put(key, host, datagram);
-        }
-        for host in asked {
-            if let Some(member) = self.members.get_mut(&host) {
+        for Gathered { host, bytes, is_asking, .. } in open {
+            self.out.put(key, host, bytes);
+            if let Some(member) = host.filter(|_| is_asking).and_then(|host| self.members.get_mut(&host)) {
                 member.asked(now);
             }
         }

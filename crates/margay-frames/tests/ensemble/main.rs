@@ -6,6 +6,7 @@ mod site;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use margay_frames::module::Module;
 use margay_frames::router::ketama::Ring;
 
 use site::{Client, Site};
@@ -204,7 +205,7 @@ async fn without_members_clients_are_told_so() {
     client.send("get a\r\nset b 0 0 1\r\nx\r\n").await;
     for _ in 0..2 {
         let line = tokio::time::timeout(Duration::from_secs(20), client.hear_line()).await.expect("an answer");
-        assert!(line.starts_with("SERVER_ERROR no switch of cache.test answers"), "{line}");
+        assert!(line.starts_with("SERVER_ERROR cache.test: no switch answers"), "{line}");
     }
     site.add("s1").await;
     site::wait_until("the member is used", async || client.say("set b 0 0 1\r\nx\r\n").await == "STORED\r\n").await;
@@ -224,4 +225,36 @@ async fn a_drained_member_gets_nothing_until_that_is_undone() {
         site.count("s2") > 0
     })
     .await;
+}
+
+/// Whoever is not root hears so.
+#[tokio::test]
+async fn a_module_is_loaded_for_connections_to_come_and_by_root_alone() {
+    let site = Site::start(&["images", "s2"]).await;
+    let mut old = site.connect().await;
+    let file = site.path("prefix.wasm");
+    let bytes = wat::parse_str(include_str!("../../../../examples/alrm/prefix.wat")).expect("the template");
+    std::fs::write(&file, bytes).expect("written");
+    let hash = Module::read(&file, None).expect("sound").hash().to_owned();
+    let loaded = site.load(&file, &hash).await;
+    if !nix::unistd::geteuid().is_root() {
+        let error = loaded.expect_err("root alone may").to_string();
+        return assert!(error.contains("root alone"), "{error}");
+    }
+    loaded.expect("it is taken");
+    assert_eq!(site.show().await["module"]["hash"], hash);
+    let other = site.load(&file, &"0".repeat(64)).await.expect_err("it has another hash");
+    assert!(other.to_string().contains(&hash), "{other}");
+    let mut client = site.connect().await;
+    for number in 0..20 {
+        let key = format!("img:{number}");
+        assert_eq!(old.say(&format!("set {key} 0 0 1\r\nx\r\n")).await, "STORED\r\n");
+        assert_eq!(site.holders(&key), [owner(&["images", "s2"], &key)], "the connection has no module");
+        assert_eq!(client.say(&format!("set {key} 0 0 1\r\nx\r\n")).await, "STORED\r\n");
+        assert!(site.holders(&key).contains(&"images"), "{key}");
+    }
+    assert_eq!(site.show().await["module"]["connection_count"], 1);
+    site.unload().await.expect("there is one");
+    let error = site.unload().await.expect_err("there is none");
+    assert!(error.to_string().contains("no module"), "{error}");
 }

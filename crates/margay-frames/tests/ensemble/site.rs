@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use margay_frames::framer::{Framer, Reach};
@@ -77,6 +77,7 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
         members: "members.test".to_owned(),
         policy: Policy::Ketama,
         window: 384,
+        module: None,
     };
     let (sender, commands) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -210,6 +211,20 @@ impl Site {
     pub async fn drain(&self, name: &str, undo: bool) -> io::Result<Value> {
         let question = Question::Drain { member: name.to_owned(), undo };
         self.ask(&question).await
+    }
+
+    /// A file of the test's own.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub async fn load(&self, file: &Path, hash: &str) -> io::Result<Value> {
+        let file = file.to_str().expect("UTF-8").to_owned();
+        self.ask(&Question::Load { file, hash: hash.to_owned() }).await
+    }
+
+    pub async fn unload(&self) -> io::Result<Value> {
+        self.ask(&Question::Unload).await
     }
 
     async fn ask(&self, question: &Question) -> io::Result<Value> {

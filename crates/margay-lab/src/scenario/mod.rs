@@ -5,6 +5,7 @@ mod active_sockets;
 mod ad_hoc;
 mod af_serval;
 mod agent_restart;
+mod alrm_hostile;
 mod apps;
 mod bad_weather;
 mod black_hole;
@@ -44,6 +45,7 @@ pub mod late_binding;
 mod lookup;
 mod many_flows;
 mod memcached_partitions;
+mod memcached_switch;
 mod model;
 mod move_many;
 mod moved;
@@ -194,6 +196,8 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
+    memcached_switch::SCENARIO,
+    alrm_hostile::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,

@@ -17,8 +17,10 @@ mod hostile;
 mod idle;
 mod intruder;
 mod memcached;
+mod mutated;
 mod numbered;
 mod odd;
+mod paced;
 mod pingpong;
 mod pooled;
 mod reader;
@@ -53,6 +55,7 @@ pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use numbered::{Came, Sent};
+pub use paced::Paced;
 pub use pingpong::RoundTrips;
 pub use pooled::{Pooled, Turn};
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
@@ -305,6 +308,16 @@ pub enum Traffic {
     },
     /// Ask a memcached by many connections until the input ends, and check each answer
     MemcachedChecked(cached::Plan),
+    /// Ask a memcached by many connections at a steady rate, and print how long answers take
+    MemcachedPaced(paced::Plan),
+    /// Send mutated datagrams of framed connections to the switch of a name
+    FramedMutations {
+        /// The name
+        name: String,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
     /// Print how many SETs a memcached of this host has taken
     MemcachedTaken {
         /// Its port
@@ -465,6 +478,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Attempt { plan, count, parallel } => runtime.block_on(attempt::repeat(plan, count, parallel)),
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
         Traffic::MemcachedChecked(plan) => runtime.block_on(cached::ask(plan)),
+        Traffic::MemcachedPaced(plan) => runtime.block_on(paced::ask(plan)),
+        Traffic::FramedMutations { name, count } => runtime.block_on(mutated::send(&name, count)),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),

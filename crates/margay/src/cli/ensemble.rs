@@ -27,6 +27,8 @@ use crate::agent::programs;
 use crate::config::Config;
 use crate::log;
 
+mod module;
+
 /// Questions of operators that wait.
 const QUESTIONS_MAX: usize = 16;
 /// Longest file name that is a name as it is: the path of a socket has 107 bytes at most.
@@ -49,6 +51,12 @@ pub enum EnsembleVerb {
     Show(ShowArgs),
     /// Give a member no new requests: those that it has are answered
     Drain(DrainArgs),
+    /// Have a module of WebAssembly divide the requests of new connections
+    Load(module::LoadArgs),
+    /// Have requests of new connections divided without a module again
+    Unload(module::UnloadArgs),
+    /// Try a module with requests, without a switch: which member it gives each, and how long that takes
+    Try(module::TryArgs),
 }
 
 #[derive(Args)]
@@ -61,6 +69,9 @@ pub struct ServeArgs {
     /// How requests are divided
     #[arg(long, value_enum, default_value_t = RouterArg::Ketama)]
     router: RouterArg,
+    /// A module of WebAssembly that divides requests instead; root alone
+    #[arg(long, value_name = "FILE", conflicts_with = "router")]
+    module: Option<PathBuf>,
     /// Chunks of requests, and of answers, that a connection may have under way
     #[arg(long, value_name = "NUMBER", default_value_t = WINDOW_DEFAULT,
         value_parser = clap::value_parser!(u16).range(i64::from(WINDOW_MIN)..=i64::from(WINDOW_MAX)))]
@@ -145,6 +156,9 @@ pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Res
         EnsembleVerb::List(json) => list(config, json, out).await,
         EnsembleVerb::Show(args) => show(config, args, out).await,
         EnsembleVerb::Drain(args) => drain(config, args, out).await,
+        EnsembleVerb::Load(args) => module::load(config, args, out).await,
+        EnsembleVerb::Unload(args) => module::unload(config, args, out).await,
+        EnsembleVerb::Try(args) => module::attempt(args, out),
     }
 }
 
@@ -238,6 +252,10 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
             written(&members)
         ));
     }
+    let module = match &args.module {
+        None => None,
+        Some(file) => Some(module::loaded(config, &written(&name), file).await?),
+    };
     let path = own_directory(config).join(file_of(&written(&name)));
     let listener = listen(&path, &written(&name)).await?;
     let socket = Options::new().agent(&agent).bind_datagrams(&name).await.into_diagnostic()?;
@@ -250,6 +268,7 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
         members: written(&members),
         policy: args.router.into(),
         window: args.window,
+        module,
     };
     eprintln!("margay: {} is an ensemble of {}", set_up.name, set_up.members);
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
@@ -348,9 +367,10 @@ async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
             text(&shown["members_name"]),
             format!("{up} of {}", members.len()),
             text(&shown["connection_count"]),
+            module::of_row(&shown["module"]),
         ]
     };
-    let header = ["NAME", "MEMBERS", "UP", "CONNECTIONS"];
+    let header = ["NAME", "MEMBERS", "UP", "CONNECTIONS", "MODULE"];
     out.table(&header, found.iter().map(row).collect(), "no switch runs on this host")
 }
 
@@ -372,6 +392,9 @@ async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
         output::count(shown["member_deaths"].as_u64().unwrap_or_default(), "death"),
         output::count(shown["lost_requests"].as_u64().unwrap_or_default(), "request"),
     ))?;
+    if let Some(line) = module::line_of(&shown["module"]) {
+        out.line(&line)?;
+    }
     let members = rows("members", &["name", "state", "weight", "connection_count", "frames_in_flight", "why"]);
     let header = ["MEMBER", "STATE", "WEIGHT", "CONNECTIONS", "IN FLIGHT", "WHY"];
     out.table(&header, members, "there is no member")?;
@@ -415,6 +438,7 @@ mod test {
             members: "members.shop".to_owned(),
             policy: Policy::Ketama,
             window: WINDOW_DEFAULT,
+            module: None,
         };
         let running = async {
             tokio::select! {

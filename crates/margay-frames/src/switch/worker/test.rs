@@ -63,6 +63,7 @@ impl Rig {
             members: "members.test".to_owned(),
             policy: Policy::RoundRobin,
             window: 64,
+            module: None,
         };
         let client = Connection::open(Instant::ZERO, CLIENT, [0; 16], EndConfig::default());
         let mut rig = Self {
@@ -397,4 +398,69 @@ fn a_client_that_goes_leaves_nothing() {
     rig.pass(10);
     assert!(rig.worker.connections.is_empty() && rig.worker.legs.is_empty() && rig.worker.due.is_empty());
     assert!(rig.members.values().flat_map(|end| end.connections.values()).all(Connection::is_over));
+}
+
+/// Another client, with a connection of its own.
+fn begin(rig: &mut Rig, number: u64) {
+    rig.client = Connection::open(rig.now, number, [0; 16], EndConfig::default());
+    rig.pass(200);
+}
+
+fn loaded(name: &str) -> Option<Loaded> {
+    Some(Loaded { module: std::sync::Arc::new(crate::module::sample(name)), file: format!("{name}.wasm") })
+}
+
+fn ended_by_module(rig: &Rig) -> String {
+    match rig.client.standing() {
+        Standing::Over(margay_ensemble::Over::Aborted(AbortReason::Module, why)) => why.clone(),
+        other => panic!("the connection is {other:?}"),
+    }
+}
+
+#[test]
+fn connections_keep_the_module_that_they_have_begun_with_and_end_with_its_fault() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.worker.place(rig.now, loaded("to-first"));
+    rig.pass(200);
+    let first = rig.ask("get a\r\n");
+    rig.pass(50);
+    assert_eq!(rig.answers, [(first, "m1 get a\r\n".to_owned())]);
+    rig.worker.place(rig.now, loaded("traps"));
+    let second = rig.ask("get b\r\n");
+    rig.pass(50);
+    assert_eq!(rig.answers[1], (second, "m1 get b\r\n".to_owned()));
+    for number in 100..111 {
+        begin(&mut rig, number);
+        rig.ask("get c\r\n");
+        rig.pass(50);
+        assert!(ended_by_module(&rig).contains("redirect fails"), "{number}");
+    }
+    assert_eq!((rig.worker.totals.failed, rig.worker.totals.deaths), (11, 0));
+    begin(&mut rig, 200);
+    assert!(ended_by_module(&rig).contains("has lost its place"));
+    // Those that are there live on, also with the policy that holds again.
+    rig.worker.place(rig.now, None);
+    begin(&mut rig, 201);
+    let last = rig.ask("get d\r\n");
+    rig.pass(50);
+    assert_eq!(rig.answers.last().map(|(number, _)| *number), Some(last));
+}
+
+#[test]
+fn a_module_that_changes_a_repeated_request_otherwise_ends_the_connection() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.worker.place(rig.now, loaded("differs"));
+    rig.pass(200);
+    rig.lost_per_mille = 300;
+    for _ in 0..40 {
+        if *rig.client.standing() == Standing::Open {
+            rig.ask("get a\r\n");
+        }
+        rig.pass(100);
+    }
+    // What the client is told may be lost, too.
+    let shown = rig.worker.module.as_ref().expect("it has its place").show(rig.now, 0);
+    let fault = shown["last_fault"].as_str().unwrap_or_default();
+    assert!(fault.contains("a request that is repeated"), "{shown}");
+    assert!(rig.worker.totals.failed > 0 && rig.worker.connections.is_empty());
 }

@@ -4,7 +4,7 @@ use margay_control::api::v1::*;
 use margay_control::store::AuditEntry;
 use tonic::Status;
 
-use super::{blocking, environment};
+use super::{blocking, environment, misuse};
 use crate::agent::Agent;
 
 const LIMIT: usize = 100;
@@ -20,4 +20,25 @@ pub(super) async fn list(agent: &Agent, request: &AuditListRequest) -> Result<Au
         AuditInfo { unix_s, act, subject, detail, count }
     };
     Ok(AuditListReply { entries: entries.into_iter().map(info).collect() })
+}
+
+/// Bytes of a hash in hexadecimal digits.
+const HASH_LEN: usize = 64;
+/// Longest name that is noted.
+const NAME_MAX: usize = 512;
+
+/// Notes that a switch's module is loaded, or unloaded.
+pub(super) fn note_module(agent: &Agent, request: &ModuleNoteRequest) -> Result<ModuleNoteReply, Status> {
+    let ModuleNoteRequest { ensemble, hash } = request;
+    let is_hash = hash.len() == HASH_LEN && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !hash.is_empty() && !is_hash {
+        return Err(misuse(format!("`{hash}` is no hash: it has {HASH_LEN} hexadecimal digits, or none")));
+    }
+    if ensemble.is_empty() || ensemble.len() > NAME_MAX || ensemble.chars().any(char::is_control) {
+        return Err(misuse("this is no ensemble's name"));
+    }
+    let act = if hash.is_empty() { "module-unload" } else { "module-load" };
+    let entry = AuditEntry::once(agent.clock.unix_s(), act, ensemble.clone(), hash.clone());
+    blocking(|| agent.store.note_all(&[entry])).map_err(environment)?;
+    Ok(ModuleNoteReply {})
 }

@@ -253,6 +253,10 @@ impl Calls for Api {
         audit::list(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
+    async fn module_note(&self, request: Request<ModuleNoteRequest>) -> Answer<ModuleNoteReply> {
+        audit::note_module(&self.0, &request.into_inner()).map(Response::new)
+    }
+
     async fn cache(&self, request: Request<CacheRequest>) -> Answer<CacheReply> {
         cache::act(&self.0, &request.into_inner()).map(Response::new)
     }

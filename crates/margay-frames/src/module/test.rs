@@ -1,0 +1,162 @@
+//! Modules, good and bad.
+
+use super::*;
+
+/// What every module has.
+const COMMON: &str = r#"
+    (memory (export "memory") 1)
+    (func (export "alrm_version") (result i32) (i32.const 1))
+    (func (export "alrm_frame") (result i32) (i32.const 0))
+"#;
+
+/// A module with something beside the common parts. Imports come first.
+fn module_of(imports: &str, rest: &str) -> Result<Module, Refused> {
+    let text = format!("(module {imports} {COMMON} {rest})");
+    Module::new(&wat::parse_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+/// One whose `redirect` does this.
+fn redirecting(body: &str) -> Result<Module, Refused> {
+    let counts = r#"(import "margay" "member_at" (func $member_at (param i32) (result i32)))
+                    (import "margay" "keep" (func $keep (param i64)))"#;
+    let head = "(param $id i32) (param $len i32) (param $source i32) (param $rtx i64) (result i64)";
+    module_of(counts, &format!("(global $count (mut i32) (i32.const 0)) (func (export \"redirect\") {head} {body})"))
+}
+
+/// A module of those that tests of others want.
+pub(crate) fn sample(name: &str) -> Module {
+    let body = match name {
+        "to-first" => "(i64.extend_i32_u (call $member_at (i32.const 0)))",
+        "traps" => "(unreachable)",
+        "loops" => "(loop $again (br $again)) (i64.const 0)",
+        // Each time another letter in place of the first.
+        "differs" => {
+            "(global.set $count (i32.add (global.get $count) (i32.const 1)))
+             (i32.store8 (i32.const 4) (i32.add (i32.const 97) (global.get $count)))
+             (i64.extend_i32_u (call $member_at (i32.const 0)))"
+        }
+        other => panic!("there is no sample {other}"),
+    };
+    redirecting(body).expect("sound")
+}
+
+fn tried(module: &Module, requests: &str) -> Result<Vec<String>, String> {
+    let labels = ["a", "b", "images"].map(str::to_owned);
+    let trial = Trial::run(module, &labels, requests.as_bytes())?;
+    Ok(trial.answers.into_iter().map(|tried| tried.answer).collect())
+}
+
+#[test]
+fn a_module_says_whose_a_request_is() {
+    let module = sample("to-first");
+    assert_eq!(
+        tried(&module, "get x\r\nset y 0 0 1\r\nz\r\n"),
+        Ok(vec!["a, may be repeated".to_owned(), "a".to_owned()])
+    );
+    let nobody = redirecting("(i64.const 0xff)").expect("sound");
+    assert_eq!(tried(&nobody, "get x\r\n"), Ok(vec!["nobody for now".to_owned()]));
+    // Pinned, and never repeated.
+    let pinning = redirecting("(i64.const 0x501)").expect("sound");
+    assert_eq!(tried(&pinning, "get x\r\n"), Ok(vec!["b, and all that follow".to_owned()]));
+    let safe = redirecting("(i64.const 0x201)").expect("sound");
+    assert_eq!(tried(&safe, "delete x\r\n"), Ok(vec!["b, may be repeated".to_owned()]));
+}
+
+#[test]
+fn the_template_sends_a_prefix_elsewhere() {
+    let bytes = wat::parse_str(include_str!("../../../../examples/alrm/prefix.wat")).expect("the template");
+    let module = Module::new(&bytes).expect("sound");
+    let answers = tried(&module, "get img:7\r\nset img:8 0 0 1\r\nx\r\nget foo\r\nget key:1\r\n").expect("sound");
+    assert_eq!(answers[..2], ["images, may be repeated", "images"]);
+    let ring = crate::router::ketama::Ring::new(["a", "b", "images"]);
+    for (answer, key) in answers[2..].iter().zip(["foo", "key:1"]) {
+        let label = ["a", "b", "images"][ring.servers_of(key.as_bytes()).next().expect("a server")];
+        assert_eq!(*answer, format!("{label}, may be repeated"), "{key}");
+    }
+}
+
+#[test]
+fn a_module_may_change_a_request_in_the_same_way_each_time() {
+    let shouting = redirecting(
+        "(i32.store8 (i32.const 4) (i32.const 88)) (call $keep (i64.const 7))
+         (i64.extend_i32_u (call $member_at (i32.const 0)))",
+    );
+    let answers = tried(&shouting.expect("sound"), "get a\r\n").expect("the same each time");
+    assert_eq!(answers, ["a, may be repeated; as get X"]);
+    let longer = redirecting("(i64.store (i32.const 4) (i64.const 0x0a0d626161)) (i64.const 0x0000000900000000)");
+    assert_eq!(tried(&longer.expect("sound"), "get a\r\n"), Ok(vec!["a, may be repeated; as get aab".to_owned()]));
+}
+
+#[test]
+fn what_a_module_does_wrong_is_said_with_the_request() {
+    let fault = |module: Result<Module, Refused>| tried(&module.expect("it loads"), "get a\r\n").expect_err("a fault");
+    for (body, expected) in [
+        ("(unreachable)", "redirect fails: "),
+        ("(loop $again (br $again)) (i64.const 0)", "redirect took more than its fuel"),
+        ("(i64.load (i32.const 65536))", "redirect fails: out of bounds memory access"),
+        ("(i64.const 9)", "redirect names member 9, and there is none"),
+        ("(i64.const 0x7fffffff00000000)", "redirect makes a request of 2147483647 bytes"),
+        ("(i64.const 0x0000000300000000)", "redirect makes of a request what is no single request"),
+        ("(i32.store8 (i32.const 0) (i32.const 0)) (i64.const 0)", "what is no single request"),
+    ] {
+        let said = fault(redirecting(body));
+        assert!(said.contains(expected) && said.ends_with("with the request get a"), "{body}: {said}");
+    }
+    let said = tried(&sample("differs"), "get a\r\n").expect_err("a fault");
+    assert!(said.contains("something else of a request that is repeated"), "{said}");
+}
+
+#[test]
+fn memory_is_bounded_and_tables_too() {
+    // As far as it may, and no further: what is refused it is told.
+    let growing = redirecting(
+        "(local $pages i32) (local.set $pages (memory.grow (i32.const 15)))
+         (if (i32.eq (memory.grow (i32.const 1)) (i32.const -1)) (then (return (i64.const 1)))) (i64.const 0)",
+    );
+    assert_eq!(tried(&growing.expect("sound"), "get x\r\n"), Ok(vec!["b, may be repeated".to_owned()]));
+    let text = format!(
+        "(module {} (func (export \"redirect\") (param i32 i32 i32 i64) (result i64) (i64.const 0)))",
+        COMMON.replace("\"memory\") 1", "\"memory\") 17")
+    );
+    let refused = Module::new(&wat::parse_str(&text).expect("text"));
+    assert!(matches!(refused, Err(Refused::Start(_))), "{refused:?}");
+}
+
+#[test]
+fn what_is_no_module_is_refused_in_words() {
+    let said = |module: Result<Module, Refused>| module.expect_err("refused").to_string();
+    assert!(said(Module::new(b"no module")).contains("no module that a switch runs"));
+    assert!(said(Module::new(&vec![0; MODULE_MAX + 1])).contains("has more than"));
+    let redirect = r#"(func (export "redirect") (param i32 i32 i32 i64) (result i64) (i64.const 0))"#;
+    let clock = r#"(import "wasi_snapshot_preview1" "clock_time_get" (func (param i32 i64 i32) (result i32)))"#;
+    assert!(said(module_of(clock, redirect)).contains("wasi_snapshot_preview1.clock_time_get"));
+    let other = r#"(import "margay" "ring" (func (param i32) (result i32)))"#;
+    assert!(said(module_of(other, redirect)).contains("margay.ring"));
+    assert!(said(module_of("", "")).contains("exports no function redirect"));
+    assert!(said(module_of("", r#"(func (export "redirect") (result i64) (i64.const 0))"#)).contains("redirect"));
+    let float = r#"(func (export "f") (param f32) (result f32) (f32.add (local.get 0) (local.get 0)))"#;
+    assert!(said(module_of("", &format!("{redirect} {float}"))).contains("no module that a switch runs"));
+    let text = format!("(module {} {redirect})", COMMON.replace("i32.const 1)", "i32.const 2)"));
+    assert!(said(Module::new(&wat::parse_str(&text).expect("text"))).contains("is of interface 2"));
+    let text = format!("(module {} {redirect})", COMMON.replace("(i32.const 0)", "(i32.const 65000)"));
+    assert!(said(Module::new(&wat::parse_str(&text).expect("text"))).contains("alrm_frame"));
+    let init = r#"(func (export "alrm_init") (unreachable))"#;
+    assert!(said(module_of("", &format!("{redirect} {init}"))).contains("does not start"));
+    let start = "(func $begin) (start $begin)";
+    module_of("", &format!("{redirect} {start}")).expect_err("what runs before it is asked");
+}
+
+#[test]
+fn a_file_that_has_changed_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("module.wasm");
+    let missing = Module::read(&path, None).expect_err("there is none");
+    assert!(missing.to_string().contains("module.wasm cannot be read"), "{missing}");
+    let redirect = r#"(func (export "redirect") (param i32 i32 i32 i64) (result i64) (i64.const 0))"#;
+    let text = format!("(module {COMMON} {redirect})");
+    std::fs::write(&path, wat::parse_str(text).expect("text")).expect("written");
+    let hash = Module::read(&path, None).expect("sound").hash().to_owned();
+    assert_eq!(Module::read(&path, Some(&hash)).expect("the same").hash(), hash);
+    let other = "0".repeat(64);
+    assert!(matches!(Module::read(&path, Some(&other)), Err(Refused::OtherHash(found)) if found == hash));
+}

@@ -1,0 +1,107 @@
+//! The module of a switch, and whether it keeps its place.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::Instant;
+use serde_json::{Value, json};
+
+use crate::module::{Guest, Module};
+use crate::router::Router;
+
+/// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place.
+const FAULTS_MAX: usize = 10;
+const FAULTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// A module, and where it is from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The module.
+    pub module: Arc<Module>,
+    /// Its file, for lists.
+    pub file: String,
+}
+
+/// A module in its place.
+#[derive(Debug)]
+pub(super) struct Placed {
+    loaded: Loaded,
+    /// Which of the modules that the switch has had.
+    pub(super) number: u64,
+    since: Instant,
+    faults: VecDeque<Instant>,
+    fault_count: u64,
+    last_fault: Option<String>,
+    is_out: bool,
+}
+
+impl Placed {
+    pub(super) fn new(now: Instant, loaded: Loaded, number: u64) -> Self {
+        let faults = VecDeque::new();
+        Self { loaded, number, since: now, faults, fault_count: 0, last_fault: None, is_out: false }
+    }
+
+    /// For a new connection. An error says why there can be none.
+    pub(super) fn router(&mut self, now: Instant) -> Result<Router, String> {
+        if self.is_out {
+            let why = self.last_fault.as_deref().unwrap_or_default();
+            return Err(format!("its module has lost its place: {why}"));
+        }
+        // Its first calls have succeeded before: the same calls have the same answers.
+        Guest::start(&self.loaded.module).map(Router::guided).map_err(|error| {
+            self.note_fault(now, &error.to_string());
+            format!("its module fails: {error}")
+        })
+    }
+
+    /// A connection is lost by the module's fault. Gives whether the module has lost its place with it.
+    pub(super) fn note_fault(&mut self, now: Instant, why: &str) -> bool {
+        self.fault_count += 1;
+        self.last_fault = Some(why.to_owned());
+        self.faults.push_back(now);
+        while self.faults.front().is_some_and(|at| now.since(*at) > FAULTS_WITHIN) {
+            self.faults.pop_front();
+        }
+        !self.is_out && {
+            self.is_out = self.faults.len() > FAULTS_MAX;
+            self.is_out
+        }
+    }
+
+    /// For operators. `connection_count`: of the connections that there are.
+    pub(super) fn show(&self, now: Instant, connection_count: usize) -> Value {
+        json!({
+            "file": self.loaded.file,
+            "hash": self.loaded.module.hash(),
+            "age_ms": u64::try_from(now.since(self.since).as_millis()).unwrap_or(u64::MAX),
+            "connection_count": connection_count,
+            "faults": self.fault_count,
+            "last_fault": self.last_fault,
+            "state": if self.is_out { "out of its place" } else { "in its place" },
+        })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::module::sample;
+
+    #[test]
+    fn a_module_loses_its_place_by_faults_that_follow_each_other() {
+        let at = Instant::from_millis;
+        let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
+        let mut placed = Placed::new(at(0), loaded, 1);
+        let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), "redirect traps");
+        assert!((0..10).all(|n| !is_out(&mut placed, n * 1000)));
+        assert!(!is_out(&mut placed, 61_000), "two are of more than a minute ago");
+        assert!(placed.router(at(61_000)).is_ok());
+        assert!((0..1).all(|_| !is_out(&mut placed, 61_500)));
+        assert!(is_out(&mut placed, 61_700));
+        assert!(!is_out(&mut placed, 61_700), "that is told once");
+        assert!(placed.router(at(61_700)).is_err_and(|why| why.contains("redirect traps")));
+        let shown = placed.show(at(62_000), 3);
+        assert_eq!((shown["state"].as_str(), shown["faults"].as_u64()), (Some("out of its place"), Some(14)));
+    }
+}

@@ -237,7 +237,8 @@ pub struct BindSection {
     pub group: Option<String>,
     /// Which names, or prefixes (`sid:<hex>/bits`) with all that is under them.
     pub names: Vec<ServiceName>,
-    /// Users whose programs may hand sockets of these names over to those programs, on this host; beside their own user.
+    /// Users whose programs may hand sockets of these names over to those programs, on this host, beside their own
+    /// user.
     #[serde(default)]
     pub takes_from: Vec<String>,
 }

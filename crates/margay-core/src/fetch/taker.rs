@@ -75,8 +75,8 @@ impl Sal {
         self.events.push(Event::HandOver(HandOver::Awaits { ticket, giver, service, app }));
     }
 
-    /// The connection is restored here, and frozen: the initiator may commit. Where no initiator waits for it under this
-    /// ticket, it is dropped at once, as an event says.
+    /// The connection is restored here, and frozen: the initiator may commit. Where no initiator waits for it under
+    /// this ticket, it is dropped at once, as an event says.
     pub fn take_over(&mut self, now: Instant, ticket: Ticket) {
         self.now = now;
         let Some(awaited) = self.fetches.awaited.get_mut(&ticket) else {

@@ -733,7 +733,7 @@ impl Services {
         if found.is_served && weight == 0 && found.terms.weight > 0 {
             let silent = self.tell_first(&[Published { terms, ..found }]).await;
             if !silent.is_empty() {
-                tracing::warn!(%name, ?silent, "a router has not acknowledged the weight 0; what it sends goes elsewhere");
+                tracing::warn!(%name, ?silent, "a router has not acknowledged the weight 0");
             }
         }
         self.change(name, terms, |_| {})?;

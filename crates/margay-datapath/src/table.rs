@@ -317,8 +317,8 @@ impl Table {
         }
     }
 
-    /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`. `by_core`:
-    /// it is one that the core has held, or been given.
+    /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`.
+    /// `by_core`: the packet is one that the core has held, or been given.
     pub fn egress(
         &self,
         key: &FlowKey,

@@ -185,8 +185,8 @@ pub fn bpf_bytes(pid: u32) -> Result<f64> {
 /// Starts to count, on a host, TCP resets between its programs and the virtual interface, in either direction. What is
 /// direct passes there, too; connections that are none of Margay's flows do not. A reset counts that comes to a socket
 /// which lives, and one that a program's own TCP says of such a socket (these alone have ACK: RFC 9293 §3.10.7.1). A
-/// late segment of a connection that is over is answered by a reset as well, to a socket in TIME-WAIT; and what is reset
-/// for a new connection of the same ports (decision 0049) is in TIME-WAIT, too. No program has either any more.
+/// late segment of a connection that is over is answered by a reset as well, to a socket in TIME-WAIT; and what is
+/// reset for a new connection of the same ports (decision 0049) is in TIME-WAIT, too. No program has either any more.
 ///
 /// # Errors
 ///

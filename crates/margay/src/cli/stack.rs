@@ -1,5 +1,6 @@
 //! `margay stack`.
 
+use margay_control::quantity;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -147,8 +148,7 @@ fn check(file: &Path, json: Json, out: &mut Out) -> Result<()> {
     let count = reply.rules.len();
     let sentence = match count {
         0 => format!("{} has no [[stack_rule]]", file.display()),
-        1 => "1 rule, and nothing is wrong with it".to_owned(),
-        _ => format!("{count} rules, and nothing is wrong with them"),
+        _ => format!("{}, and no fault", quantity(count, "rule")),
     };
     out.done(json.json, &reply, &sentence)
 }

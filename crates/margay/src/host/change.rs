@@ -177,10 +177,7 @@ impl fmt::Display for Change {
                  answers in"
             ),
             Self::Sizes { interface, mtu, gso_max_size, queue_packets } => {
-                write!(
-                    f,
-                    "set {interface} to MTU {mtu}, gso_max_size {gso_max_size}, a queue of {queue_packets} packets"
-                )
+                write!(f, "set {interface} to MTU {mtu}, gso_max_size {gso_max_size}, txqueuelen {queue_packets}")
             }
             Self::Parameter { key, value } => write!(f, "set {} to {value}", key.replace('/', ".")),
             Self::Address { interface, block } => write!(f, "give {interface} the address {block}"),
@@ -386,9 +383,9 @@ impl Change {
                 {
                     State::Present
                 }
-                Some(Link { mtu, gso_max_size, queue_packets, .. }) => State::Differs(format!(
-                    "MTU {mtu}, gso_max_size {gso_max_size}, a queue of {queue_packets} packets"
-                )),
+                Some(Link { mtu, gso_max_size, queue_packets, .. }) => {
+                    State::Differs(format!("MTU {mtu}, gso_max_size {gso_max_size}, txqueuelen {queue_packets}"))
+                }
             }),
             Self::Parameter { key, value } => Ok(match sysctl::read(key)? {
                 None => State::Absent,

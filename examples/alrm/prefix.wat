@@ -1,5 +1,5 @@
 ;; A module for `margay ensemble load`: requests whose key begins with "img:" go to the member that is called "images",
-;; all others where libketama's ring has them. The same in Rust is in src/lib.rs.
+;; all others where libketama's ring has them. The same in Rust is in prefix.rs.
 (module
   (import "margay" "ring" (func $ring (param i32 i32) (result i32)))
   (import "margay" "label" (func $label (param i32 i32 i32) (result i32)))

@@ -47,7 +47,7 @@ pub enum Refused {
         error: std::io::Error,
     },
     /// It is too large.
-    #[error("the module has more than {MODULE_MAX} bytes; build it with opt-level = \"s\" and strip = true")]
+    #[error("the module has more than {MODULE_MAX} bytes; build it with -C opt-level=s and -C strip=symbols")]
     TooLarge,
     /// It is not the one that was meant: the file has changed since.
     #[error("the file has changed since it was named: its hash is {0} now; load it again")]

@@ -451,16 +451,15 @@ fn a_module_that_changes_a_repeated_request_otherwise_ends_the_connection() {
     let mut rig = Rig::new(&[1, 2]);
     rig.worker.place(rig.now, loaded("differs"));
     rig.pass(200);
-    rig.lost_per_mille = 300;
-    for _ in 0..40 {
-        if *rig.client.standing() == Standing::Open {
-            rig.ask("get a\r\n");
-        }
-        rig.pass(100);
-    }
-    // What the client is told may be lost, too.
-    let shown = rig.worker.module.as_ref().expect("it has its place").show(rig.now, 0);
-    let fault = shown["last_fault"].as_str().unwrap_or_default();
-    assert!(fault.contains("a request that is repeated"), "{shown}");
-    assert!(rig.worker.totals.failed > 0 && rig.worker.connections.is_empty());
+    let first = rig.ask("get a\r\n");
+    rig.pass(100);
+    assert_eq!(rig.answers, [(first, "m1 get b\r\n".to_owned())]);
+    // The request is lost behind the switch.
+    rig.members.get_mut(&host(1)).expect("there is one").is_cut = true;
+    rig.ask("get a\r\n");
+    rig.pass(50);
+    rig.members.get_mut(&host(1)).expect("there is one").is_cut = false;
+    rig.pass(2000);
+    assert!(ended_by_module(&rig).contains("a request that is repeated"));
+    assert_eq!((rig.worker.totals.failed, rig.worker.totals.deaths), (1, 0));
 }

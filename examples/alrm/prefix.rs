@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! rustup target add wasm32-unknown-unknown
-//! RUSTFLAGS="-C link-arg=-zstack-size=65536" cargo build --release --target wasm32-unknown-unknown
+//! rustc --edition 2024 --target wasm32-unknown-unknown --crate-type cdylib -C opt-level=s -C panic=abort \
+//!     -C strip=symbols -C link-arg=-zstack-size=65536 prefix.rs
 //! printf 'get img:1\r\nget user42\r\n' |
-//!     margay ensemble try target/wasm32-unknown-unknown/release/alrm_prefix.wasm --members images,a,b
+//!     margay ensemble try prefix.wasm --members images,a,b
 //! ```
 #![no_std]
 

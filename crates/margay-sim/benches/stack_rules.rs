@@ -1,5 +1,5 @@
-//! What a look at the rules of stacks costs with 10,000 flows and 20 rules: as a share of one processor, at a look every
-//! 250 ms. `cargo bench -p margay-sim --bench stack_rules`.
+//! What a look at the rules of stacks costs with 10,000 flows and 20 rules: as a share of one processor, at a look
+//! every 250 ms. `cargo bench -p margay-sim --bench stack_rules`.
 
 #![expect(clippy::print_stdout, reason = "whoever runs it reads it")]
 

@@ -1,11 +1,11 @@
 //! `margay stack`.
 
-use margay_control::quantity;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
 use margay_control::api::v1::*;
+use margay_control::quantity::count_of;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use super::flow::{label, peer};
@@ -145,10 +145,9 @@ fn check(file: &Path, json: Json, out: &mut Out) -> Result<()> {
         }
     };
     let reply = StackRuleListReply { rules: found.iter().map(info).collect() };
-    let count = reply.rules.len();
-    let sentence = match count {
+    let sentence = match reply.rules.len() {
         0 => format!("{} has no [[stack_rule]]", file.display()),
-        _ => format!("{}, and no fault", quantity(count, "rule")),
+        number => format!("{}, and nothing is wrong", count_of(number, "rule")),
     };
     out.done(json.json, &reply, &sentence)
 }

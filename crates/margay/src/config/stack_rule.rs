@@ -100,7 +100,7 @@ impl StackRuleSection {
 pub fn rules(sections: &[Spanned<StackRuleSection>], text: &str, host_name: &str) -> Result<Vec<StackRule>, Fault> {
     let mut rules: Vec<StackRule> = Vec::new();
     if let Some(beyond) = sections.get(STACK_RULES_MAX) {
-        let what = format!("at most {STACK_RULES_MAX} rules are taken, and there are {}", sections.len());
+        let what = format!("this is one more than the {STACK_RULES_MAX} sections that are taken");
         return Err((what, Some(beyond.span()), "join some of them by `||`".into()));
     }
     for (at, section) in sections.iter().enumerate() {

@@ -5,9 +5,10 @@
 //! registered there now, [`entry`] what is kept of each name of each host, [`partition`] and [`allotment`] who holds
 //! which part of a service, [`fence`] who holds fenced names, and [`tenure`] for how long a host may count on that,
 //! [`rights`] who may register what, [`zero_weight`] why somebody takes nothing new, [`recent`] what has changed of
-//! late, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster
-//! tell each other, [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`]
-//! when either end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
+//! late, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a
+//! cluster tell each other, [`elsewhere`] who is registered with the others, [`ways`] which router first packets go
+//! to, [`silence`] when either end counts the other as gone, [`trace`] what either end asks the other of a first
+//! packet's way.
 
 mod allotment;
 mod conversation;

@@ -2,6 +2,7 @@
 //! what it connects to by name goes on from there.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -17,6 +18,7 @@ use crate::server::{self, await_listener};
 const HAPROXY_PORT: &str = "8101";
 const NGINX_PORT: &str = "8102";
 const SQUID_PORT: &str = "8103";
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Where squid, which gives up its rights, may write.
 const LOGS: &str = "/run/boxes";
 
@@ -110,6 +112,10 @@ fn squid(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let mut program = two.spawn("box-squid", ["squid", "-N", "-f", &config])?;
     await_listener(two, &mut program, SQUID_PORT)?;
     serve(two, "lb-sq.shop", "proxy", &["--listen", &format!("0.0.0.0:{SQUID_PORT}")])?;
+    // It tries its web server as soon as it runs, and may have found no box then: it does so again within ten seconds.
+    wait_for("an answer by squid", ANSWER_LIMIT, || {
+        server::fetch_text(stage.client, &format!("http://sq.shop.{ZONE}/host")).map(drop)
+    })?;
     let syn = "iifname \"sal0\" tcp dport 80 tcp flags & (syn|ack) == syn";
     observe::count(stage.one, "web", Passing::In, syn)?;
     let mut right = 0;

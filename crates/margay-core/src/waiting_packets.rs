@@ -13,7 +13,7 @@ pub(crate) struct WaitingPackets {
 }
 
 impl WaitingPackets {
-    /// None.
+    /// Nothing waits.
     pub const fn new() -> Self {
         Self { packets: Vec::new(), bytes: 0 }
     }

@@ -27,7 +27,7 @@ const HOST_NAME: &str = "host.name";
 /// What is wrong with a condition.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// A sentence for the operator: the fault, and what is possible there.
     pub what: String,
     /// At which bytes of the condition, where that is known.
     pub at: Option<Range<usize>>,

@@ -97,7 +97,7 @@ pub enum Expression {
     If(Box<[Self; 3]>),
     /// Two values of one kind.
     Compare(Comparison, Box<[Self; 2]>),
-    /// Two numbers.
+    /// Two numbers become one.
     Calculate(Arithmetic, Box<[Self; 2]>),
     /// `value in [..]`
     In(Box<Self>, Vec<Constant>),
@@ -121,7 +121,7 @@ pub enum Failure {
     OtherKind {
         /// Which fact.
         name: String,
-        /// What it is.
+        /// The kind that a part of the condition has.
         is: &'static str,
         /// What is wanted.
         wanted: &'static str,

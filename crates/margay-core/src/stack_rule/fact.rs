@@ -60,7 +60,7 @@ macro_rules! facts {
                 match self { $(Self::$fact => $name,)* }
             }
 
-            /// What it is.
+            /// The kind of its values, in every rule the same.
             pub const fn kind(self) -> Kind {
                 match self { $(Self::$fact => Kind::$kind,)* }
             }
@@ -126,7 +126,7 @@ pub enum Constant {
     Number(f64),
     /// A text.
     Text(String),
-    /// An address.
+    /// An address of this host, or of the peer.
     Address(IpAddr),
     /// A name, or all names under a prefix.
     Name(Prefix),
@@ -141,7 +141,7 @@ pub enum Value<'a> {
     Number(f64),
     /// A text.
     Text(&'a str),
-    /// An address.
+    /// An address of this host, or of the peer.
     Address(IpAddr),
     /// A flow's name.
     Name(ServiceId),
@@ -150,7 +150,7 @@ pub enum Value<'a> {
 }
 
 impl Constant {
-    /// What it is.
+    /// The kind, which conditions are typed by.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Bool(_) => Kind::Bool,
@@ -173,7 +173,7 @@ impl Constant {
 }
 
 impl Value<'_> {
-    /// What it is.
+    /// The kind, which conditions are typed by.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Bool(_) => Kind::Bool,

@@ -38,7 +38,7 @@ pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
 use state::RuleState;
 
-/// Rules at most.
+/// Rules of a host: each is evaluated for each flow that it is about.
 pub const STACK_RULES_MAX: usize = 256;
 
 /// What a host's configuration says of flows of some names.
@@ -50,7 +50,7 @@ pub struct StackRule {
     pub names: Vec<Prefix>,
     /// The condition, as it is written.
     pub text: String,
-    /// The same, read.
+    /// The condition, parsed and typed.
     pub when: Expression,
     /// By which stack flows are carried while it is in force.
     pub uses: Stack,
@@ -83,7 +83,7 @@ impl StackRule {
 /// An address of this host, for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPlace {
-    /// The address.
+    /// An address of this host.
     pub address: IpAddr,
     /// Its network: `10.1.0.0/16`.
     pub prefix: String,

@@ -8,7 +8,7 @@ use super::fact::{Kind, Value};
 use crate::sal::Sal;
 use crate::time::Instant;
 
-/// Facts at once.
+/// Facts from outside that are set at one time, on one host.
 const FACTS_MAX: usize = 256;
 /// Bytes of a name, and of a text.
 const NAME_MAX: usize = 64;
@@ -50,11 +50,11 @@ impl FactValue {
 /// A fact that is set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutsideFact {
-    /// What it says.
+    /// The value, which has the kind that rules compare the fact with.
     pub value: FactValue,
     /// When it was set.
     pub since: Instant,
-    /// When it ends.
+    /// From here on the fact is not set, unless it is set anew.
     pub until: Instant,
 }
 
@@ -63,7 +63,7 @@ pub struct OutsideFact {
 pub struct OutsideInfo {
     /// What rules call it, after `fact.`.
     pub name: String,
-    /// The rest.
+    /// Its value, when it was set, and until when it holds.
     pub fact: OutsideFact,
     /// Rules that look at it, by their numbers.
     pub rules: Vec<u16>,
@@ -89,7 +89,7 @@ pub enum FactRefused {
     OtherKind {
         /// The fact.
         name: String,
-        /// The rule.
+        /// The number of one of the rules that compare the fact, as lists have it.
         rule: u16,
         /// What the rule wants.
         wanted: &'static str,
@@ -116,7 +116,7 @@ impl Sal {
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// [`FactRefused`]; nothing has changed then.
     pub fn set_fact(&mut self, now: Instant, name: &str, value: FactValue, ttl: Duration) -> Result<(), FactRefused> {
         self.now = now;
         self.expire_facts(now);
@@ -152,7 +152,7 @@ impl Sal {
     ///
     /// # Errors
     ///
-    /// It is not set.
+    /// No fact of this name is set; nothing has changed then.
     pub fn clear_fact(&mut self, now: Instant, name: &str) -> Result<(), FactRefused> {
         self.now = now;
         self.expire_facts(now);

@@ -15,7 +15,7 @@ use crate::time::Instant;
 /// A rule, for lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRuleInfo {
-    /// The rule.
+    /// The rule, as the configuration has it.
     pub rule: StackRule,
     /// Flows that it is about.
     pub flows: usize,
@@ -30,7 +30,7 @@ pub struct StackRuleInfo {
 /// What a rule makes of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRule {
-    /// Which rule.
+    /// The rule's place in the configuration, as lists number it.
     pub number: u16,
     /// The condition, as it is written.
     pub text: String,

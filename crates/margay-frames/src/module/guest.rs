@@ -40,7 +40,7 @@ pub(crate) struct Answer {
 /// A call of a module that gives nothing.
 type Upcall<P> = Option<TypedFunc<P, ()>>;
 
-/// An instance.
+/// An instance of a module: the one of one connection.
 pub(crate) struct Guest {
     store: Store<Facts>,
     memory: Memory,

@@ -17,7 +17,7 @@ const FAULTS_WITHIN: Duration = Duration::from_secs(60);
 /// A module, and where it is from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The module.
+    /// The module that new connections get.
     pub module: Arc<Module>,
     /// Its file, for lists.
     pub file: String,

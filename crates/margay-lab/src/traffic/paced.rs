@@ -20,7 +20,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes of each value.
 const VALUE_LEN: usize = 100;
 
-/// What to ask.
+/// Whom to ask, and at which pace.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Plan {
     /// Where the memcached is

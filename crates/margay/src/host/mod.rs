@@ -459,11 +459,11 @@ pub async fn local_addresses(ranges: Ranges) -> io::Result<Vec<IpAddr>> {
 /// An address of this host, and where it has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The address.
+    /// An address of this host.
     pub address: IpAddr,
     /// The length of its network's prefix, in bits.
     pub bits: u8,
-    /// The interface.
+    /// The name of the interface that has the address.
     pub interface: String,
 }
 

@@ -26,6 +26,7 @@
 //! that the other has progress to watch. After a pause in which holes may have closed, the first datagram goes
 //! encapsulated again, and the flow is proved anew.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
@@ -90,7 +91,7 @@ pub(crate) struct Direct {
     /// the time before.
     unfenced_until: Option<Instant>,
     /// Packets that wait for a FENCE.
-    queued: WaitingPackets,
+    queued: Option<Box<WaitingPackets>>,
     /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then
     /// others from the kernel. By that one the host's TCP makes a socket of a request, and for a moment finds neither:
     /// what comes by another processor then would be answered by a RST.
@@ -111,9 +112,19 @@ impl Direct {
             heard: 0,
             due: None,
             unfenced_until: None,
-            queued: WaitingPackets::new(),
+            queued: None,
             begun: true,
         }
+    }
+
+    /// Has a packet wait for the FENCE. False if there is no room for it.
+    fn queue(&mut self, packet: &[u8]) -> bool {
+        self.queued.get_or_insert_default().push(packet, QUEUED_BYTES)
+    }
+
+    /// What waits for the FENCE; from here on nothing does.
+    fn take_queued(&mut self) -> Vec<Vec<u8>> {
+        self.queued.take().map(|queued| queued.packets).unwrap_or_default()
     }
 
     /// As the cache's entry has it.
@@ -419,7 +430,7 @@ impl Sal {
     pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId) {
         self.set_direct_due(id, None);
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let waiting = flow.direct.queued.take();
+        let waiting = flow.direct.take_queued();
         let Direct { local_port, peer_port, peer, .. } = flow.direct;
         flow.direct = Direct { local_port, peer_port, peer, ..Direct::never(Why::Secure, now) };
         waiting.iter().for_each(|packet| self.deliver_direct(id, packet));
@@ -510,7 +521,7 @@ impl Sal {
             flow.direct.why = why;
             flow.direct.since = now;
         }
-        let queued = flow.direct.queued.take();
+        let queued = flow.direct.take_queued();
         self.set_direct_due(id, None);
         // What waited for the FENCE goes before whatever the new entry lets through.
         for packet in queued {
@@ -609,9 +620,8 @@ impl Sal {
             return Some(AppVerdict::Drop(DropReason::Unexpected));
         }
         if !is_bare && carriage.expects_fence() {
-            let queued = &mut flow.direct.queued;
-            let is_first = queued.is_empty();
-            if queued.push(packet.whole, QUEUED_BYTES) {
+            let is_first = flow.direct.queued.is_none();
+            if flow.direct.queue(packet.whole) {
                 if is_first {
                     self.set_direct_due(id, Some(now + FENCE_WAIT));
                 }
@@ -702,7 +712,7 @@ impl Sal {
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.direct.due = None;
             let (carriage, tries) = (flow.direct.carriage, flow.direct.tries);
-            let is_waiting = !flow.direct.queued.is_empty();
+            let is_waiting = flow.direct.queued.is_some();
             match carriage {
                 // The FENCE is lost, or late.
                 Carriage::Offered | Carriage::Sending if is_waiting => {

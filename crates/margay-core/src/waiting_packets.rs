@@ -6,18 +6,13 @@ use alloc::vec::Vec;
 const OVERHEAD_BYTES: usize = 64;
 
 /// Packets in the order in which they came.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct WaitingPackets {
-    packets: Vec<Vec<u8>>,
+    pub packets: Vec<Vec<u8>>,
     bytes: usize,
 }
 
 impl WaitingPackets {
-    /// Nothing waits.
-    pub const fn new() -> Self {
-        Self { packets: Vec::new(), bytes: 0 }
-    }
-
     /// Keeps one more, unless all together would take more than so much memory. The first one is always kept.
     pub fn push(&mut self, packet: &[u8], bytes_max: usize) -> bool {
         let bytes = self.bytes.saturating_add(packet.len() + OVERHEAD_BYTES);
@@ -28,16 +23,6 @@ impl WaitingPackets {
         self.bytes = bytes;
         true
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    /// All of them; nothing waits any more.
-    pub fn take(&mut self) -> Vec<Vec<u8>> {
-        self.bytes = 0;
-        core::mem::take(&mut self.packets)
-    }
 }
 
 #[cfg(test)]
@@ -46,14 +31,15 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_whatever_the_size_of_packets() {
-        let mut waiting = WaitingPackets::new();
+        let mut waiting = WaitingPackets::default();
         assert!(waiting.push(&[1; 2000], 1000), "the first one");
         assert!(!waiting.push(&[2; 1], 1000));
-        assert_eq!(waiting.take(), [[1; 2000]]);
+        assert_eq!(waiting.packets, [[1; 2000]]);
+        let mut waiting = WaitingPackets::default();
         for count in 0..1000 / (OVERHEAD_BYTES + 36) {
             assert!(waiting.push(&[3; 36], 1000), "packet {count}");
         }
         assert!(!waiting.push(&[3; 36], 1000));
-        assert_eq!((waiting.take().len(), waiting.is_empty()), (10, true));
+        assert_eq!(waiting.packets.len(), 10);
     }
 }

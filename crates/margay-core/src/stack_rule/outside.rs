@@ -133,8 +133,7 @@ impl Sal {
         }
         let is = value.value().kind();
         if let Some((rule, wanted)) = self.kind_wanted(name).filter(|(_, wanted)| *wanted != is) {
-            let (wanted, is) = (wanted.text(), is.text());
-            return Err(FactRefused::OtherKind { name: name.into(), rule, wanted, is });
+            return Err(FactRefused::OtherKind { name: name.into(), rule, wanted: wanted.text(), is: is.text() });
         }
         let outside = &mut self.stack_rules.outside;
         if outside.len() >= FACTS_MAX && !outside.contains_key(name) {

@@ -251,6 +251,7 @@ fn set_core(agent: &Agent, before: &Config, now: &Config) {
         }
         if before.stack_rule != now.stack_rule {
             sal.set_stack_rules(at, now.stack_rules(&stack_rules::host_name(now)));
+            agent.watchers.judging().note_rules();
         }
         if before.ad_hoc.relay != now.ad_hoc.relay {
             sal.set_relay(at, now.ad_hoc.relay);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use margay_core::stack_rule::{JUDGE_EVERY, LocalPlace};
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Agent;
@@ -16,9 +17,15 @@ use crate::host::Placed;
 #[derive(Default)]
 pub struct Judging {
     time_us: AtomicU64,
+    rules_changed: Notify,
 }
 
 impl Judging {
+    /// Other rules are in the core.
+    pub fn note_rules(&self) {
+        self.rules_changed.notify_one();
+    }
+
     /// Seconds that looks have taken since the start, waits for the core's lock included.
     pub fn seconds(&self) -> f64 {
         Duration::from_micros(self.time_us.load(Ordering::Relaxed)).as_secs_f64()
@@ -30,6 +37,10 @@ pub async fn follow(agent: Arc<Agent>) {
     let mut rounds = interval(JUDGE_EVERY);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // Nobody is woken four times a second for nothing.
+        while !agent.core.0.with_sal(|sal, _| sal.has_stack_rules()) {
+            agent.watchers.judging().rules_changed.notified().await;
+        }
         rounds.tick().await;
         tokio::task::block_in_place(|| judge(&agent));
     }
@@ -39,8 +50,7 @@ pub async fn follow(agent: Arc<Agent>) {
 pub fn judge(agent: &Agent) {
     let begin = Instant::now();
     let core = &agent.core.0;
-    let measured = core.with_sal(|sal, now| sal.has_stack_rules().then(|| sal.flows_to_measure(now)));
-    let Some(measured) = measured else { return };
+    let measured = core.with_sal(|sal, now| sal.flows_to_measure(now));
     let carried: Vec<_> = measured
         .into_iter()
         .filter_map(|flow| {

@@ -195,8 +195,8 @@ impl Trouble {
                 "probes are answered between these addresses, but data is not, and no other pair of addresses does better"
             }
             Self::Unsealed => {
-                "a stack rule demands that the flow is sealed at these addresses, and it is not: nothing of it is sent; \
-                 `margay stack show FLOW` says why"
+                "a stack rule demands that the flow is sealed at these addresses, and it is not: nothing of it is \
+                 sent; `margay stack show FLOW` says why"
             }
         }
     }

@@ -100,7 +100,7 @@ impl<C: Core> CoreSide<C> {
                         // What is sent already goes out before the last packet of the flow's stack.
                         self.outbox.flush(&mut sender(shared, false));
                     }
-                    let installed = installed_by(&update);
+                    let installed = datagrams_installed_by(&update);
                     apply(shared, update, &mut self.gone);
                     self.opening.extend(installed.filter(|flow| shared.table.read().is_opening(*flow)));
                 }
@@ -459,10 +459,10 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     shared.backlog.done(waiting.packet_place, waiting.datagram_place);
 }
 
-/// The flow whose entry an update brings.
-const fn installed_by(update: &EntryUpdate) -> Option<FlowId> {
+/// The flow of datagrams whose entry an update brings. Connections are never left to the core.
+const fn datagrams_installed_by(update: &EntryUpdate) -> Option<FlowId> {
     match update {
-        EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => Some(entry.flow),
+        EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) if entry.app.protocol == UDP => Some(entry.flow),
         _ => None,
     }
 }

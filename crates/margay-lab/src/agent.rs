@@ -1,5 +1,6 @@
 //! Every invocation of Margay itself is in this module.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
@@ -167,6 +168,17 @@ pub fn metric(host: &Host, name: &str) -> Result<f64> {
         .filter_map(|(_, value)| value.parse().ok())
         .collect();
     if counts.is_empty() { bail!("the agent of {} counts no {name}", host.name()) } else { Ok(counts.iter().sum()) }
+}
+
+/// Packets that a host's agent has dropped, by reason; those reasons that occurred.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn drops(host: &Host) -> Result<BTreeMap<String, f64>> {
+    let rows = status(host)?["drops"].as_array().cloned().unwrap_or_default();
+    let counts = rows.iter().filter_map(|row| Some((row["reason"].as_str()?.to_owned(), row["packets"].as_f64()?)));
+    Ok(counts.filter(|(_, packets)| *packets > 0.0).collect())
 }
 
 /// Connections that a host's kernel has begun by itself, by grants (docs/decisions/0035).

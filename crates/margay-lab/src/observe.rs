@@ -88,9 +88,7 @@ pub fn nstat(host: &Host) -> Result<BTreeMap<String, f64>> {
 ///
 /// As for [`nstat`]; or `ip` refuses, or the agent does not answer.
 pub fn drops(host: &Host) -> Result<BTreeMap<String, f64>> {
-    let rows = agent::status(host)?["drops"].as_array().cloned().unwrap_or_default();
-    let of_agent = rows.iter().filter_map(|row| Some((row["reason"].as_str()?.to_owned(), row["packets"].as_f64()?)));
-    let mut all: BTreeMap<String, f64> = of_agent.collect();
+    let mut all = agent::drops(host)?;
     let links: Value = serde_json::from_str(&host.run(["ip", "-j", "-s", "link", "show", "sal0"])?)?;
     for way in ["rx", "tx"] {
         all.insert(format!("sal0 {way}"), links[0]["stats64"][way]["dropped"].as_f64().unwrap_or_default());

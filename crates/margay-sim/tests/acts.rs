@@ -238,7 +238,8 @@ fn the_move_of_one_flow_keeps_others_away_once_the_peer_is_ready() {
 fn a_move_waits_for_an_act_that_was_earlier_whichever_end_moves() {
     for by_client in [true, false] {
         let mut scene = scene(5 + u64::from(by_client));
-        let (server, client) = (scene.server, scene.shop.client);
+        let server = scene.server;
+        let client = scene.shop.client;
         let first = [server, client].map(|host| scene.shop.world.host(host).address);
         let moved = if by_client { [first[0], second_address(client)] } else { [second_address(server), first[1]] };
         assert!(scene.ask_quiet_end());

@@ -103,12 +103,19 @@ impl ChainRecord {
     /// The chain of a flow that is set up. `destination`: what its session is for.
     pub(crate) fn to_chained(&self, destination: ServiceId) -> Chained {
         let at = usize::from(self.at);
-        let (place, asked) = match self.place {
-            ChainPlace::First => (Place::First, self.boxes.iter().skip(at).find(|one| one.host.is_some())),
-            ChainPlace::Left => (Place::Left { at }, self.boxes.get(at)),
-            ChainPlace::Right => (Place::Right { at }, self.boxes.iter().skip(at + 1).find(|one| one.host.is_some())),
-            ChainPlace::Last => (Place::Last, None),
-            ChainPlace::Proxy => (Place::Proxy { at }, self.boxes.get(at)),
+        let place = match self.place {
+            ChainPlace::First => Place::First,
+            ChainPlace::Left => Place::Left { at },
+            ChainPlace::Right => Place::Right { at },
+            ChainPlace::Last => Place::Last,
+            ChainPlace::Proxy => Place::Proxy { at },
+        };
+        let next_passed = |from| self.boxes.iter().skip(from).find(|one| one.host.is_some());
+        let asked = match self.place {
+            ChainPlace::First => next_passed(at),
+            ChainPlace::Right => next_passed(at + 1),
+            ChainPlace::Left | ChainPlace::Proxy => self.boxes.get(at),
+            ChainPlace::Last => None,
         };
         let repr = |one: &PassedBox| {
             let mut flags = BoxFlags::empty();

@@ -119,11 +119,11 @@ pub enum Failure {
     /// A fact from outside is of another kind than the rule wants.
     #[error("fact.{name} is {is}, and the rule wants {wanted}")]
     OtherKind {
-        /// Which fact.
+        /// The fact's name, without `fact.`.
         name: String,
         /// The kind that a part of the condition has.
         is: &'static str,
-        /// What is wanted.
+        /// The kind that the operator beside the fact takes.
         wanted: &'static str,
     },
     /// No number comes out of it.

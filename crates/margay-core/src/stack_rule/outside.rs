@@ -87,13 +87,13 @@ pub enum FactRefused {
     /// A rule compares it with something else.
     #[error("rule {rule} wants fact.{name} to be {wanted}, and this is {is}")]
     OtherKind {
-        /// The fact.
+        /// The fact's name, without `fact.`.
         name: String,
         /// The number of one of the rules that compare the fact, as lists have it.
         rule: u16,
-        /// What the rule wants.
+        /// The kind that the rule compares the fact with.
         wanted: &'static str,
-        /// What was given.
+        /// The kind of the value that was to be set.
         is: &'static str,
     },
     /// Too many.

@@ -1,6 +1,7 @@
 //! `hostile-packets`: somebody on the network sends a million datagrams that nobody should send, and then floods with
 //! well-formed SYNs from addresses that are not its own; honest programs connect and talk all the while.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Output;
@@ -132,7 +133,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     findings.figures.add("failed", lost);
     report(&before, &[after_noise, after], &honest, findings);
-    let drops = drops(hosts)?;
+    let mut drops = BTreeMap::<String, f64>::new();
+    for host in hosts {
+        agent::drops(host)?.into_iter().for_each(|(reason, packets)| *drops.entry(reason).or_default() += packets);
+    }
     findings.set("drops_by_reason", drops.len() as f64);
     let rows: Vec<_> = drops.iter().map(|(reason, packets)| format!("{reason} {packets}")).collect();
     findings.note(format!("drops by reason: {}", rows.join(", ")));
@@ -228,16 +232,4 @@ impl Look {
         }
         Ok(look)
     }
-}
-
-/// Packets dropped by all agents, by reason; those reasons that occurred.
-fn drops(hosts: [&Host; 3]) -> Result<Vec<(String, u64)>> {
-    let mut sums = std::collections::BTreeMap::<String, u64>::new();
-    for host in hosts {
-        for row in agent::status(host)?["drops"].as_array().cloned().unwrap_or_default() {
-            let (reason, packets) = (row["reason"].as_str().unwrap_or_default(), row["packets"].as_u64());
-            *sums.entry(reason.to_owned()).or_default() += packets.unwrap_or_default();
-        }
-    }
-    Ok(sums.into_iter().filter(|(_, packets)| *packets > 0).collect())
 }

@@ -38,58 +38,49 @@ impl Tags {
 /// A translation: what sets it up, what takes it away, and what shows that it was used.
 struct Translation {
     what: &'static str,
-    begin: &'static str,
+    begin: String,
     end: &'static str,
     is_udp: bool,
 }
 
+/// Hooks of nftables.
+const SOURCE: &str = "postrouting priority srcnat";
+const DESTINATION: &str = "prerouting priority dstnat";
 const NFT_END: &str = "nft delete table ip translation";
-const TRANSLATIONS: [Translation; 6] = [
-    Translation {
-        what: "nftables SNAT, TCP",
-        begin: "nft 'add table ip translation
-                     add chain ip translation post { type nat hook postrouting priority srcnat; }
-                     add rule ip translation post iifname sal0 oifname sal0 counter snat to 203.0.113.9'",
-        end: NFT_END,
-        is_udp: false,
-    },
-    Translation {
-        what: "nftables masquerading, UDP",
-        begin: "nft 'add table ip translation
-                     add chain ip translation post { type nat hook postrouting priority srcnat; }
-                     add rule ip translation post iifname sal0 oifname sal0 counter masquerade'",
-        end: NFT_END,
-        is_udp: true,
-    },
-    Translation {
-        what: "nftables DNAT, TCP",
-        begin: "nft 'add table ip translation
-                     add chain ip translation pre { type nat hook prerouting priority dstnat; }
-                     add rule ip translation pre iifname sal0 tcp dport 7 counter dnat to :8007'",
-        end: NFT_END,
-        is_udp: false,
-    },
-    Translation {
-        what: "nftables DNAT, UDP",
-        begin: "nft 'add table ip translation
-                     add chain ip translation pre { type nat hook prerouting priority dstnat; }
-                     add rule ip translation pre iifname sal0 udp dport 7 counter dnat to :8007'",
-        end: NFT_END,
-        is_udp: true,
-    },
-    Translation {
-        what: "iptables SNAT",
-        begin: "iptables -t nat -A POSTROUTING -o sal0 -p tcp --dport 7 -j SNAT --to-source 203.0.113.10",
-        end: "iptables -t nat -F POSTROUTING",
-        is_udp: false,
-    },
-    Translation {
-        what: "iptables DNAT",
-        begin: "iptables -t nat -A PREROUTING -i sal0 -p tcp --dport 7 -j DNAT --to-destination :9007",
-        end: "iptables -t nat -F PREROUTING",
-        is_udp: false,
-    },
-];
+
+/// A command that adds one rule of translation to nftables.
+fn nft(hook: &str, rule: &str) -> String {
+    format!(
+        "nft 'add table ip translation
+              add chain ip translation box {{ type nat hook {hook}; }}
+              add rule ip translation box iifname sal0 {rule}'"
+    )
+}
+
+fn by_nftables(what: &'static str, is_udp: bool, hook: &str, rule: &str) -> Translation {
+    Translation { what, begin: nft(hook, rule), end: NFT_END, is_udp }
+}
+
+fn translations() -> [Translation; 6] {
+    [
+        by_nftables("nftables SNAT, TCP", false, SOURCE, "oifname sal0 counter snat to 203.0.113.9"),
+        by_nftables("nftables masquerading, UDP", true, SOURCE, "oifname sal0 counter masquerade"),
+        by_nftables("nftables DNAT, TCP", false, DESTINATION, "tcp dport 7 counter dnat to :8007"),
+        by_nftables("nftables DNAT, UDP", true, DESTINATION, "udp dport 7 counter dnat to :8007"),
+        Translation {
+            what: "iptables SNAT",
+            begin: "iptables -t nat -A POSTROUTING -o sal0 -p tcp --dport 7 -j SNAT --to-source 203.0.113.10".into(),
+            end: "iptables -t nat -F POSTROUTING",
+            is_udp: false,
+        },
+        Translation {
+            what: "iptables DNAT",
+            begin: "iptables -t nat -A PREROUTING -i sal0 -p tcp --dport 7 -j DNAT --to-destination :9007".into(),
+            end: "iptables -t nat -F PREROUTING",
+            is_udp: false,
+        },
+    ]
+}
 
 /// All of them on the second box's host, which serves `nat.shop`.
 pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
@@ -98,8 +89,8 @@ pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()
     await_registered(two, "nat.shop")?;
     let inside = Tags::watch(two, "sal0")?;
     let outside = Tags::watch(two, "eth0")?;
-    for translation in &TRANSLATIONS {
-        two.shell(translation.begin)?;
+    for translation in translations() {
+        two.shell(&translation.begin)?;
         let options: &[&str] = if translation.is_udp { &["--udp"] } else { &[] };
         let passed = stage.pass("nated.shop", options, findings)?;
         let is_used = translated(two)?;
@@ -132,11 +123,7 @@ fn out_of_the_card(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()>
     let metric = "margay_kernel_drop_virtual_egress_total";
     let before = agent::metric(two, metric)?;
     let elsewhere = pair::address(stage.one)?;
-    two.shell(&format!(
-        "nft 'add table ip translation
-              add chain ip translation pre {{ type nat hook prerouting priority dstnat; }}
-              add rule ip translation pre iifname sal0 tcp dport 7 dnat to {elsewhere}'"
-    ))?;
+    two.shell(&nft(DESTINATION, &format!("tcp dport 7 dnat to {elsewhere}")))?;
     let watching = watch(stage.client)?;
     let is_refused = stage.are_refused("nated.shop", &watching, "box nat.shop of the chain has not let")?;
     two.shell(NFT_END)?;
@@ -149,7 +136,7 @@ fn out_of_the_card(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()>
 fn unannounced(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let two = stage.two;
     serve(two, "nat.shop", "forward", &[])?;
-    two.shell(TRANSLATIONS[0].begin)?;
+    two.shell(&nft(SOURCE, "oifname sal0 counter snat to 203.0.113.9"))?;
     let watching = watch(stage.client)?;
     let is_right = stage.are_refused("nated.shop", &watching, "box nat.shop of the chain has changed")?;
     two.shell(NFT_END)?;

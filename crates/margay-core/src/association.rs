@@ -1,21 +1,26 @@
 //! Associations: what two hosts share (DESIGN §7). All flows between two hosts use one; a path of it is where they go.
 
+pub mod auth;
+pub(crate) mod draft;
+pub mod location;
+pub mod twin;
+
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::certificate::Membership;
-use crate::changes::Changes;
-use crate::flow::KeyedHash;
-use crate::handshake::Keys;
-use crate::key::{HostId, HostPublic};
-use crate::output::DropReason;
-use crate::rng::Rng;
-use crate::router_copy::Part;
-use crate::standing::{Listed, Standing, Standings};
-use crate::time::Instant;
+use crate::table::changes::Changes;
+use crate::table::changes::Part;
+use crate::trust::certificate::Membership;
+use crate::trust::handshake::Keys;
+use crate::trust::standing::{Listed, Standing, Standings};
+use crate::types::drop_reason::DropReason;
+use crate::types::key::{HostId, HostPublic};
+use crate::types::keyed_hash::KeyedHash;
+use crate::types::rng::Rng;
+use crate::types::time::Instant;
 
 /// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may
 /// share one.

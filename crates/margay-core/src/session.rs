@@ -3,6 +3,11 @@
 //! A lease, since a holder may die: when it runs out the lock is free, and the old guard is worth nothing. A guard is
 //! never given out twice, so a holder that comes back late cannot release or renew what another holds by then.
 
+pub mod event;
+pub(crate) mod flow;
+pub mod give_up;
+pub mod hand_over;
+
 use core::fmt;
 use core::time::Duration;
 
@@ -11,9 +16,9 @@ use alloc::vec::Vec;
 
 use margay_wire::SessionId;
 
-use crate::key::HostId;
-use crate::state::Machine;
-use crate::time::Instant;
+use crate::types::key::HostId;
+use crate::types::state::Machine;
+use crate::types::time::Instant;
 
 /// Longest lease: no dead holder keeps a session from moving for longer.
 pub const LEASE_MAX: Duration = Duration::from_secs(30);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use margay_core::DirectEvent;
-use margay_core::output::{Direction, DropReason};
+use margay_core::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
-use margay_core::output::{AppVerdict, Direction, DropReason, Output};
+use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::stack_change::Stack;
 use margay_core::time::Instant;
 use margay_core::{DirectEvent, Event};
+use margay_core::{Direction, DropReason};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 
 macro_rules! counters {
     ($(#[doc = $doc:literal] $name:ident,)*) => {

@@ -24,9 +24,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use margay_core::DirectEvent;
-use margay_core::entry::{PathId, Survey, Tuple, Wire};
-use margay_core::output::{AppVerdict, Direction, DropReason, Output};
+use margay_core::Tuple;
+use margay_core::entry::{PathId, Survey, Wire};
+use margay_core::output::{AppVerdict, Output};
 use margay_core::time::Instant;
+use margay_core::{Direction, DropReason};
 use margay_core::{Event, FlowCounters, Sal};
 use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};

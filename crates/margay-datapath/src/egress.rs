@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use std::sync::Arc;
 
-use margay_core::output::{Direction, DropReason};
 use margay_core::stripe::Turn;
+use margay_core::{Direction, DropReason};
 use margay_wire::{FENCE, TrainRepr};
 
 use crate::backlog::{Missed, Notice};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_core::time::Instant;
 
 use crate::checksum::{fold, pseudo, sum};

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use margay_core::DirectEvent;
-use margay_core::output::{Direction, DropReason};
 use margay_core::reorder::Part;
 use margay_core::segment::is_for_all;
+use margay_core::{Direction, DropReason};
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::Notice;

@@ -1,12 +1,13 @@
 //! Tests of whole journeys: a packet is cut into a train, the train is dropped, doubled, mixed up and split over
 //! receives, and what the other end writes must be right packets, which smoltcp judges.
 
-use margay_core::entry::{PathId, Tuple};
+use margay_core::Tuple;
+use margay_core::entry::PathId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use margay_core::output::DropReason;
-use margay_core::secure::Cipher;
+use margay_core::Cipher;
+use margay_core::DropReason;
 use margay_core::time::Instant;
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, TRAIN_HEADER_LEN, TrainRepr};
 use proptest::prelude::*;

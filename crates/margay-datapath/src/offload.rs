@@ -1,7 +1,7 @@
 //! In software what an interface with offloads leaves undone: for packets that leave the fast path, so that the core
 //! sees packets as they would be on a wire.
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_wire::TrainRepr;
 
 use crate::checksum::{fold, sum};

@@ -7,7 +7,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, is_sealed,
 };

@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use margay_core::entry::Tuple;
+use margay_core::Tuple;
 
 /// TCP's protocol number.
 pub const TCP: u8 = 6;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use margay_core::DropReason;
 use margay_core::entry::{PathId, Place, StripeNews};
-use margay_core::output::DropReason;
 use margay_core::reorder::{Part, Sequencer};
 use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
 use margay_core::time::Instant;

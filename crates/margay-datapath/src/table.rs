@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::Direction;
+use margay_core::DropReason;
+use margay_core::SealKeys;
 use margay_core::entry::{Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
-use margay_core::output::DropReason;
-use margay_core::secure::SealKeys;
 use margay_core::stack_change::{Stack, Stacks};
 use margay_core::time::Instant;
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};

@@ -6,7 +6,7 @@
 
 use core::ops::Range;
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_wire::{GsoKind, TrainRepr};
 
 use crate::checksum::{adjust, fold, pseudo, sum};

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
 use margay_wire::{

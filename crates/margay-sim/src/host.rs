@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use margay_core::chain::BoxKind;
+use margay_core::BoxKind;
 use margay_core::handover::HandoverRecord;
 use margay_core::key::HostSecret;
 use margay_core::name::ServiceId;
@@ -176,7 +176,7 @@ impl Host {
     /// Gives the host a box, reachable as `service`.
     pub fn serve_box(&mut self, service: ServiceId, habit: Habit, allow: Allow) -> Option<RuleId> {
         self.middlebox.get_or_insert(Middlebox::new(habit));
-        let action = Action::Box(margay_core::chain::Middlebox { kind: BoxKind::Forward, allow });
+        let action = Action::Box(margay_core::Middlebox { kind: BoxKind::Forward, allow });
         self.sal.add_rule(Instant::ZERO, service.into(), Rule { priority: 100, weight: 1, action }).ok()
     }
 

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use margay_core::delay::{Answer, HELD_TIMEOUT, Question, ResolverId};
+use margay_core::delay::{Answer, HELD_TIMEOUT, Question};
 use margay_core::name::Prefix;
+use margay_core::table::resolver::ResolverId;
 use margay_core::table::{Action, Allow, NextHop, Outcome as Said, Rule, RuleId};
 use margay_core::{AppVerdict, DropReason, Limits, Ranges};
 use margay_sim::world::service;

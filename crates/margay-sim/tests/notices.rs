@@ -4,11 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::DropReason;
 use margay_core::certificate::{CertificateKind, TrustAnchor};
 use margay_core::key::{HostSecret, SigningKey};
 use margay_core::name::{Name, Prefix};
 use margay_core::notice::{HEARD_MAX, LIFETIME_S};
-use margay_core::output::DropReason;
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Allow, RuleId};

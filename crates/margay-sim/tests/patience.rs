@@ -4,7 +4,7 @@ mod shop;
 
 use std::time::Duration;
 
-use margay_core::patience::{GiveUpAfter, GiveUpCause};
+use margay_core::give_up::{GiveUpAfter, GiveUpCause};
 use margay_core::{Event, Instant, RemoveReason};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather};

@@ -6,9 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use line::{Line, NAME, line};
-use margay_core::chain::{BoxKind, BoxWanted, ChainPlace, ChainPolicy, ChainRule, Middlebox, Requirement};
+use margay_core::chain::{BoxWanted, ChainPlace, ChainPolicy, ChainRule, Requirement};
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Action, Allow, Demux, Rule};
+use margay_core::{BoxKind, Middlebox};
 use margay_core::{Event, Instant};
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;

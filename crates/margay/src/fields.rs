@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use margay_control::token::{JoinToken, check_address};
-use margay_core::patience::{GIVE_UP_AFTER_MIN, GiveUpAfter};
+use margay_core::give_up::{GIVE_UP_AFTER_MIN, GiveUpAfter};
 use margay_core::quiet::{QUIET_MS_MAX, QUIET_MS_MIN};
 use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};

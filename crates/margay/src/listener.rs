@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use margay_core::BoxKind;
 use margay_core::Ranges;
-use margay_core::chain::BoxKind;
 use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_computable};
 use margay_core::table::Demux;
 use margay_core::table::HAND_OVER_PORT;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::give_up::GiveUpAfter;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Prefix;
-use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
+use margay_core::give_up::GiveUpAfter;
 use margay_core::key::{HostId, HostSecret, SigningKey};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
-use margay_core::patience::GiveUpAfter;
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::table::{Action, Rule, RuleId, TableError};

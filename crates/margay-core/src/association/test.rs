@@ -1,5 +1,5 @@
 use super::*;
-use crate::standing::{MEMBER_IDLE, STRANGER_IDLE, STRANGERS_PER_ADDRESS, STRANGERS_PER_NETWORK};
+use crate::trust::standing::{MEMBER_IDLE, STRANGER_IDLE, STRANGERS_PER_ADDRESS, STRANGERS_PER_NETWORK};
 
 fn association(id: u32, host: u8) -> Association {
     let remote = SocketAddr::new([10, 0, 0, host].into(), 54324);

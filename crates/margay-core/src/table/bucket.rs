@@ -118,7 +118,7 @@ const fn negative_log2(u: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Rng;
+    use crate::types::rng::Rng;
 
     #[test]
     fn numbers_that_count_up_fall_into_all_buckets_alike() {

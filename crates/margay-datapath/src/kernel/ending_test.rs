@@ -1,6 +1,6 @@
 //! Which FIN and which RST end a connection: those that its TCP takes (RFC 5961).
 
-use margay_core::output::Direction;
+use margay_core::Direction;
 
 use super::opening::numbered;
 use super::*;

@@ -158,7 +158,7 @@ mod test {
     use std::net::SocketAddr;
 
     use libbpf_rs::{MapFlags, ProgramInput};
-    use margay_core::entry::Tuple;
+    use margay_core::Tuple;
 
     use super::*;
     use crate::packet::{ACK, RST, SYN, TCP, mapped};

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use margay_core::Ranges;
-use margay_core::entry::Tuple;
+use margay_core::Tuple;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::grant::test::alone;

@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
-use margay_core::entry::{PathId, Tuple};
+use margay_core::Tuple;
+use margay_core::entry::PathId;
 use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges};
 use margay_wire::FlowId;
 

@@ -4,8 +4,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use margay_core::DropReason;
 use margay_core::name::{Prefix, ServiceId};
-use margay_core::output::DropReason;
 
 use super::Way;
 pub(super) use super::skeleton::types::{

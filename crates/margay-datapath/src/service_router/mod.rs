@@ -29,10 +29,10 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject};
+use margay_core::DropReason;
 use margay_core::association::Neighbour;
 use margay_core::name::Prefix;
-use margay_core::output::DropReason;
-use margay_core::router_copy::Part;
+use margay_core::table::changes::Part;
 use margay_core::table::{Outcome, RuleId};
 use margay_core::time::Instant;
 use parking_lot::Mutex;

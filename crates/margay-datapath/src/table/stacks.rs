@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use margay_core::output::DropReason;
+use margay_core::DropReason;
 use margay_core::stack_change::{Stack, Taking};
 use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use margay_control::SalControl;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::give_up::GiveUpAfter;
 use margay_core::key::HostId;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
-use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
+use margay_core::give_up::GiveUpCause;
 use margay_core::key::HostId;
-use margay_core::patience::GiveUpCause;
 use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;

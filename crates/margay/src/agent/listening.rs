@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use margay_core::Middlebox;
 use margay_core::Ranges;
-use margay_core::chain::Middlebox;
 use margay_core::name::Name;
 use margay_core::table::{Action, Demux};
 use serde::{Deserialize, Serialize};
@@ -207,7 +207,7 @@ pub fn actions(listeners: &[Listener], looked_up: &HashSet<SocketAddr>) -> Vec<A
 
 #[cfg(test)]
 mod test {
-    use margay_core::chain::BoxKind;
+    use margay_core::BoxKind;
     use margay_core::table::Allow;
 
     use super::*;

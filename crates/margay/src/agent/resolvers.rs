@@ -18,8 +18,9 @@ use margay_control::resolver::writer::{Entry as Registered, Report, Write, Write
 use margay_control::resolver::{Found, INSTANCES_MAX, Place, Resolve, ResolveError, Resolver, Wanted};
 use margay_control::{Clock, StateDir};
 use margay_core::Ranges;
-use margay_core::delay::{Answer, Question, ResolverId};
+use margay_core::delay::{Answer, Question};
 use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::table::resolver::ResolverId;
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
 use miette::{IntoDiagnostic, Result, miette};
 use parking_lot::Mutex;

@@ -2,10 +2,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::give_up::GiveUpAfter;
 use margay_core::key::HostSecret;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::ServiceId;
-use margay_core::patience::GiveUpAfter;
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::{AssociationSetup, Ranges};

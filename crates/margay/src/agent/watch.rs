@@ -6,9 +6,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use margay_core::give_up::GiveUpCause;
 use margay_core::key::HostId;
 use margay_core::lifetime::Expiry;
-use margay_core::patience::GiveUpCause;
 use margay_core::table::RuleId;
 use margay_core::twin::Twin;
 use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason, StackChange};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
-use margay_core::patience::GiveUpAfter;
+use margay_core::give_up::GiveUpAfter;
 use miette::{Result, miette};
 
 use self::checks::{CheckOptions, out_of_service, weight};

@@ -13,13 +13,13 @@ use margay_control::api::v1::{
 use margay_control::registration::Router;
 use margay_control::resolver::{Figures, Resolver};
 use margay_control::store::StoredRule;
-use margay_core::delay::ResolverId;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix, SERVICE_BITS};
 use margay_core::notice::Heard;
-use margay_core::search::is_answering;
 use margay_core::segment::SEGMENT;
+use margay_core::table::is_answering;
+use margay_core::table::resolver::ResolverId;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
 use margay_core::{Instant, Ranges, Sal};
 use margay_datapath::clock;

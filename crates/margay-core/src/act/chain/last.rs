@@ -1,0 +1,254 @@
+//! What a responder makes of a SYN's chain, and what it asks of its neighbour: a box's host, or the client's.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use margay_wire::{BoxFlags, BoxRepr, ErrorCode, Flags, FlowId, Message};
+
+use super::proof::{Doubt, Origin, Signed, digest};
+use super::{ChainSetup, Chained, Place, is_for, service_of};
+use crate::association::draft::{Arrival, Reply};
+use crate::machine::sal::Sal;
+use crate::session::flow::{Flow, Setup};
+use crate::table::middlebox::Middlebox;
+use crate::table::{Action, Allow, Demux, RuleId};
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::name::ServiceId;
+use crate::types::time::Instant;
+
+/// A SYN's chain as its receiver sees it.
+#[derive(Default)]
+pub(crate) struct Read {
+    pub chained: Option<Box<Chained>>,
+    /// Why the session is to be refused, where that is known before its sender is proved.
+    pub refusal: Option<ErrorCode>,
+}
+
+impl Read {
+    /// Whether a box is to see the session next.
+    pub fn is_at_box(&self) -> bool {
+        self.chained.as_ref().is_some_and(|chained| chained.is_left())
+    }
+
+    /// Which box of the chain that is, from 1; 0: none.
+    pub fn box_number(&self) -> u8 {
+        match self.chained.as_ref().map(|chained| chained.place) {
+            Some(Place::Left { at }) => at as u8 + 1,
+            _ => 0,
+        }
+    }
+}
+
+impl Sal {
+    /// A SYN with a chain that has come to a listener or to a box, or one without that has come to a box.
+    pub(crate) fn handle_chained(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        datagram: &[u8],
+        rule: RuleId,
+    ) -> Result<(), DropReason> {
+        let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
+        let (_, known) = self.table.get(rule).ok_or(DropReason::NoService)?;
+        let (demux, is_box) = match &known.action {
+            Action::Demux(demux) => (demux.clone(), false),
+            Action::Box(middlebox) => (middlebox.listener().unwrap_or_else(|| listener_of(middlebox)), true),
+            _ => return Err(DropReason::NoService),
+        };
+        self.table.note_use(now, rule);
+        let service = ServiceId(resolvable.service);
+        let reply =
+            Reply { is_copy: message.flags.contains(Flags::COPIED), ..self.reply_path(from, &resolvable, datagram) };
+        let syn_len = datagram.len();
+        let arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
+        let is_alone = message.grant().is_none() && message.handover().is_none();
+        if is_alone && is_for(message.chain().as_ref(), &service, is_box) {
+            return self.respond(now, &arrival, &demux);
+        }
+        // A box takes nothing but sessions that go through it, and a listener is no box.
+        let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
+        let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
+        if let Some(known) = known.filter(|_| self.answers.take(now)) {
+            self.refuse_syn(&arrival, known, ErrorCode::Refused);
+        }
+        Err(DropReason::Unexpected)
+    }
+
+    /// Reads the chain of a SYN. A service that demands boxes refuses a session without them.
+    ///
+    /// # Errors
+    ///
+    /// The session was here already, or the message says two things.
+    pub(crate) fn read_chain(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival<'_>,
+        allow: &Allow,
+    ) -> Result<Read, DropReason> {
+        let session = arrival.message.session().ok_or(DropReason::Malformed)?;
+        let Some(chain) = arrival.message.chain() else {
+            let is_required = self.chains.policy.required_for(&arrival.service).next().is_some();
+            return Ok(Read { chained: None, refusal: is_required.then_some(ErrorCode::ChainRequired) });
+        };
+        let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
+        let boxes: Vec<BoxRepr> = chain.boxes().collect();
+        let hosts: Vec<HostId> = chain.hosts().map(HostId).collect();
+        let ahead = boxes.iter().position(BoxRepr::is_ahead);
+        let (place, is_other_kind) = ahead.map_or((Place::Last, false), |at| self.place_at_box(at, &boxes, &session));
+        let mut origin = Origin::of(&chain);
+        let is_end = matches!(place, Place::Last | Place::Proxy { .. });
+        if is_end && self.chains.heard.has(&session.session, self.unix_s()) {
+            return Err(DropReason::Replayed);
+        }
+        let is_sound = hosts.last().copied().unwrap_or(origin.host_key.id()) == HostId(exchange.host_id);
+        // Whoever asked for a proxy has begun no session that goes on behind it.
+        let is_over = place == Place::Last && boxes.iter().any(|one| one.flags.contains(BoxFlags::ENDS));
+        if !is_sound || is_over || boxes.iter().any(is_left_out_unasked) {
+            return Err(DropReason::Malformed);
+        }
+        let destination = ServiceId(chain.destination());
+        let demanding = if place == Place::Last { &destination } else { &arrival.service };
+        let lacks_box = is_end && self.lacks_box(demanding, &boxes);
+        let mut refusal = is_other_kind.then_some(ErrorCode::BoxOtherKind);
+        refusal = refusal.or(lacks_box.then_some(ErrorCode::ChainRequired));
+        if refusal.is_none() && self.chains.early.take(now) {
+            let signed = Signed {
+                session: session.session,
+                destination: &destination,
+                protocol: session.protocol,
+                port: session.service_port,
+                boxes: &boxes,
+            };
+            let checked = self.check_origin(&origin, &signed, (&arrival.service, allow));
+            (origin.is_checked, refusal) = (checked.is_ok(), checked.err().map(Doubt::code));
+        }
+        // Whoever sent the first box's host the SYN is seen by that host alone.
+        let is_first = hosts.is_empty();
+        let seen = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
+        let client = if is_first { seen } else { session.client };
+        let port = session.service_port;
+        let seen = digest(&session, chain.as_bytes());
+        let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, setup };
+        Ok(Read { chained: Some(Box::new(chained)), refusal })
+    }
+
+    /// Whether a session that ends here has not passed all the boxes that its service, or the proxy, demands. The last
+    /// one must be among them: this host sees that box's certificate alone, and believes its host of the others.
+    fn lacks_box(&self, demanding: &ServiceId, boxes: &[BoxRepr]) -> bool {
+        let required: Vec<&ServiceId> = self.chains.policy.required_for(demanding).collect();
+        if required.is_empty() {
+            return false;
+        }
+        let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of);
+        let passed: Vec<ServiceId> = passed.collect();
+        let is_last_among = passed.last().is_some_and(|last| required.contains(&last));
+        !(is_last_among && required.iter().all(|wanted| passed.contains(wanted)))
+    }
+
+    /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
+    /// on.
+    pub(crate) fn why_refused(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Option<ErrorCode> {
+        let flow = self.flows.get_mut(id)?;
+        let Setup::Responder(setup) = &flow.setup else { return None };
+        if setup.refusal.is_some() {
+            return setup.refusal;
+        }
+        let allow = setup.allow.clone();
+        let service = flow.service;
+        let session = flow.session;
+        let protocol = flow.app.protocol;
+        let Some(mut chained) = flow.chain.take() else {
+            let is_allowed = self.is_allowed(association, &service, &allow);
+            return (!is_allowed).then_some(ErrorCode::NotAllowed);
+        };
+        let refusal = match &chained.setup {
+            _ if !is_neighbour => Some(ErrorCode::BadCertificate),
+            Some(setup) if !setup.origin.is_checked => {
+                let boxes = &chained.boxes[..];
+                let signed = Signed { session, destination: &service, protocol, port: setup.port, boxes };
+                self.check_origin(&setup.origin, &signed, (&chained.asked, &allow)).err().map(Doubt::code)
+            }
+            _ => None,
+        };
+        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.is_end()) {
+            let unix_s = self.unix_s();
+            self.chains.note_heard(session, unix_s, setup.origin.time_s);
+        }
+        if refusal.is_none() {
+            self.pass_to_proxy(&mut chained);
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.chain = Some(chained);
+        }
+        refusal
+    }
+
+    /// Whether the proved sender of a session's ACK is who may have passed it on: the client's host, or a host that may
+    /// speak for the last box that it says the session has passed.
+    pub(crate) fn is_neighbour(&mut self, id: FlowId, association: u32, message: &Message<'_>) -> bool {
+        let Some((flow, sender)) = self.flows.get(id).zip(self.associations.get(association)) else { return false };
+        let Some(chained) = flow.chain.as_deref() else { return true };
+        if message.chain_seen() != Some(chained.seen) {
+            return false;
+        }
+        let host = sender.host;
+        let host_key = sender.host_key;
+        let passed = chained.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::PASSED));
+        let Some((last, one)) = chained.hosts.last().zip(passed) else {
+            return chained.setup.as_ref().is_some_and(|setup| setup.origin.host_key == host_key);
+        };
+        let service = service_of(one);
+        let is_named = !one.flags.contains(BoxFlags::ADDED) || self.chains.policy.name_of_box(&service).is_some();
+        let demanding = if chained.place == Place::Last { flow.service } else { chained.asked };
+        let is_required = chained.is_end() && self.chains.policy.required_for(&demanding).next().is_some();
+        let is_it = *last == host && is_named;
+        if !is_it || sender.is_self() {
+            return is_it;
+        }
+        let chain = message.certificate().unwrap_or_default();
+        self.may_serve(&service, &host_key, chain).is_ok_and(|is_proved| is_proved || !is_required)
+    }
+
+    /// The certificates that show a neighbour that this host may speak for the box that the flow has passed here, or
+    /// that has begun its session.
+    pub(crate) fn box_certificate(&self, flow: &Flow) -> Vec<u8> {
+        let one = match flow.chain.as_deref() {
+            Some(Chained { place: Place::Right { at }, boxes, .. }) => boxes.get(*at),
+            Some(Chained { place: Place::First, boxes, hosts, .. }) if hosts.first() == Some(&self.host_id()) => {
+                boxes.first()
+            }
+            _ => None,
+        };
+        one.map(|one| self.certificate_for(&service_of(one))).unwrap_or_default()
+    }
+}
+
+/// A box as a responder sees it. What it is given is no listener's.
+fn listener_of(middlebox: &Middlebox) -> Demux {
+    Demux {
+        listener: SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: None,
+        allow: middlebox.allow.clone(),
+    }
+}
+
+impl Doubt {
+    const fn code(self) -> ErrorCode {
+        match self {
+            Self::Unsigned => ErrorCode::BadCertificate,
+            Self::NotAllowed => ErrorCode::NotAllowed,
+        }
+    }
+}
+
+/// A box that was left out although whoever asked for it does not allow that.
+fn is_left_out_unasked(one: &BoxRepr) -> bool {
+    one.flags.contains(BoxFlags::LEFT_OUT) && !one.flags.contains(BoxFlags::MAY_BE_LEFT_OUT)
+}

@@ -1,0 +1,398 @@
+//! Which sessions go through which boxes, and which services demand it.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::RangeInclusive;
+
+use margay_wire::BOXES_MAX;
+
+use crate::types::key::HostId;
+use crate::types::name::{Prefix, SERVICE_BITS, ServiceId};
+
+/// Rules of one policy.
+pub const CHAIN_RULES_MAX: usize = 1024;
+const TCP: u8 = 6;
+
+/// Whose sessions a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// This host's.
+    Host(HostId),
+    /// Those of members of an authority in this group, as [`crate::types::name::group_number`] counts them.
+    Group {
+        /// The authority's block.
+        authority: [u8; 8],
+        /// The group.
+        group: u32,
+    },
+}
+
+/// A box that a rule names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoxWanted {
+    /// As the operator writes it.
+    pub name: String,
+    /// Its name, which has no tail.
+    pub service: ServiceId,
+    /// Where nobody serves it, sessions go on without it; otherwise they are refused.
+    pub may_be_left_out: bool,
+    /// It ends TCP connections; the boxes after it are passed by the sessions that it begins.
+    pub is_proxy: bool,
+}
+
+/// Sessions that go through boxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainRule {
+    /// What the operator calls it.
+    pub name: String,
+    /// Sessions to these names.
+    pub services: Prefix,
+    /// IP protocol 6 or 17; `None`: both.
+    pub protocol: Option<u8>,
+    /// Ports of the service; `None`: all.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Whose sessions; empty: everybody's.
+    pub clients: Vec<Client>,
+    /// The boxes in order, at most [`BOXES_MAX`]; none: such sessions go through no boxes, whatever later rules say.
+    pub boxes: Vec<BoxWanted>,
+}
+
+/// A service that takes only sessions that have passed some boxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// The names.
+    pub services: Prefix,
+    /// The boxes, in any order.
+    pub boxes: Vec<ServiceId>,
+}
+
+/// What decides over chains. The first rule that matches counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChainPolicy {
+    /// In order.
+    pub rules: Vec<ChainRule>,
+    /// In no order.
+    pub required: Vec<Requirement>,
+}
+
+/// Why a policy is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Too many rules.
+    #[error("the policy has {0} rules of chains; at most {CHAIN_RULES_MAX} are allowed")]
+    Rules(usize),
+    /// Too many boxes.
+    #[error("chain `{rule}` has {count} boxes; at most {BOXES_MAX} are allowed")]
+    Boxes {
+        /// The rule.
+        rule: String,
+        /// How many boxes it names.
+        count: usize,
+    },
+    /// A box twice.
+    #[error("chain `{rule}` names box {number} twice; a session passes a box once")]
+    Twice {
+        /// The rule.
+        rule: String,
+        /// Which box of it, from 1.
+        number: usize,
+    },
+    /// Not the name of a service.
+    #[error("box {number} of chain `{rule}` has a name that is no service's; write service.authority")]
+    NoService {
+        /// The rule.
+        rule: String,
+        /// Which box of it, from 1.
+        number: usize,
+    },
+    /// A session to a box would go through that box.
+    #[error("box {number} of chain `{rule}` is one of the services whose sessions the chain is for; that is a loop")]
+    Loop {
+        /// The rule.
+        rule: String,
+        /// Which box of it, from 1.
+        number: usize,
+    },
+    /// A proxy in a chain that is not for TCP alone.
+    #[error("chain `{rule}` has the proxy {name}, which ends TCP connections; say protocol = \"tcp\"")]
+    ProxyProtocol {
+        /// The rule.
+        rule: String,
+        /// The proxy, as the operator writes it.
+        name: String,
+    },
+    /// A proxy that may be left out, and with it all boxes after it.
+    #[error(
+        "chain `{rule}` has the proxy {name}, which is never left out, since boxes after it would be, too; leave out \
+         missing = \"bypass\""
+    )]
+    ProxyLeftOut {
+        /// The rule.
+        rule: String,
+        /// The proxy, as the operator writes it.
+        name: String,
+    },
+    /// An earlier rule has all sessions of a later one.
+    #[error("chain `{rule}` decides over nothing: chain `{earlier}` before it is for all of its sessions")]
+    Shadowed {
+        /// The later rule.
+        rule: String,
+        /// The earlier one.
+        earlier: String,
+    },
+    /// No ports.
+    #[error("chain `{0}` is for no port: the first port is greater than the last one")]
+    Ports(String),
+    /// A requirement that no session can meet.
+    #[error("a service requires {0} boxes; write 1 to {BOXES_MAX}, each the name of a service")]
+    Requirement(usize),
+}
+
+/// A session, as rules see it.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionHeader<'a> {
+    /// The name that it is for.
+    pub service: &'a ServiceId,
+    /// IP protocol 6 or 17.
+    pub protocol: u8,
+    /// The port of the service.
+    pub port: u16,
+    /// The first agent's host.
+    pub host: HostId,
+    /// The authorities that it belongs to, and its groups there.
+    pub groups: &'a [([u8; 8], Vec<u32>)],
+}
+
+/// Whether a name is a service's, without key or partition.
+fn is_service(service: &ServiceId) -> bool {
+    service.tail().iter().all(|byte| *byte == 0) && service.authority() != [0; 8]
+}
+
+impl ChainRule {
+    /// Whether a session is one of the rule's.
+    pub fn matches(&self, session: &SessionHeader<'_>) -> bool {
+        let is_client = |client: &Client| match client {
+            Client::Host(host) => session.host == *host,
+            Client::Group { authority, group } => {
+                session.groups.iter().any(|(of, groups)| of == authority && groups.contains(group))
+            }
+        };
+        self.services.contains(session.service)
+            && self.protocol.is_none_or(|protocol| protocol == session.protocol)
+            && self.ports.as_ref().is_none_or(|ports| ports.contains(&session.port))
+            && (self.clients.is_empty() || self.clients.iter().any(is_client))
+    }
+
+    /// Whether each session of another rule is one of this rule, too.
+    fn has_all_of(&self, other: &Self) -> bool {
+        let has_ports = self.ports.as_ref().is_none_or(|own| {
+            other.ports.as_ref().is_some_and(|ports| own.contains(ports.start()) && own.contains(ports.end()))
+        });
+        let has_clients = self.clients.is_empty()
+            || !other.clients.is_empty() && other.clients.iter().all(|client| self.clients.contains(client));
+        self.services.covers(&other.services)
+            && (self.protocol.is_none() || self.protocol == other.protocol)
+            && has_ports
+            && has_clients
+    }
+
+    fn check(&self) -> Result<(), PolicyError> {
+        let rule = || self.name.clone();
+        if self.boxes.len() > BOXES_MAX {
+            return Err(PolicyError::Boxes { rule: rule(), count: self.boxes.len() });
+        }
+        if self.ports.as_ref().is_some_and(RangeInclusive::is_empty) {
+            return Err(PolicyError::Ports(rule()));
+        }
+        for (at, one) in self.boxes.iter().enumerate() {
+            let number = at + 1;
+            let is_twice = self.boxes[..at].iter().any(|other| other.service == one.service);
+            if !is_service(&one.service) {
+                return Err(PolicyError::NoService { rule: rule(), number });
+            }
+            if is_twice {
+                return Err(PolicyError::Twice { rule: rule(), number });
+            }
+            // A rule for a whole authority may name boxes of it: sessions are not made to boxes.
+            if self.services.bits >= SERVICE_BITS && self.services.contains(&one.service) {
+                return Err(PolicyError::Loop { rule: rule(), number });
+            }
+            if one.is_proxy && self.protocol != Some(TCP) {
+                return Err(PolicyError::ProxyProtocol { rule: rule(), name: one.name.clone() });
+            }
+            if one.is_proxy && one.may_be_left_out {
+                return Err(PolicyError::ProxyLeftOut { rule: rule(), name: one.name.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ChainPolicy {
+    /// Whether it can be gone by.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, and in which rule.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        if self.rules.len() > CHAIN_RULES_MAX || self.required.len() > CHAIN_RULES_MAX {
+            return Err(PolicyError::Rules(self.rules.len().max(self.required.len())));
+        }
+        self.rules.iter().try_for_each(ChainRule::check)?;
+        for (at, rule) in self.rules.iter().enumerate() {
+            if let Some(earlier) = self.rules[..at].iter().find(|earlier| earlier.has_all_of(rule)) {
+                return Err(PolicyError::Shadowed { rule: rule.name.clone(), earlier: earlier.name.clone() });
+            }
+        }
+        let is_sound = |boxes: &[ServiceId]| (1..=BOXES_MAX).contains(&boxes.len()) && boxes.iter().all(is_service);
+        match self.required.iter().find(|required| !is_sound(&required.boxes)) {
+            Some(required) => Err(PolicyError::Requirement(required.boxes.len())),
+            None => Ok(()),
+        }
+    }
+
+    /// The rule that decides over a session.
+    pub fn rule_for(&self, session: &SessionHeader<'_>) -> Option<&ChainRule> {
+        self.rules.iter().find(|rule| rule.matches(session))
+    }
+
+    /// Whether some session to this name may go through boxes.
+    pub(crate) fn may_concern(&self, service: &ServiceId) -> bool {
+        self.rules.iter().any(|rule| !rule.boxes.is_empty() && rule.services.contains(service))
+    }
+
+    /// Boxes that sessions to a name must have passed.
+    pub(crate) fn required_for(&self, service: &ServiceId) -> impl Iterator<Item = &ServiceId> {
+        let of_service = self.required.iter().filter(|required| required.services.contains(service));
+        of_service.flat_map(|required| &required.boxes)
+    }
+
+    /// What the rules call a box; `None`: none names it.
+    pub fn name_of_box(&self, service: &ServiceId) -> Option<&str> {
+        let mut named = self.rules.iter().flat_map(|rule| &rule.boxes);
+        named.find(|one| one.service == *service).map(|one| one.name.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::*;
+    use crate::types::name::{Name, group_number};
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse::<Name>().expect("literal").prefix()
+    }
+
+    fn of_service(text: &str) -> Prefix {
+        text.parse::<Name>().expect("literal").service_prefix()
+    }
+
+    fn wanted(text: &str) -> BoxWanted {
+        BoxWanted { name: text.to_string(), service: prefix(text).id, may_be_left_out: false, is_proxy: false }
+    }
+
+    fn rule(services: Prefix, boxes: &[&str]) -> ChainRule {
+        let boxes = boxes.iter().map(|name| wanted(name)).collect();
+        ChainRule { name: "inspect".to_string(), services, protocol: None, ports: None, clients: Vec::new(), boxes }
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let web = prefix("web.shop").id;
+        let group = group_number("staff");
+        let shop = web.authority();
+        let host = HostId([7; 16]);
+        let groups = [(shop, alloc::vec![group])];
+        let session = SessionHeader { service: &web, protocol: 6, port: 80, host, groups: &groups };
+        let other = rule(of_service("mail.shop"), &["av.shop"]);
+        let of_ports = ChainRule { ports: Some(81..=90), ..rule(of_service("web.shop"), &["av.shop"]) };
+        let of_udp = ChainRule { protocol: Some(17), ..rule(of_service("web.shop"), &["av.shop"]) };
+        let others = [Client::Host(HostId([8; 16])), Client::Group { authority: shop, group: group + 1 }];
+        let of_others = ChainRule { clients: others.to_vec(), ..rule(of_service("web.shop"), &["av.shop"]) };
+        let staff = alloc::vec![Client::Group { authority: shop, group }];
+        let of_staff = ChainRule { clients: staff, ..rule(of_service("web.shop"), &["fw.shop"]) };
+        let of_all = rule(Prefix::new(web, 64), &["ids.shop"]);
+        let mut policy = ChainPolicy { rules: alloc::vec![other, of_ports, of_udp, of_others], required: Vec::new() };
+        assert_eq!(policy.rule_for(&session), None);
+        policy.rules.extend([of_staff.clone(), of_all.clone()]);
+        assert_eq!((policy.check(), policy.rule_for(&session)), (Ok(()), Some(&of_staff)));
+        let stranger = SessionHeader { groups: &[], ..session };
+        assert_eq!(policy.rule_for(&stranger), Some(&of_all));
+        assert_eq!(policy.name_of_box(&wanted("fw.shop").service), Some("fw.shop"));
+        assert_eq!(policy.name_of_box(&web), None);
+        assert!(policy.may_concern(&web) && !policy.may_concern(&prefix("web.other").id));
+    }
+
+    #[test]
+    fn a_rule_without_boxes_keeps_sessions_from_later_rules() {
+        let web = prefix("web.shop").id;
+        let session = SessionHeader { service: &web, protocol: 6, port: 80, host: HostId([7; 16]), groups: &[] };
+        let exempt = rule(of_service("web.shop"), &[]);
+        let policy = ChainPolicy {
+            rules: alloc::vec![exempt.clone(), rule(Prefix::new(web, 64), &["fw.shop"])],
+            required: Vec::new(),
+        };
+        assert_eq!(policy.rule_for(&session), Some(&exempt));
+    }
+
+    #[test]
+    fn a_rule_that_decides_over_nothing_is_refused() {
+        let web = of_service("web.shop");
+        let of_all = rule(Prefix::new(web.id, 64), &["fw.shop"]);
+        let of_ports = |ports| ChainRule { name: "ports".to_string(), ports: Some(ports), ..rule(web, &[]) };
+        let of_hosts = |hosts: &[u8]| {
+            let clients = hosts.iter().map(|host| Client::Host(HostId([*host; 16]))).collect();
+            ChainRule { name: "hosts".to_string(), clients, ..rule(web, &[]) }
+        };
+        let check = |rules: [&ChainRule; 2]| {
+            let rules = rules.into_iter().cloned().collect();
+            ChainPolicy { rules, required: Vec::new() }.check()
+        };
+        let shadowed = |rule: &str, earlier: &str| {
+            Err(PolicyError::Shadowed { rule: rule.to_string(), earlier: earlier.to_string() })
+        };
+        assert_eq!(check([&of_all, &of_ports(80..=80)]), shadowed("ports", "inspect"));
+        assert_eq!(check([&of_ports(80..=80), &of_all]), Ok(()));
+        assert_eq!(check([&of_ports(80..=90), &of_ports(85..=86)]), shadowed("ports", "ports"));
+        assert_eq!(check([&of_ports(80..=90), &of_ports(85..=91)]), Ok(()));
+        assert_eq!(check([&of_hosts(&[1, 2]), &of_hosts(&[2])]), shadowed("hosts", "hosts"));
+        assert_eq!(check([&of_hosts(&[1, 2]), &of_hosts(&[2, 3])]), Ok(()));
+        assert_eq!(check([&of_hosts(&[1]), &rule(web, &[])]), Ok(()));
+        let of_udp = ChainRule { protocol: Some(17), ..rule(web, &[]) };
+        assert_eq!(check([&of_udp, &rule(web, &[])]), Ok(()));
+        assert_eq!(check([&rule(web, &[]), &of_udp]), shadowed("inspect", "inspect"));
+    }
+
+    #[test]
+    fn what_cannot_be_gone_by_is_refused_with_the_rule_in_the_error() {
+        let says = |rule: ChainRule| {
+            let policy = ChainPolicy { rules: alloc::vec![rule], required: Vec::new() };
+            policy.check().expect_err("it cannot be gone by").to_string()
+        };
+        let web = of_service("web.shop");
+        let nine = ["a.x", "b.x", "c.x", "d.x", "e.x", "f.x", "g.x", "h.x", "i.x"];
+        assert_eq!(says(rule(web, &nine)), "chain `inspect` has 9 boxes; at most 8 are allowed");
+        assert!(says(rule(web, &["fw.shop", "fw.shop"])).contains("names box 2 twice"));
+        assert!(says(rule(web, &["fw.shop", "web.shop"])).contains("a loop"));
+        assert!(says(rule(web, &["fw.shop/key:one"])).contains("no service's"));
+        let no_ports = ChainRule { ports: Some(RangeInclusive::new(2, 1)), ..rule(web, &["fw.shop"]) };
+        assert!(says(no_ports).contains("for no port"));
+        let mut proxied = ChainRule { protocol: Some(17), ..rule(web, &["lb.shop"]) };
+        proxied.boxes[0].is_proxy = true;
+        assert!(says(proxied.clone()).contains("lb.shop") && says(proxied.clone()).contains("protocol"));
+        proxied.protocol = Some(TCP);
+        assert_eq!(ChainPolicy { rules: alloc::vec![proxied.clone()], required: Vec::new() }.check(), Ok(()));
+        proxied.boxes[0].may_be_left_out = true;
+        assert!(says(proxied).contains("never left out"));
+        let required = |boxes: &[&str]| {
+            let boxes = boxes.iter().map(|name| prefix(name).id).collect();
+            let required = alloc::vec![Requirement { services: web, boxes }];
+            ChainPolicy { rules: Vec::new(), required }.check()
+        };
+        assert_eq!(required(&["fw.shop"]), Ok(()));
+        assert_eq!(required(&[]), Err(PolicyError::Requirement(0)));
+        assert_eq!(required(&["fw.shop/key:one"]), Err(PolicyError::Requirement(1)));
+    }
+}

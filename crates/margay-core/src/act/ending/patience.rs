@@ -1,0 +1,294 @@
+//! When a silent peer is given up (DESIGN §7). Three facts are kept apart: whether the host can be reached, whether
+//! its agent is alive, and whether a flow is; here they are joined. An *initiator's* flows fail when nothing of the
+//! host has come for as long as the operator or the service says, or for [`GIVE_UP_AFTER`]; what was asked of it by
+//! every pair of addresses and by its router goes unanswered; and the routers list it no more. A responder never gives
+//! up a silent client: its transport does.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{Extension, FlowId, TermsRepr};
+
+use crate::association::location::Scope;
+use crate::cache::entry::RemoveReason;
+use crate::machine::sal::Sal;
+use crate::session::flow::Flow;
+use crate::session::give_up::{GIVE_UP_AFTER, GiveUpAfter, GiveUpCause};
+use crate::types::key::HostId;
+use crate::types::name::{Prefix, ServiceId};
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+use crate::types::tuple::GREETING;
+
+const UDP: u8 = 17;
+/// Services whose word is kept; of others, this end waits for as long as it does by itself.
+const TOLD_MAX: usize = 4096;
+/// From one look at peers that no router lists to the next: so many in the time for which a peer is waited.
+const LOOKS: u32 = 16;
+
+/// A peer that no router lists.
+#[derive(Clone, Copy, Debug)]
+struct Absence {
+    /// When this was told first.
+    since: Instant,
+    /// When packets of its flows have come last, as the flow cache says.
+    heard: Instant,
+}
+
+fn is_open_initiator(flow: &Flow) -> bool {
+    flow.role == Role::Initiator
+        && matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed)
+        && flow.app.protocol != GREETING
+}
+
+/// Peers that no router lists, and how long one that is silent is waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// What the operator of this host says, of all peers.
+    of_host: Option<GiveUpAfter>,
+    /// What services here say to their clients.
+    own: BTreeMap<Prefix, GiveUpAfter>,
+    /// What services have said to programs here.
+    told: BTreeMap<HostId, BTreeMap<ServiceId, GiveUpAfter>>,
+    absent: BTreeMap<HostId, Absence>,
+    next_look: Instant,
+}
+
+impl Patience {
+    /// How long a host is waited for by flows to one of its services.
+    fn limit(&self, host: HostId, service: &ServiceId) -> Option<Duration> {
+        let told = || self.told.get(&host).and_then(|told| told.get(service)).copied();
+        self.of_host.or_else(told).unwrap_or(GiveUpAfter(Some(GIVE_UP_AFTER))).0
+    }
+
+    /// The shortest time for which any flow may wait for a host.
+    fn shortest(&self, host: HostId) -> Option<Duration> {
+        if let Some(of_host) = self.of_host {
+            return of_host.0;
+        }
+        let told = self.told.get(&host).into_iter().flat_map(BTreeMap::values);
+        told.filter_map(|told| told.0).chain([GIVE_UP_AFTER]).min()
+    }
+
+    /// From one look at peers to the next.
+    fn between_looks(&self) -> Option<Duration> {
+        let shortest = self.absent.keys().filter_map(|host| self.shortest(*host)).min()?;
+        Some((shortest / LOOKS).max(Duration::from_millis(50)))
+    }
+
+    /// When peers are looked at next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.between_looks().map(|_| self.next_look)
+    }
+
+    fn note_told(&mut self, host: HostId, service: ServiceId, told: Option<GiveUpAfter>) {
+        let Some(told) = told else {
+            if let Some(of_host) = self.told.get_mut(&host) {
+                of_host.remove(&service);
+            }
+            return;
+        };
+        let count: usize = self.told.values().map(BTreeMap::len).sum();
+        if count < TOLD_MAX {
+            self.told.entry(host).or_default().insert(service, told);
+        }
+    }
+}
+
+impl Sal {
+    /// Sets for how long a silent peer is waited for, whatever its services say; `None`: as they say.
+    pub fn set_give_up_after(&mut self, limit: Option<GiveUpAfter>) {
+        self.patience.of_host = limit;
+    }
+
+    /// Sets for how long clients of services here are to wait for this host; `None`: the services say nothing.
+    pub fn set_own_terms(&mut self, served: Prefix, terms: Option<GiveUpAfter>) {
+        match terms {
+            Some(terms) => self.patience.own.insert(served, terms),
+            None => self.patience.own.remove(&served),
+        };
+    }
+
+    /// TERMS of the SYN-ACK for a service here.
+    pub(crate) fn own_terms(&self, service: &ServiceId) -> Option<Extension<'static>> {
+        let serving = self.patience.own.iter().filter(|(served, _)| served.contains(service));
+        let (_, terms) = serving.max_by_key(|(served, _)| served.bits)?;
+        Some(Extension::Terms(TermsRepr { give_up_after_ms: terms.ms() }))
+    }
+
+    /// What the instance has said in its SYN-ACK, or that it says nothing.
+    pub(crate) fn note_terms(&mut self, id: FlowId, terms: Option<TermsRepr>) {
+        self.note_told(id, terms.map(|terms| GiveUpAfter::of_ms(terms.give_up_after_ms)));
+    }
+
+    /// What the service of a flow of a program here has said.
+    pub(crate) fn told_of(&self, flow: &Flow) -> Option<GiveUpAfter> {
+        let host = self.associations.get(flow.association).filter(|_| flow.role == Role::Initiator)?.host;
+        self.patience.told.get(&host)?.get(&flow.asked()).copied()
+    }
+
+    pub(crate) fn note_told(&mut self, id: FlowId, told: Option<GiveUpAfter>) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.role == Role::Initiator) else { return };
+        let Some(peer) = self.associations.get(flow.association) else { return };
+        self.patience.note_told(peer.host, flow.asked(), told);
+    }
+
+    /// Forgets what hosts have said with which this one shares nothing any more.
+    pub(crate) fn forget_terms(&mut self) {
+        self.patience.told.retain(|host, told| !told.is_empty() && self.associations.by_host(*host).is_some());
+    }
+
+    /// Sets the peers that no router lists, of those that flows of programs here are with. One of them is asked for a
+    /// sign of life when it has been silent for half of the time, also where flows with it only wait.
+    pub fn set_absent(&mut self, now: Instant, absent: &BTreeSet<HostId>) {
+        self.now = now;
+        self.patience.absent.retain(|host, _| absent.contains(host));
+        if self.patience.absent.is_empty() {
+            self.patience.next_look = now;
+        }
+        for host in absent {
+            self.patience.absent.entry(*host).or_insert(Absence { since: now, heard: now });
+        }
+    }
+
+    /// Whether nothing comes from a peer, which is asked again and again by every way.
+    pub fn is_silent(&self, host: HostId) -> bool {
+        self.is_unheard(Scope::of(host))
+    }
+
+    /// Peers that no router lists and that have been silent for half of the time: whether packets of flows with them
+    /// come decides now, of which the flow cache knows.
+    pub fn doubted_peers(&self, now: Instant) -> Vec<HostId> {
+        let is_doubted = |(host, absence): &(&HostId, &Absence)| {
+            let shortest = self.patience.shortest(**host);
+            shortest.is_some_and(|shortest| self.silent_for(now, **host, absence) >= shortest / 2)
+        };
+        self.patience.absent.iter().filter(is_doubted).map(|(host, _)| *host).collect()
+    }
+
+    fn silent_for(&self, now: Instant, host: HostId, absence: &Absence) -> Duration {
+        let heard = self.associations.all_with(host).map(|association| association.heard).max();
+        now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard))
+    }
+
+    /// Packets of flows with a peer have come since the flow cache was asked last.
+    pub fn handle_life(&mut self, now: Instant, host: HostId) {
+        if let Some(absence) = self.patience.absent.get_mut(&host) {
+            absence.heard = now;
+        }
+    }
+
+    /// Flows of datagrams of programs here, with an instance of a service that has left, begin anew: the next datagram
+    /// goes to another one. Gives how many there were.
+    pub fn rebind_datagrams(&mut self, now: Instant, host: HostId, service: &ServiceId) -> usize {
+        self.now = now;
+        let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.asked() == *service;
+        let flows: Vec<FlowId> = self.initiated_with(host).filter(is_it).map(|flow| flow.id).collect();
+        for id in &flows {
+            self.remove_flow(*id, RemoveReason::GivenUp);
+        }
+        if !flows.is_empty() {
+            self.note_given_up(host, flows.len(), GiveUpCause::Left);
+        }
+        flows.len()
+    }
+
+    /// The peers that programs here have open flows with, and by which names. Takes a walk over all flows.
+    pub fn initiated(&self) -> BTreeMap<HostId, BTreeSet<ServiceId>> {
+        let mut initiated: BTreeMap<HostId, BTreeSet<ServiceId>> = BTreeMap::new();
+        for flow in self.flows.iter().filter(|flow| is_open_initiator(flow)) {
+            if let Some(known) = self.associations.get(flow.association).filter(|known| !known.is_self()) {
+                initiated.entry(known.host).or_default().insert(flow.asked());
+            }
+        }
+        initiated
+    }
+
+    /// The open flows of programs here with a peer.
+    pub fn flows_initiated_with(&self, host: HostId) -> Vec<FlowId> {
+        self.initiated_with(host).map(|flow| flow.id).collect()
+    }
+
+    fn initiated_with(&self, host: HostId) -> impl Iterator<Item = &Flow> {
+        let is_with = move |flow: &&Flow| {
+            self.associations.get(flow.association).is_some_and(|known| known.host == host && !known.is_self())
+        };
+        self.flows.iter().filter(|flow| is_open_initiator(flow)).filter(is_with)
+    }
+
+    /// Looks at the peers that no router lists.
+    pub(crate) fn patience_due(&mut self, now: Instant) {
+        let Some(pause) = self.patience.between_looks().filter(|_| now >= self.patience.next_look) else { return };
+        self.patience.next_look = now + pause;
+        for (host, absence) in self.patience.absent.clone() {
+            let Some(shortest) = self.patience.shortest(host) else { continue };
+            let silent = self.silent_for(now, host, &absence);
+            // It has been asked for half of the time at least.
+            let is_asked = now.since(absence.since) >= shortest / 2 && self.is_unheard(Scope::of(host));
+            if silent >= shortest && is_asked {
+                self.give_up(now, host, silent);
+            } else if silent >= shortest / 2 {
+                self.suspect(now, host, None);
+            }
+        }
+    }
+
+    /// Ends the flows with a silent peer whose time is over.
+    fn give_up(&mut self, now: Instant, host: HostId, silent: Duration) {
+        let is_over = |flow: &&Flow| self.patience.limit(host, &flow.asked()).is_some_and(|limit| silent >= limit);
+        let flows: Vec<FlowId> = self.initiated_with(host).filter(is_over).map(|flow| flow.id).collect();
+        if flows.is_empty() {
+            return;
+        }
+        for id in &flows {
+            self.fail_flow(now, *id, RemoveReason::GivenUp);
+        }
+        self.note_given_up(host, flows.len(), GiveUpCause::Silent(silent));
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn terms_have_bounds_and_a_word_for_never() {
+        for (ms, limit) in [(0, Some(500)), (499, Some(500)), (3000, Some(3000)), (u32::MAX, None)] {
+            assert_eq!(GiveUpAfter::of_ms(ms), GiveUpAfter(limit.map(Duration::from_millis)));
+        }
+        for (limit_ms, ms) in [(Some(500), 500), (Some(u64::MAX), u32::MAX - 1), (None, u32::MAX)] {
+            assert_eq!(GiveUpAfter(limit_ms.map(Duration::from_millis)).ms(), ms);
+        }
+    }
+
+    #[test]
+    fn the_shortest_time_is_that_of_any_service_and_the_operator_has_the_last_word() {
+        let (host, other) = (HostId([1; 16]), HostId([2; 16]));
+        let (quick, slow, silent) = (ServiceId([1; 32]), ServiceId([2; 32]), ServiceId([3; 32]));
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let mut patience = Patience::default();
+        patience.note_told(host, quick, Some(GiveUpAfter(seconds(2))));
+        patience.note_told(host, slow, Some(GiveUpAfter(None)));
+        assert_eq!(patience.shortest(host), seconds(2));
+        assert_eq!([quick, slow, silent].map(|of| patience.limit(host, &of)), [seconds(2), None, seconds(30)]);
+        assert_eq!((patience.shortest(other), patience.limit(other, &quick)), (seconds(30), seconds(30)));
+        patience.note_told(host, quick, None);
+        assert_eq!((patience.shortest(host), patience.limit(host, &quick)), (seconds(30), seconds(30)));
+        patience.of_host = Some(GiveUpAfter(seconds(9)));
+        assert_eq!((patience.shortest(host), patience.limit(host, &slow)), (seconds(9), seconds(9)));
+        patience.of_host = Some(GiveUpAfter(None));
+        assert_eq!((patience.shortest(host), patience.limit(host, &quick)), (None, None));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut patience = Patience::default();
+        for number in 0..TOLD_MAX as u32 + 5 {
+            let mut service = ServiceId([0; 32]);
+            service.0[..4].copy_from_slice(&number.to_be_bytes());
+            patience.note_told(HostId([1; 16]), service, Some(GiveUpAfter(None)));
+        }
+        assert_eq!(patience.told.values().map(BTreeMap::len).sum::<usize>(), TOLD_MAX);
+    }
+}

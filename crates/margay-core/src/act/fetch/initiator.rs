@@ -1,0 +1,347 @@
+//! The client's end: it fetches the session, and its word decides where the connection is.
+
+use alloc::vec::Vec;
+
+use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
+
+use super::{HAND_OVERS_MAX, LEASE, TCP, handover, tuple_between};
+use crate::act::setup::Start;
+use crate::cache::entry::{EntryUpdate, RemoveReason};
+use crate::cache::output::AppVerdict;
+use crate::cache::packet::Unreachable;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, seen};
+use crate::session::hand_over::Ticket;
+use crate::session::{Act, Holder, LockGuardId};
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+
+/// Packets of a program that wait for the word where they go.
+const HELD_MAX: usize = 256;
+
+/// What a flow is set up for in the place of a connection: which session it fetches, and from whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    pub ticket: Ticket,
+    pub giver: HostId,
+    pub taker: HostId,
+}
+
+impl Fetch {
+    /// What the SYN says of it.
+    pub fn asked(&self) -> HandoverRepr {
+        handover(self.ticket, self.giver)
+    }
+}
+
+/// A session that is being fetched.
+#[derive(Debug)]
+pub(crate) struct Fetching {
+    /// The program's flow, to the giver.
+    pub old: FlowId,
+    /// The flow to the taker, which no program has yet.
+    pub new: FlowId,
+    taker: HostId,
+    guard: LockGuardId,
+    /// The taker has proved that it is there.
+    is_ready: bool,
+    /// What the program has sent since: nobody would have it, or both would.
+    held: Vec<Vec<u8>>,
+    pub until: Instant,
+}
+
+impl Sal {
+    /// The flow that a message about a hand-over is of, if this host is the one that began it, with this peer.
+    fn fetchable(&self, message: &Message<'_>, association: u32) -> Option<&Flow> {
+        self.flows.get(message.dst_flow).filter(|flow| {
+            flow.role == Role::Initiator && self.associations.is_same_peer(flow.association, association)
+        })
+    }
+
+    /// A giver asks for a session of this host's to be fetched.
+    pub(super) fn asked_to_fetch(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+        repr: HandoverRepr,
+    ) -> Result<(), DropReason> {
+        let ticket = Ticket(repr.ticket);
+        if let Some(fetching) = self.fetches.fetching.get(&ticket) {
+            let (is_its, is_ready) = (fetching.old == message.dst_flow, fetching.is_ready);
+            if !is_its || self.fetchable(message, association).is_none() {
+                return Err(DropReason::Unexpected);
+            }
+            if is_ready {
+                self.tell_ready(ticket);
+            }
+            return Ok(());
+        }
+        if let Err(code) = self.begin_fetch(now, message, association, repr) {
+            let to = (message.src_flow, message.dst_flow);
+            let word = handover(ticket, HostId(repr.host));
+            self.answer_of_hand_over(association, to, Kind::NackLock, Flags::empty(), word, Some(code));
+        }
+        Ok(())
+    }
+
+    fn begin_fetch(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+        repr: HandoverRepr,
+    ) -> Result<(), ErrorCode> {
+        let ticket = Ticket(repr.ticket);
+        if self.fetches.has_stayed(ticket, now) {
+            return Err(ErrorCode::Overloaded);
+        }
+        let taker = HostId(repr.host);
+        let old = self.fetchable(message, association).ok_or(ErrorCode::UnknownFlow)?;
+        let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        if old.app.protocol != TCP || !is_open || !old.has(seen::CONFIRMED) || old.has(seen::FAILED) {
+            return Err(ErrorCode::Closed);
+        }
+        let Flow { id: old_id, session, service, app, .. } = *old;
+        let is_sealed = old.is_sealed();
+        let giver = self.associations.get(association).map(|giver| giver.host).ok_or(ErrorCode::UnknownFlow)?;
+        if taker == giver || !self.has_family_of(repr.address.ip()) {
+            return Err(ErrorCode::Refused);
+        }
+        if self.fetches.fetching.len() >= HAND_OVERS_MAX || self.flows.len() >= self.config.limits.flows {
+            return Err(ErrorCode::Overloaded);
+        }
+        let holder = Holder { host: giver, act: Act::HandOver };
+        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
+        let id = self.fresh_flow_id();
+        let nonce = self.rng.u64();
+        let between = tuple_between(id, app.source.port(), app.destination.port());
+        let until = now + LEASE;
+        let fetching = Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: Vec::new(), until };
+        self.fetches.fetching.insert(ticket, fetching);
+        let mut flow = Flow::new(id, session, service, Role::Initiator, between, now);
+        // What is sealed is never given less.
+        flow.seen |= if is_sealed { seen::SECURE } else { 0 };
+        let fetch = Some(Fetch { ticket, giver, taker });
+        let start = Start {
+            nonce,
+            next_hop: repr.address,
+            beside: Vec::new(),
+            first: Vec::new(),
+            full: false,
+            related: None,
+            pinned: false,
+            asks: None,
+            fetch,
+        };
+        self.start_setup(now, flow, start);
+        Ok(())
+    }
+
+    /// The taker has answered, and is proved: the giver may freeze the connection. The ACK, which proves this host to
+    /// the taker, is there before what the giver sends upon this. What the program sends from now on waits for the
+    /// word where it goes.
+    pub(crate) fn fetch_answered(&mut self, id: FlowId) {
+        let Some((ticket, fetching)) = self.fetches.fetching.iter_mut().find(|(_, one)| one.new == id) else { return };
+        let ticket = *ticket;
+        let old = fetching.old;
+        fetching.is_ready = true;
+        let is_sealed = |id| self.flows.get(id).is_some_and(Flow::is_sealed);
+        if is_sealed(old) && !is_sealed(id) {
+            self.abandon_fetch(self.now, ticket, ErrorCode::NoCommonStack);
+            return;
+        }
+        self.set_held(old, true);
+        self.tell_ready(ticket);
+    }
+
+    fn set_held(&mut self, id: FlowId, is_held: bool) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.is_held = is_held;
+            self.install_again(id);
+        }
+    }
+
+    /// A packet of a program whose session is on its way.
+    pub(crate) fn hold_packet(&mut self, id: FlowId, packet: &[u8]) -> AppVerdict {
+        match self.fetches.fetching.values_mut().find(|one| one.old == id) {
+            Some(fetching) if fetching.held.len() < HELD_MAX => {
+                fetching.held.push(packet.to_vec());
+                AppVerdict::Consumed
+            }
+            // Its TCP sends it again.
+            _ => {
+                self.counters.held_full += 1;
+                AppVerdict::Drop(DropReason::Full)
+            }
+        }
+    }
+
+    fn tell_ready(&mut self, ticket: Ticket) {
+        let Some(fetching) = self.fetches.fetching.get(&ticket) else { return };
+        let word = handover(ticket, fetching.taker);
+        self.say_of_hand_over(fetching.old, Kind::AckLock, Flags::empty(), word, None);
+    }
+
+    /// The flow to the taker did not come to be.
+    pub(crate) fn fetch_failed(&mut self, ticket: Ticket, how: Unreachable) {
+        let code = match how {
+            Unreachable::Prohibited => ErrorCode::NotAllowed,
+            Unreachable::Port => ErrorCode::Refused,
+            Unreachable::Host => ErrorCode::HopLimit,
+        };
+        self.abandon_fetch(self.now, ticket, code);
+    }
+
+    /// The session stays where it is.
+    pub(super) fn abandon_fetch(&mut self, now: Instant, ticket: Ticket, code: ErrorCode) {
+        let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
+        self.fetches.note_stay(ticket, now);
+        // It may have ended by itself: then it is free already.
+        let _ = self.locks.release(fetching.guard, now);
+        self.set_held(fetching.old, false);
+        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
+            self.say_fail(fetching.new, ErrorCode::Closed);
+        }
+        self.forget_between(fetching.new);
+        self.say_of_hand_over(
+            fetching.old,
+            if fetching.is_ready { Kind::AckCancel } else { Kind::NackLock },
+            Flags::empty(),
+            handover(ticket, fetching.taker),
+            Some(code),
+        );
+    }
+
+    /// Forgets a flow that no program has had.
+    pub(super) fn forget_between(&mut self, id: FlowId) {
+        let Some(flow) = self.take_flow(id) else { return };
+        if flow.association != 0 {
+            self.associations.release(flow.association);
+            self.queue.update(EntryUpdate::Remove { flow: id, reason: RemoveReason::HandedOver });
+        }
+    }
+
+    /// A giver does not know what became of its hand-over.
+    pub(super) fn asked_for_word(
+        &mut self,
+        message: &Message<'_>,
+        association: u32,
+        repr: HandoverRepr,
+    ) -> Result<(), DropReason> {
+        let is_fetched = self.fetches.fetching.get(&Ticket(repr.ticket)).is_some_and(|one| one.old == message.dst_flow);
+        // Otherwise it is still open, and the giver hears of it.
+        if !is_fetched || self.fetchable(message, association).is_none() {
+            self.give_word(message, association, repr);
+        }
+        Ok(())
+    }
+
+    /// A giver wants to keep its connection.
+    pub(super) fn asked_to_leave(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+        repr: HandoverRepr,
+    ) -> Result<(), DropReason> {
+        let ticket = Ticket(repr.ticket);
+        let is_its = self.fetchable(message, association).is_some();
+        if is_its && self.fetches.fetching.get(&ticket).is_some_and(|one| one.old == message.dst_flow) {
+            self.abandon_fetch(now, ticket, ErrorCode::Closed);
+        }
+        self.give_word(message, association, repr);
+        Ok(())
+    }
+
+    /// The connection is at the giver as long as its flow is here: the flow goes when this host commits, and with it
+    /// all memory of the hand-over that this answer needs. That it stays is said once and for all.
+    fn give_word(&mut self, message: &Message<'_>, association: u32, repr: HandoverRepr) {
+        let stays = self.fetchable(message, association).is_some();
+        if stays {
+            self.fetches.note_stay(Ticket(repr.ticket), self.now);
+        }
+        let flags = if stays { Flags::empty() } else { Flags::CONFIRM };
+        let to = (message.src_flow, message.dst_flow);
+        let word = handover(Ticket(repr.ticket), HostId(repr.host));
+        self.answer_of_hand_over(association, to, Kind::AckCancel, flags, word, None);
+    }
+
+    /// The taker has the connection.
+    pub(super) fn hear_ready(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+        repr: HandoverRepr,
+    ) -> Result<(), DropReason> {
+        let ticket = Ticket(repr.ticket);
+        let id = message.dst_flow;
+        let is_its = self.fetchable(message, association).is_some();
+        let Some(fetching) = self.fetches.fetching.get(&ticket) else {
+            // The confirmation was lost, or nothing was committed: the flow is there, or it is not.
+            if !is_its {
+                let fail = (message.src_flow, id);
+                self.fail_of_hand_over(association, fail, repr);
+                return Err(DropReason::UnknownFlow);
+            }
+            self.say_of_hand_over(id, Kind::RsynDone, Flags::CONFIRM, repr, None);
+            return Ok(());
+        };
+        let holds = self.locks.is_held_by(fetching.guard, now);
+        if !is_its || fetching.new != id || !fetching.is_ready {
+            return Err(DropReason::Unexpected);
+        }
+        if !holds || self.flows.get(fetching.old).is_none() {
+            // Too late, or the client's connection has ended meanwhile.
+            self.abandon_fetch(now, ticket, ErrorCode::Closed);
+            return Ok(());
+        }
+        self.commit(now, ticket);
+        self.say_of_hand_over(id, Kind::RsynDone, Flags::CONFIRM, repr, None);
+        Ok(())
+    }
+
+    fn fail_of_hand_over(&mut self, association: u32, flows: (FlowId, FlowId), repr: HandoverRepr) {
+        self.answer_of_hand_over(association, flows, Kind::Fail, Flags::empty(), repr, Some(ErrorCode::UnknownFlow));
+    }
+
+    /// From here on the program's packets go to the taker.
+    fn commit(&mut self, now: Instant, ticket: Ticket) {
+        let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
+        let _ = self.locks.release(fetching.guard, now);
+        let Some(old) = self.flows.get(fetching.old) else { return };
+        let Flow { app, lifecycle, since, closed_at, .. } = *old;
+        let source = old.source.clone();
+        let kept = old.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        let word = handover(ticket, fetching.taker);
+        self.say_of_hand_over(fetching.old, Kind::AckCancel, Flags::CONFIRM, word, None);
+        self.remove_flow(fetching.old, RemoveReason::HandedOver);
+        self.flows.set_tuple(fetching.new, app);
+        let Some(new) = self.flows.get_mut(fetching.new) else { return };
+        new.lifecycle = lifecycle;
+        new.since = since;
+        new.closed_at = closed_at;
+        new.active = now;
+        new.source = source;
+        new.seen |= kept;
+        self.begin_direct(now, fetching.new, false);
+        self.install_again(fetching.new);
+        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        self.begin_pinholes(now, fetching.new);
+        self.begin_policy(now, fetching.new);
+        self.begin_rules(now, fetching.new);
+        self.events.push(Event::FlowOpened(fetching.new));
+    }
+
+    /// Sessions whose givers or takers have gone silent stay where they are.
+    pub(super) fn fetching_due(&mut self, now: Instant) {
+        let due: Vec<Ticket> =
+            self.fetches.fetching.iter().filter(|(_, one)| one.until <= now).map(|(ticket, _)| *ticket).collect();
+        due.into_iter().for_each(|ticket| self.abandon_fetch(now, ticket, ErrorCode::Closed));
+    }
+}

@@ -1,0 +1,96 @@
+use super::*;
+use crate::session::hand_over::HandOver;
+
+#[test]
+fn the_whole_matrix_of_a_giver() {
+    let expected = "\
+Asking Granted Frozen
+Asking Refused Over
+Asking Sent -
+Asking Cancelled Cancelling
+Asking Stays -
+Asking Gone -
+Asking TimeOut Cancelling
+Frozen Granted -
+Frozen Refused -
+Frozen Sent Waiting
+Frozen Cancelled Cancelling
+Frozen Stays Over
+Frozen Gone Parted
+Frozen TimeOut Cancelling
+Waiting Granted -
+Waiting Refused -
+Waiting Sent -
+Waiting Cancelled Cancelling
+Waiting Stays Over
+Waiting Gone Parted
+Waiting TimeOut Over
+Cancelling Granted -
+Cancelling Refused -
+Cancelling Sent -
+Cancelling Cancelled -
+Cancelling Stays Over
+Cancelling Gone Parted
+Cancelling TimeOut Over
+Parted Granted -
+Parted Refused -
+Parted Sent -
+Parted Cancelled -
+Parted Stays -
+Parted Gone -
+Parted TimeOut Over
+Over Granted -
+Over Refused -
+Over Sent -
+Over Cancelled -
+Over Stays -
+Over Gone -
+Over TimeOut -
+";
+    assert_eq!(GIVING.matrix(), expected);
+    assert_eq!(GIVING.faults(), [] as [String; 0]);
+}
+
+#[test]
+fn what_nobody_waits_for_is_dropped_at_once() {
+    let mut sal = crate::act::handover::tests::sal(crate::types::config::Limits::default());
+    let ticket = Ticket([7; 16]);
+    sal.take_over(Instant::from_millis(1), ticket);
+    assert_eq!(sal.poll_event(), Some(crate::session::event::Event::HandOver(HandOver::Dropped(ticket))));
+    assert_eq!(sal.poll_event(), None);
+}
+
+#[test]
+fn no_packet_has_the_five_tuple_of_a_flow_between_programs_and_no_two_have_the_same() {
+    let one = tuple_between(FlowId(7), 30_000, 80);
+    assert_eq!((one.protocol, one.source.port(), one.destination.port()), (TCP, 30_000, 80));
+    assert!(one.source.ip().is_unspecified());
+    assert_ne!(one, tuple_between(FlowId(8), 30_000, 80));
+}
+
+#[test]
+fn each_refusal_says_who_is_at_fault() {
+    let known = [ErrorCode::UnknownFlow, ErrorCode::NotAllowed, ErrorCode::Refused, ErrorCode::BadCertificate];
+    let texts: alloc::collections::BTreeSet<String> = known.into_iter().map(refusal_text).collect();
+    assert_eq!(texts.len(), known.len());
+    assert_eq!(refusal_text(ErrorCode::HopLimit), refusal_text(ErrorCode::Other(4711)));
+}
+
+#[test]
+fn tickets_of_connections_that_have_stayed_are_known_for_a_lease_and_are_bounded() {
+    let mut fetches = Fetches::default();
+    let begin = Instant::from_millis(1000);
+    let ticket = |n: u16| {
+        let mut bytes = [0; 16];
+        bytes[..2].copy_from_slice(&n.to_be_bytes());
+        Ticket(bytes)
+    };
+    fetches.note_stay(ticket(1), begin);
+    fetches.note_stay(ticket(1), begin + LEASE / 2);
+    assert!(fetches.has_stayed(ticket(1), begin) && !fetches.has_stayed(ticket(2), begin));
+    assert_eq!(fetches.stayed.len(), 1);
+    assert!(!fetches.has_stayed(ticket(1), begin + LEASE));
+    (0..5000).for_each(|n| fetches.note_stay(ticket(n), begin + LEASE));
+    assert_eq!(fetches.stayed.len(), HAND_OVERS_MAX);
+    assert!(fetches.has_stayed(ticket(4999), begin + LEASE) && !fetches.has_stayed(ticket(0), begin + LEASE));
+}

@@ -1,0 +1,597 @@
+//! The hand-over record: one flow in a form that leaves the process (DESIGN §7). Adoption after a restart, socket
+//! hand-over and moves of virtual machines all use it.
+//!
+//! Keys are not in the record: a leg names its association by the peer's host-ID, and whoever adopts the flow must
+//! share one with that peer; the very same one, where the leg's stack seals. Legs of an unknown stack are refused.
+//!
+//! ```text
+//!  0 "MGHO" | 4..6 version = 1 | 6..8 length of the whole
+//!  8 flowID | 12 peer's flowID | 16 session (16) | 32 service (32)
+//! 64 role (1 initiator, 2 responder) | 65 lifecycle | 66 flags | 67 number of legs
+//! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
+//! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
+//! flags: 1 authenticated, 2 and 4 FINs seen, 8, 16 and 128 as below, 32 this host demands a sealed flow, 64 the peer
+//! does
+//! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
+//! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
+//! the session goes through (`chain/record.rs`)
+//!
+//! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
+//!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
+//! leg:      0 kind | 1 stack | 2 flags (1 tuple, 2 flowID, 4 association) | 3 IP protocol
+//!           4 source address (16) | 20 port (2) | 22 destination address (16) | 38 port (2)
+//!          40 flowID | 44 peer's host-ID (16) | 60 association index | 64 zero (4)
+//! ```
+//! Numbers are big-endian, IPv4 addresses mapped into IPv6, reserved bytes zero.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use margay_wire::{FlowId, STACK_ENCAP, SessionId};
+
+use crate::act::chain::ChainRecord;
+use crate::act::ending::closing::LINGER;
+use crate::act::stack_change::Stack;
+use crate::cache::entry::EntryUpdate;
+use crate::leg::seal::Cipher;
+use crate::machine::sal::Sal;
+use crate::session::flow::{Flow, Setup, seen};
+use crate::session::give_up::GiveUpAfter;
+use crate::types::key::HostId;
+use crate::types::name::ServiceId;
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+use crate::types::tuple::Tuple;
+
+/// The version that this program writes, and the only one that it reads.
+pub const HANDOVER_VERSION: u16 = 1;
+/// Most legs of a flow in a record.
+pub const LEGS_MAX: usize = 8;
+const MAGIC: [u8; 4] = *b"MGHO";
+const FIXED_LEN: usize = 152;
+const LEG_LEN: usize = 68;
+const NUMBERS_LEN: usize = 32;
+const SOURCE_LEN: usize = 32;
+const GIVE_UP_LEN: usize = 4;
+const HAS_SOURCE: u8 = 8;
+const HAS_GIVE_UP: u8 = 16;
+const DEMANDS: u8 = 32;
+const PEER_DEMANDS: u8 = 64;
+const HAS_CHAIN: u8 = 128;
+const NO_SCALE: u8 = 255;
+
+/// Why bytes are no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandoverError {
+    /// Of another version of this program.
+    #[error(
+        "the hand-over record has version {found}, this program reads version {HANDOVER_VERSION}; run the same version \
+         on both sides"
+    )]
+    Version {
+        /// The version found.
+        found: u16,
+    },
+    /// Not a record, or damaged.
+    #[error("the hand-over record is damaged at byte {at}; export the flow again")]
+    Malformed {
+        /// Where the first wrong thing stands.
+        at: usize,
+    },
+}
+
+/// Why a flow cannot be adopted here. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdoptError {
+    /// The flow is not in the middle of its life.
+    #[error("the flow is over, or was never set up; there is nothing to carry on")]
+    NotAlive,
+    /// Not the two legs of an end host's flow.
+    #[error("this host carries flows from sal0 to an encapsulating stack or a card only; the record has other legs")]
+    Legs,
+    /// The identifier or the five-tuple is in use.
+    #[error("another flow of this host has the same {0}; give the restored socket another tuple")]
+    Taken(&'static str),
+    /// No association with the peer.
+    #[error("this host shares no association with host {0}; connect to it once, then adopt the flow")]
+    UnknownPeer(HostId),
+    /// The flow table is at its bound.
+    #[error("the flow table is full: {limit} flows; close some, or raise the limit")]
+    Full {
+        /// The bound.
+        limit: usize,
+    },
+}
+
+/// Where a leg ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LegKind {
+    /// The virtual interface.
+    Sal0 = 1,
+    /// A network card.
+    Nic = 2,
+    /// A stack: `encap`, `secure` and the like.
+    Stack = 3,
+    /// A socket of the agent's own.
+    Socket = 4,
+}
+
+/// A peer whose association keys a leg needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyReference {
+    /// The peer.
+    pub host: HostId,
+    /// The index of the association at the exporting host; another host uses its own newest one with that peer.
+    pub association: u32,
+}
+
+/// One end of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leg {
+    /// What it is attached to.
+    pub kind: LegKind,
+    /// Number of the stack, for that kind; else zero.
+    pub stack: u8,
+    /// The five-tuple, where it has one.
+    pub tuple: Option<Tuple>,
+    /// The flowID that its packets carry, where they carry one: the peer's.
+    pub flow: Option<FlowId>,
+    /// Whose keys.
+    pub keys: Option<KeyReference>,
+}
+
+/// What one direction of a TCP flow last showed: needed to restart or to reset the local TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// Highest sequence number, and the length of its segment.
+    pub highest: (u32, u32),
+    /// Last acknowledgement.
+    pub last_ack: u32,
+    /// Last window, unscaled.
+    pub last_window: u16,
+    /// Window scale from the SYN.
+    pub scale: Option<u8>,
+    /// Whether the SYN permitted SACK.
+    pub sack_permitted: bool,
+    /// TSval and TSecr.
+    pub timestamps: Option<(u32, u32)>,
+}
+
+/// A flow, as it leaves the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandoverRecord {
+    /// Local identifier: what the peer's DATA names.
+    pub flow: FlowId,
+    /// The peer's identifier.
+    pub peer_flow: FlowId,
+    /// The session, the same on all hosts.
+    pub session: SessionId,
+    /// The name.
+    pub service: ServiceId,
+    /// What the initiator's socket is called, where it has a name of its own.
+    pub source: Option<ServiceId>,
+    /// Which end this is.
+    pub role: Role,
+    /// Where in its life it is.
+    pub lifecycle: Lifecycle,
+    /// Whether the responder's right to the name was proved.
+    pub authenticated: bool,
+    /// FINs seen, egress and ingress.
+    pub fins: (bool, bool),
+    /// Whether this host demands that the flow is sealed.
+    pub is_demanded: bool,
+    /// Whether the peer does.
+    pub is_demanded_by_peer: bool,
+    /// Of the last entry that the cache was given.
+    pub generation: u32,
+    /// Milliseconds since it began.
+    pub age_ms: u64,
+    /// Milliseconds since it last carried anything.
+    pub idle_ms: u64,
+    /// From the application to the peer; `None` where nobody kept count.
+    pub egress: Option<Numbers>,
+    /// From the peer to the application.
+    pub ingress: Option<Numbers>,
+    /// For how long the service has its clients wait for a silent host, where it has said so to this end.
+    pub give_up_after: Option<GiveUpAfter>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
+    /// The application's leg first.
+    pub legs: Vec<Leg>,
+}
+
+const LIFECYCLES: [(Lifecycle, u8); 5] = [
+    (Lifecycle::Connecting, 1),
+    (Lifecycle::Established, 2),
+    (Lifecycle::HalfClosed, 3),
+    (Lifecycle::Closed, 4),
+    (Lifecycle::TimedOut, 5),
+];
+
+impl HandoverRecord {
+    /// The bytes. Legs beyond [`LEGS_MAX`] are left out; no flow has so many.
+    pub fn encode(&self) -> Vec<u8> {
+        let legs = &self.legs[..self.legs.len().min(LEGS_MAX)];
+        let rest = self.source.map_or(0, |_| SOURCE_LEN) + self.give_up_after.map_or(0, |_| GIVE_UP_LEN);
+        let rest = rest + self.chain.as_ref().map_or(0, ChainRecord::len);
+        let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
+        let mut out = Vec::with_capacity(whole);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&HANDOVER_VERSION.to_be_bytes());
+        // At most 152 + 8 × 68 + 32 + 4 + 260.
+        out.extend_from_slice(&(whole as u16).to_be_bytes());
+        out.extend_from_slice(&self.flow.0.to_be_bytes());
+        out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
+        out.extend_from_slice(&self.session.0);
+        out.extend_from_slice(&self.service.0);
+        let role = if self.role == Role::Initiator { 1 } else { 2 };
+        let lifecycle = LIFECYCLES.iter().find(|(state, _)| *state == self.lifecycle).map_or(0, |(_, number)| *number);
+        let flags = u8::from(self.authenticated) | u8::from(self.fins.0) << 1 | u8::from(self.fins.1) << 2;
+        let flags = flags | if self.is_demanded { DEMANDS } else { 0 };
+        let flags = flags | if self.is_demanded_by_peer { PEER_DEMANDS } else { 0 };
+        let flags = flags | self.source.map_or(0, |_| HAS_SOURCE) | self.give_up_after.map_or(0, |_| HAS_GIVE_UP);
+        let flags = flags | self.chain.as_ref().map_or(0, |_| HAS_CHAIN);
+        out.extend_from_slice(&[role, lifecycle, flags, legs.len() as u8]);
+        out.extend_from_slice(&self.generation.to_be_bytes());
+        out.extend_from_slice(&self.age_ms.to_be_bytes());
+        out.extend_from_slice(&self.idle_ms.to_be_bytes());
+        out.extend_from_slice(&encode_numbers(self.egress.as_ref()));
+        out.extend_from_slice(&encode_numbers(self.ingress.as_ref()));
+        for leg in legs {
+            out.extend_from_slice(&encode_leg(leg));
+        }
+        out.extend(self.source.iter().flat_map(|source| source.0));
+        out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
+        out.extend(self.chain.iter().flat_map(ChainRecord::encode));
+        out
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    ///
+    /// Another version, or not a record at all.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HandoverError> {
+        let reader = Reader(bytes);
+        if reader.array::<4>(0)? != MAGIC {
+            return Err(HandoverError::Malformed { at: 0 });
+        }
+        let found = reader.u16(4)?;
+        if found != HANDOVER_VERSION {
+            return Err(HandoverError::Version { found });
+        }
+        let legs_len = usize::from(reader.byte(67)?);
+        let flags = reader.byte(66)?;
+        let source_at = FIXED_LEN + legs_len * LEG_LEN;
+        let give_up_at = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
+        let chain_at = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
+        let chain = if flags & HAS_CHAIN == 0 { None } else { Some(decode_chain(bytes, chain_at)?) };
+        let whole = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
+        if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
+            return Err(HandoverError::Malformed { at: 6 });
+        }
+        let role = match reader.byte(64)? {
+            1 => Role::Initiator,
+            2 => Role::Responder,
+            _ => return Err(HandoverError::Malformed { at: 64 }),
+        };
+        let lifecycle = reader.byte(65)?;
+        let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
+        let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            flow: FlowId(reader.u32(8)?),
+            peer_flow: FlowId(reader.u32(12)?),
+            session: SessionId(reader.array(16)?),
+            service: ServiceId(reader.array(32)?),
+            source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
+            give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
+            chain,
+            role,
+            lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
+            authenticated: flags & 1 != 0,
+            fins: (flags & 2 != 0, flags & 4 != 0),
+            is_demanded: flags & DEMANDS != 0,
+            is_demanded_by_peer: flags & PEER_DEMANDS != 0,
+            generation: reader.u32(68)?,
+            age_ms: u64::from_be_bytes(reader.array(72)?),
+            idle_ms: u64::from_be_bytes(reader.array(80)?),
+            egress: decode_numbers(&reader, 88)?,
+            ingress: decode_numbers(&reader, 88 + NUMBERS_LEN)?,
+            legs,
+        })
+    }
+
+    /// The application's leg, if it is at `sal0`.
+    pub(crate) fn app(&self) -> Option<Tuple> {
+        self.legs.iter().find(|leg| leg.kind == LegKind::Sal0).and_then(|leg| leg.tuple)
+    }
+
+    /// The flow ports, where it has agreed on some.
+    fn ports(&self) -> Option<Tuple> {
+        self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
+    }
+
+    /// The keys of the leg to the network, and how it is sealed.
+    fn keys(&self) -> Option<(KeyReference, Option<Cipher>)> {
+        let stack = self.legs.iter().find(|leg| leg.kind == LegKind::Stack)?;
+        let cipher = Cipher::of_stack(stack.stack);
+        stack.keys.filter(|_| stack.stack == STACK_ENCAP || cipher.is_some()).map(|keys| (keys, cipher))
+    }
+}
+
+pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { core::net::Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], HandoverError> {
+        let bytes = self.0.get(at..at + N).and_then(|bytes| bytes.try_into().ok());
+        bytes.ok_or(HandoverError::Malformed { at: self.0.len() })
+    }
+
+    fn byte(&self, at: usize) -> Result<u8, HandoverError> {
+        self.array::<1>(at).map(|[byte]| byte)
+    }
+
+    fn u16(&self, at: usize) -> Result<u16, HandoverError> {
+        self.array(at).map(u16::from_be_bytes)
+    }
+
+    fn u32(&self, at: usize) -> Result<u32, HandoverError> {
+        self.array(at).map(u32::from_be_bytes)
+    }
+
+    fn socket(&self, at: usize) -> Result<SocketAddr, HandoverError> {
+        let ip = Ipv6Addr::from(self.array::<16>(at)?);
+        Ok(SocketAddr::new(ip.to_canonical(), self.u16(at + 16)?))
+    }
+
+    fn zeros(&self, at: usize, len: usize) -> Result<(), HandoverError> {
+        let bytes = self.0.get(at..at + len).ok_or(HandoverError::Malformed { at: self.0.len() })?;
+        match bytes.iter().position(|byte| *byte != 0) {
+            None => Ok(()),
+            Some(first) => Err(HandoverError::Malformed { at: at + first }),
+        }
+    }
+}
+
+fn encode_numbers(numbers: Option<&Numbers>) -> [u8; NUMBERS_LEN] {
+    let mut out = [0; NUMBERS_LEN];
+    let Some(numbers) = numbers else { return out };
+    out[..4].copy_from_slice(&numbers.highest.0.to_be_bytes());
+    out[4..8].copy_from_slice(&numbers.highest.1.to_be_bytes());
+    out[8..12].copy_from_slice(&numbers.last_ack.to_be_bytes());
+    out[12..14].copy_from_slice(&numbers.last_window.to_be_bytes());
+    out[14] = numbers.scale.unwrap_or(NO_SCALE);
+    out[15] = 1 | u8::from(numbers.sack_permitted) << 1 | u8::from(numbers.timestamps.is_some()) << 2;
+    let (value, echo) = numbers.timestamps.unwrap_or_default();
+    out[16..20].copy_from_slice(&value.to_be_bytes());
+    out[20..24].copy_from_slice(&echo.to_be_bytes());
+    out
+}
+
+fn decode_numbers(reader: &Reader<'_>, at: usize) -> Result<Option<Numbers>, HandoverError> {
+    let flags = reader.byte(at + 15)?;
+    if flags & 1 == 0 {
+        return reader.zeros(at, NUMBERS_LEN).map(|()| None);
+    }
+    let scale = Some(reader.byte(at + 14)?).filter(|scale| *scale != NO_SCALE);
+    // RFC 7323: a scale is at most 14.
+    if flags > 7 || scale.is_some_and(|scale| scale > 14) {
+        return Err(HandoverError::Malformed { at: at + 14 });
+    }
+    let has_timestamps = flags & 4 != 0;
+    if has_timestamps { reader.zeros(at + 24, 8) } else { reader.zeros(at + 16, 16) }?;
+    Ok(Some(Numbers {
+        highest: (reader.u32(at)?, reader.u32(at + 4)?),
+        last_ack: reader.u32(at + 8)?,
+        last_window: reader.u16(at + 12)?,
+        scale,
+        sack_permitted: flags & 2 != 0,
+        timestamps: if has_timestamps { Some((reader.u32(at + 16)?, reader.u32(at + 20)?)) } else { None },
+    }))
+}
+
+fn encode_leg(leg: &Leg) -> [u8; LEG_LEN] {
+    let mut out = [0; LEG_LEN];
+    out[0] = leg.kind as u8;
+    out[1] = leg.stack;
+    out[2] = u8::from(leg.tuple.is_some()) | u8::from(leg.flow.is_some()) << 1 | u8::from(leg.keys.is_some()) << 2;
+    let mut socket = |at: usize, address: SocketAddr| {
+        let ip = match address.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        out[at..at + 16].copy_from_slice(&ip.octets());
+        out[at + 16..at + 18].copy_from_slice(&address.port().to_be_bytes());
+    };
+    if let Some(tuple) = leg.tuple {
+        socket(4, tuple.source);
+        socket(22, tuple.destination);
+        out[3] = tuple.protocol;
+    }
+    if let Some(flow) = leg.flow {
+        out[40..44].copy_from_slice(&flow.0.to_be_bytes());
+    }
+    if let Some(keys) = leg.keys {
+        out[44..60].copy_from_slice(&keys.host.0);
+        out[60..64].copy_from_slice(&keys.association.to_be_bytes());
+    }
+    out
+}
+
+fn decode_give_up(reader: &Reader<'_>, at: usize) -> Result<GiveUpAfter, HandoverError> {
+    let ms = reader.u32(at)?;
+    let told = GiveUpAfter::of_ms(ms);
+    // A record has one form: nobody writes less than the least.
+    if told.ms() == ms { Ok(told) } else { Err(HandoverError::Malformed { at }) }
+}
+
+fn decode_chain(bytes: &[u8], at: usize) -> Result<ChainRecord, HandoverError> {
+    bytes.get(at..).and_then(ChainRecord::decode).ok_or(HandoverError::Malformed { at })
+}
+
+fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
+    let kind = match reader.byte(at)? {
+        1 => LegKind::Sal0,
+        2 => LegKind::Nic,
+        3 => LegKind::Stack,
+        4 => LegKind::Socket,
+        _ => return Err(HandoverError::Malformed { at }),
+    };
+    let flags = reader.byte(at + 2)?;
+    if flags > 7 {
+        return Err(HandoverError::Malformed { at: at + 2 });
+    }
+    let tuple = if flags & 1 != 0 {
+        let (source, destination) = (reader.socket(at + 4)?, reader.socket(at + 22)?);
+        Some(Tuple { protocol: reader.byte(at + 3)?, source, destination })
+    } else {
+        reader.zeros(at + 3, 37)?;
+        None
+    };
+    let flow = if flags & 2 != 0 {
+        Some(FlowId(reader.u32(at + 40)?))
+    } else {
+        reader.zeros(at + 40, 4)?;
+        None
+    };
+    let keys = if flags & 4 != 0 {
+        Some(KeyReference { host: HostId(reader.array(at + 44)?), association: reader.u32(at + 60)? })
+    } else {
+        reader.zeros(at + 44, 20)?;
+        None
+    };
+    reader.zeros(at + 64, 4)?;
+    Ok(Leg { kind, stack: reader.byte(at + 1)?, tuple, flow, keys })
+}
+
+impl Sal {
+    /// The record of a flow, or `None` where there is nothing to hand over: no such flow, one that is still being set
+    /// up, or one that was given up. One that is closed, by both sides or by a reset, lingers where it goes, too. The
+    /// flow stays here; whoever hands it over closes it. The core keeps no TCP numbers: a cache that does adds them.
+    pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
+        let flow = self.flows.get(id)?;
+        let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
+        if !is_set_up || !flow.carries_data() || self.fetches.is_between(id) {
+            return None;
+        }
+        let association = self.associations.get(flow.association)?;
+        let keys = KeyReference { host: association.host, association: association.local_id };
+        let app = Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(flow.app), flow: None, keys: None };
+        // In the middle of a change the higher one of the two.
+        let seal = flow.seal.as_ref().filter(|_| flow.stacks.has(Stack::Secure));
+        let stack = seal.map_or(STACK_ENCAP, |keys| keys.cipher.stack());
+        let wire = Leg { kind: LegKind::Stack, stack, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
+        let ports = flow.direct.peer.map(|_| association.remote.ip()).map(|peer| Tuple {
+            protocol: flow.app.protocol,
+            // The route says with which address; only the port is the flow's own.
+            source: SocketAddr::new(unspecified(peer), flow.direct.local_port),
+            destination: SocketAddr::new(peer, flow.direct.peer_port),
+        });
+        let direct =
+            ports.map(|tuple| Leg { kind: LegKind::Nic, stack: 0, tuple: Some(tuple), flow: None, keys: None });
+        let millis = |since: Instant| u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX);
+        Some(HandoverRecord {
+            flow: flow.id,
+            peer_flow: flow.peer_flow,
+            session: flow.session,
+            service: flow.service,
+            source: flow.source.as_deref().copied(),
+            role: flow.role,
+            lifecycle: flow.lifecycle,
+            authenticated: flow.has(seen::AUTHENTICATED),
+            fins: (flow.has(seen::FIN_EGRESS), flow.has(seen::FIN_INGRESS)),
+            is_demanded: flow.has(seen::DEMANDS),
+            is_demanded_by_peer: flow.has(seen::PEER_DEMANDS),
+            generation: flow.generation,
+            age_ms: millis(flow.since),
+            idle_ms: millis(flow.active),
+            egress: None,
+            ingress: None,
+            give_up_after: self.told_of(flow),
+            chain: flow.chain.as_deref().map(ChainRecord::of),
+            legs: [app, wire].into_iter().chain(direct).collect(),
+        })
+    }
+
+    /// Carries a flow on that another process or host has exported. Its entry is in the output queue then.
+    ///
+    /// # Errors
+    ///
+    /// Why not; nothing has changed.
+    pub fn adopt_flow(&mut self, now: Instant, record: &HandoverRecord) -> Result<(), AdoptError> {
+        self.now = now;
+        if matches!(record.lifecycle, Lifecycle::Connecting | Lifecycle::TimedOut) {
+            return Err(AdoptError::NotAlive);
+        }
+        let (app, (keys, cipher)) = record.app().zip(record.keys()).ok_or(AdoptError::Legs)?;
+        let ports = record.ports();
+        if record.legs.len() != 2 + usize::from(ports.is_some()) {
+            return Err(AdoptError::Legs);
+        }
+        let limit = self.config.limits.flows;
+        if self.flows.len() >= limit {
+            return Err(AdoptError::Full { limit });
+        }
+        if record.flow.0 == 0 || self.flows.get(record.flow).is_some() {
+            return Err(AdoptError::Taken("identifier"));
+        }
+        if self.flows.by_tuple(&app).is_some() {
+            return Err(AdoptError::Taken("five-tuple"));
+        }
+        let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
+        // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends.
+        let is_free = cipher.is_none() || keys.host == self.host_id();
+        let association = same.or_else(|| self.associations.by_host(keys.host).filter(|_| is_free));
+        let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
+        let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
+        let mut flow = Flow::new(record.flow, record.session, record.service, record.role, app, before(record.age_ms));
+        flow.peer_flow = record.peer_flow;
+        flow.lifecycle = record.lifecycle;
+        flow.association = association;
+        flow.generation = record.generation.saturating_add(1);
+        flow.active = before(record.idle_ms);
+        flow.source = record.source.map(Box::new);
+        flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
+        flow.setup = Setup::Done;
+        let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
+        let is_demanded = record.is_demanded || self.demands_secure(&record.service);
+        flow.seen = seen::CONFIRMED
+            | bit(seen::AUTHENTICATED, record.authenticated)
+            | bit(seen::FIN_EGRESS, record.fins.0)
+            | bit(seen::FIN_INGRESS, record.fins.1)
+            | bit(seen::DEMANDS, is_demanded)
+            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer);
+        self.flows.insert(flow);
+        if record.lifecycle == Lifecycle::Closed {
+            self.flows.set_deadline(record.flow, Some(now + LINGER));
+        }
+        self.associations.hold(association);
+        if let Some(ports) = ports {
+            self.adopt_ports(now, record.flow, &ports);
+        }
+        if let Some(cipher) = cipher {
+            self.keep_sealed(now, record.flow);
+            self.seal_flow(record.flow, cipher);
+            self.tell_epoch(now, association);
+        }
+        if record.give_up_after.is_some() {
+            self.note_told(record.flow, record.give_up_after);
+        }
+        let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
+        self.announce_path(association);
+        self.queue.update(EntryUpdate::Install(entry));
+        self.begin_policy(now, record.flow);
+        self.begin_rules(now, record.flow);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "handover_test.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,300 @@
+//! The hand-over record as bytes, and flows that are carried on from it.
+
+use alloc::string::ToString;
+use core::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cache::entry::{PathId, Wire};
+use crate::cache::output::Output;
+use crate::cache::packet::tcp_flags;
+use crate::leg::carriage::Carriage;
+use crate::machine::control::AssociationSetup;
+use crate::session::event::Event;
+use crate::types::config::{Config, Limits};
+use crate::types::direction::Direction;
+use crate::types::key::HostSecret;
+
+const PEER: [u8; 32] = [9; 32];
+
+fn peer() -> HostId {
+    crate::types::key::HostPublic(PEER).id()
+}
+
+pub(crate) fn record() -> HandoverRecord {
+    let source = SocketAddr::new([198, 18, 0, 1].into(), 0x9c40);
+    let destination = SocketAddr::new([198, 18, 0, 9].into(), 80);
+    let tuple = Tuple { protocol: 6, source, destination };
+    let keys = KeyReference { host: peer(), association: 0x0a0b_0c0d };
+    let numbers = Numbers {
+        highest: (0x0102_0304, 5),
+        last_ack: 6,
+        last_window: 7,
+        scale: Some(8),
+        sack_permitted: true,
+        timestamps: Some((9, 10)),
+    };
+    HandoverRecord {
+        flow: FlowId(0x1111_1111),
+        peer_flow: FlowId(0x2222_2222),
+        session: SessionId([3; 16]),
+        service: ServiceId([4; 32]),
+        source: None,
+        role: Role::Responder,
+        lifecycle: Lifecycle::HalfClosed,
+        authenticated: true,
+        fins: (true, false),
+        is_demanded: false,
+        is_demanded_by_peer: false,
+        generation: 12,
+        age_ms: 0x1000,
+        idle_ms: 0x20,
+        egress: Some(numbers),
+        ingress: None,
+        give_up_after: None,
+        chain: None,
+        legs: alloc::vec![
+            Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
+            Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(0x2222_2222)), keys: Some(keys) },
+        ],
+    }
+}
+
+#[test]
+fn the_format_is_as_written_above() {
+    let bytes = record().encode();
+    assert_eq!(bytes.len(), 152 + 2 * 68);
+    assert_eq!(bytes[..16], *b"MGHO\x00\x01\x01\x20\x11\x11\x11\x11\x22\x22\x22\x22");
+    assert_eq!(bytes[16..64], [[3; 16], [4; 16], [4; 16]].concat());
+    assert_eq!(
+        bytes[64..88],
+        *b"\x02\x03\x03\x02\x00\x00\x00\x0c\x00\x00\x00\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x20"
+    );
+    let egress = *b"\x01\x02\x03\x04\x00\x00\x00\x05\x00\x00\x00\x06\x00\x07\x08\x07\x00\x00\x00\x09\x00\x00\x00\x0a";
+    assert_eq!(bytes[88..112], egress);
+    assert_eq!(bytes[112..152], [0; 40]);
+    assert_eq!(bytes[152..156], [1, 0, 1, 6]);
+    assert_eq!(bytes[156..174], *b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xc6\x12\x00\x01\x9c\x40");
+    assert_eq!(bytes[220..224], [3, 2, 6, 0]);
+    assert_eq!(bytes[260..264], [0x22; 4]);
+    assert_eq!(bytes[264..280], peer().0);
+    assert_eq!(bytes[280..288], [0x0a, 0x0b, 0x0c, 0x0d, 0, 0, 0, 0]);
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(record()));
+}
+
+#[test]
+fn the_clients_own_name_comes_last() {
+    let named = HandoverRecord { source: Some(ServiceId([7; 32])), ..record() };
+    let bytes = named.encode();
+    assert_eq!((bytes.len(), bytes[66]), (record().encode().len() + 32, record().encode()[66] | 8));
+    assert_eq!(bytes[288..], [7; 32]);
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(named));
+    assert_eq!(HandoverRecord::decode(&bytes[..288]), Err(HandoverError::Malformed { at: 6 }));
+}
+
+#[test]
+fn what_the_service_has_said_comes_after_the_name() {
+    let told = Some(GiveUpAfter(Some(Duration::from_secs(3))));
+    for (source, at) in [(None, 288), (Some(ServiceId([7; 32])), 320)] {
+        let record = HandoverRecord { source, give_up_after: told, ..record() };
+        let mut bytes = record.encode();
+        assert_eq!((bytes[66] & 16, &bytes[at..]), (16, &[0, 0, 0x0b, 0xb8][..]));
+        assert_eq!(HandoverRecord::decode(&bytes), Ok(record));
+        bytes[at + 2] = 0;
+        assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at }), "less than the least");
+    }
+}
+
+#[test]
+fn what_the_service_has_said_is_known_where_the_flow_goes_on() {
+    let told = Some(GiveUpAfter(None));
+    for (role, known) in [(Role::Initiator, told), (Role::Responder, None)] {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        let record = HandoverRecord { role, fins: (false, false), give_up_after: told, ..record() };
+        sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
+        let again = sal.export_flow(Instant::ZERO, record.flow).expect("it is carried on");
+        assert_eq!(again.give_up_after, known);
+    }
+}
+
+#[test]
+fn another_version_is_refused_in_words() {
+    let mut bytes = record().encode();
+    bytes[5] = 2;
+    let error = HandoverRecord::decode(&bytes).expect_err("version 2");
+    assert_eq!(error, HandoverError::Version { found: 2 });
+    let said = "the hand-over record has version 2, this program reads version 1; run the same version on both sides";
+    assert_eq!(error.to_string(), said);
+    bytes[0] = b'X';
+    assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at: 0 }));
+    assert!(matches!(HandoverRecord::decode(&[]), Err(HandoverError::Malformed { at: 0 })));
+}
+
+proptest! {
+    /// What decodes has one form: encoding it again gives the same bytes. Nothing makes the reader stumble.
+    #[test]
+    fn a_record_has_one_form(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = record().encode();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Ok(record) = HandoverRecord::decode(&bytes) {
+            prop_assert_eq!(record.encode(), bytes.clone());
+        }
+        bytes.truncate(cut.index(bytes.len()));
+        prop_assert!(HandoverRecord::decode(&bytes).is_err());
+    }
+}
+
+pub(crate) fn sal(limits: Limits) -> Sal {
+    let config = Config {
+        host_key: HostSecret::from_bytes([5; 32]),
+        epoch: 1,
+        boot_id: [6; 16],
+        router: false,
+        datagram_max: 1472,
+        local_addresses: Vec::new(),
+        ranges: crate::Ranges::USUAL,
+        limits,
+    };
+    Sal::new(config, Instant::ZERO, 0, [7; 32])
+}
+
+pub(crate) fn meet_peer(sal: &mut Sal, local_id: u32) {
+    let setup = AssociationSetup {
+        host_key: PEER,
+        key: [1; 32],
+        local_id,
+        remote_id: 3,
+        peer_epoch: 1,
+        boot_id: None,
+        remote: SocketAddr::new([10, 0, 0, 2].into(), 54324),
+        hop_key: None,
+        router: false,
+        initiator: true,
+    };
+    sal.install_association(Instant::ZERO, setup);
+}
+
+#[test]
+fn an_adopted_flow_is_carried_on_and_can_be_exported_again() {
+    let mut sal = sal(Limits::default());
+    assert_eq!(sal.adopt_flow(Instant::ZERO, &record()), Err(AdoptError::UnknownPeer(peer())));
+    meet_peer(&mut sal, 77);
+    let now = Instant::from_millis(60_000);
+    sal.adopt_flow(now, &record()).expect("the peer is known");
+    let mut buf = alloc::vec![0; 65_536];
+    let mut installed = None;
+    while let Some(output) = sal.poll(&mut buf) {
+        if let Output::Update(EntryUpdate::Install(entry)) = output {
+            installed = Some(entry);
+        }
+    }
+    let entry = installed.expect("the cache was told");
+    assert_eq!((entry.flow, entry.peer_flow, entry.generation), (FlowId(0x1111_1111), FlowId(0x2222_2222), 13));
+    let mut wanted = record();
+    wanted.generation = 13;
+    wanted.egress = None;
+    wanted.legs[1].keys = Some(KeyReference { host: peer(), association: 77 });
+    wanted.age_ms += 500;
+    wanted.idle_ms += 500;
+    assert_eq!(sal.export_flow(Instant::from_millis(60_500), FlowId(0x1111_1111)), Some(wanted));
+    assert_eq!(sal.adopt_flow(now, &record()), Err(AdoptError::Taken("identifier")));
+    let twin = HandoverRecord { flow: FlowId(5), ..record() };
+    assert_eq!(sal.adopt_flow(now, &twin), Err(AdoptError::Taken("five-tuple")));
+}
+
+#[test]
+fn a_flow_that_both_have_closed_is_carried_on_until_nothing_can_come_late() {
+    let mut before = sal(Limits::default());
+    meet_peer(&mut before, 77);
+    let now = Instant::from_millis(60_000);
+    before.adopt_flow(now, &HandoverRecord { fins: (true, false), ..record() }).expect("the peer is known");
+    while before.poll_event().is_some() {}
+    assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), Some(Direction::Egress));
+    before.handle_transport(now, record().flow, Direction::Ingress, tcp_flags::FIN);
+    let changed = core::iter::from_fn(|| before.poll_event())
+        .any(|event| matches!(event, Event::FlowEnded { flow, .. } if flow == record().flow));
+    assert!(changed, "whoever keeps records hears of it");
+    assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), None, "by both");
+    let over = before.export_flow(now, record().flow).expect("it lingers");
+    assert_eq!((over.lifecycle, over.fins), (Lifecycle::Closed, (true, true)));
+    let mut after = sal(Limits::default());
+    meet_peer(&mut after, 77);
+    after.adopt_flow(now, &over).expect("the peer is known");
+    after.handle_timeout(now + (LINGER - Duration::from_millis(1)));
+    assert_eq!(after.flow_count(), 1);
+    after.handle_timeout(now + LINGER);
+    let mut buf = alloc::vec![0; 65_536];
+    let is_asked = |output| matches!(output, Output::Ending(flow) if flow == record().flow);
+    assert!(core::iter::from_fn(|| after.poll(&mut buf)).any(is_asked));
+    after.handle_ending(now + LINGER, record().flow, true);
+    assert_eq!(after.flow_count(), 0, "not after days");
+}
+
+/// Taken up with ports of its own, while the cache's entry names the record `path`.
+fn adopted(sal: &mut Sal, association: u32, path: u32, (role, accepting): (Role, bool)) -> (bool, u32, u32) {
+    let now = Instant::from_millis(1);
+    let (local, remote) = ([0, 0, 0, 0].into(), [10, 0, 0, 2].into());
+    let ports =
+        Tuple { protocol: 6, source: SocketAddr::new(local, 61_001), destination: SocketAddr::new(remote, 61_002) };
+    let mut direct = HandoverRecord { role, ..record() };
+    direct.legs[1].keys = Some(KeyReference { host: peer(), association });
+    direct.legs.push(Leg { kind: LegKind::Nic, stack: 0, tuple: Some(ports), flow: None, keys: None });
+    sal.adopt_flow(now, &direct).expect("the peer is known");
+    let wire = Wire {
+        path: PathId(path),
+        local_port: 61_001,
+        remote_port: 61_002,
+        sending: true,
+        accepting,
+        begun: true,
+        by_sal0: false,
+    };
+    let is_adopted = sal.adopt_direct(now, direct.flow, 12, &wire);
+    let named = sal.flows.get(direct.flow).map_or(0, |flow| flow.direct.path);
+    (is_adopted, named, sal.associations.get(association).map_or(0, |association| association.wire_path))
+}
+
+#[test]
+fn a_direct_flow_goes_on_by_the_record_that_its_peer_has() {
+    for (entry, path) in [(77, 77), (78, 78), (5, 78)] {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        sal.associations.hold(77);
+        meet_peer(&mut sal, 78);
+        assert_eq!(adopted(&mut sal, 78, entry, (Role::Initiator, true)), (true, path, path), "{entry}");
+    }
+}
+
+#[test]
+fn a_direct_flow_whose_first_packet_has_not_come_waits_for_it_as_before() {
+    for (role, now) in [(Role::Initiator, (Carriage::Sending, true)), (Role::Responder, (Carriage::Direct, false))] {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        assert!(adopted(&mut sal, 77, 77, (role, false)).0);
+        let direct = &sal.flows.get(record().flow).expect("adopted").direct;
+        assert_eq!((direct.carriage, direct.wire().is_some_and(|wire| wire.begun)), now);
+    }
+}
+
+#[test]
+fn what_cannot_be_carried_on_is_refused_and_nothing_changes() {
+    let mut sal = sal(Limits { flows: 0, ..Limits::default() });
+    meet_peer(&mut sal, 77);
+    let now = Instant::ZERO;
+    assert_eq!(sal.adopt_flow(now, &record()), Err(AdoptError::Full { limit: 0 }));
+    let over = HandoverRecord { lifecycle: Lifecycle::TimedOut, ..record() };
+    assert_eq!(sal.adopt_flow(now, &over), Err(AdoptError::NotAlive));
+    let mut chained = record();
+    chained.legs.push(chained.legs[1]);
+    assert_eq!(sal.adopt_flow(now, &chained), Err(AdoptError::Legs));
+    assert_eq!(sal.flow_count(), 0);
+    assert_eq!(sal.export_flow(now, FlowId(1)), None);
+}

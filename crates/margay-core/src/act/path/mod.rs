@@ -1,0 +1,9 @@
+//! Which way the packets of a flow go: direct, encapsulated, by single pairs or by several at once.
+
+pub mod direct;
+pub(crate) mod hold;
+pub mod policy;
+pub(crate) mod related;
+pub(crate) mod side_path;
+pub(crate) mod striping;
+pub(crate) mod wire_path;

@@ -1,0 +1,272 @@
+//! Flows that go by a pair of addresses of their own, while the others with the same peer stay (docs/decisions/0018;
+//! Serval §6.3).
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use margay_wire::FlowId;
+
+use crate::act::path::striping::STRIPED_MAX;
+use crate::association::location::{Cause, Pair, Scope};
+use crate::cache::entry::{EntryUpdate, Passage, Path, PathId};
+use crate::leg::carriage::{Carriage, Why};
+use crate::machine::sal::Sal;
+use crate::session::flow::Flow;
+use crate::session::{Act, LockError};
+use crate::types::key::HostId;
+use crate::types::time::Instant;
+
+/// Pairs of addresses beside those of the associations, all peers together.
+pub(crate) const SIDE_PATHS_MAX: usize = 4096;
+
+/// A pair that some flows use beside their association's.
+#[derive(Debug)]
+pub(crate) struct SidePath {
+    pub id: PathId,
+    pub host: HostId,
+    pub pair: Pair,
+    pub flows: usize,
+    /// Direct flows may name it.
+    wired: bool,
+}
+
+/// What an order to move names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Towards {
+    /// One of this host's addresses.
+    Local(IpAddr),
+    /// One of the peer's.
+    Remote(IpAddr),
+}
+
+/// Why an order to move is not carried out; nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveRefused {
+    /// No such flow.
+    #[error("there is no flow {0}; `margay flow list` shows those that there are")]
+    UnknownFlow(FlowId),
+    /// It is being set up, or over.
+    #[error("flow {0} carries no data now")]
+    NotAlive(FlowId),
+    /// No association.
+    #[error("this host shares nothing with host {0}; `margay path` shows its peers")]
+    UnknownPeer(HostId),
+    /// Client and server are one host.
+    #[error("both ends are on this host")]
+    SameHost,
+    /// No pair fits.
+    #[error("no pair of addresses with the peer has {0}: this host has {1}, the peer says it has {2}")]
+    NoPair(IpAddr, ListOf, ListOf),
+    /// It is there already.
+    #[error("that is where it is")]
+    There,
+    /// Too many.
+    #[error("{STRIPED_MAX} flows are striped already; end some, or give them another policy")]
+    ManyStriped,
+    /// Its stack is being changed.
+    #[error("the flow's stack is being changed; try again in a moment")]
+    Changing,
+    /// Another act is at work.
+    #[error(transparent)]
+    Busy(#[from] LockError),
+    /// It would go by addresses where a rule demands that it is sealed.
+    #[error("a stack rule with `floor` is about this name: its flows go by one pair of addresses each")]
+    Floor,
+    /// Too many.
+    #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
+    Full,
+}
+
+/// Addresses, for a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListOf(pub Vec<IpAddr>);
+
+impl core::fmt::Display for ListOf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        self.0.iter().enumerate().try_for_each(|(at, address)| write!(f, "{}{address}", if at > 0 { ", " } else { "" }))
+    }
+}
+
+impl Sal {
+    /// Moves all flows with a peer, by order.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn migrate_host(&mut self, now: Instant, host: HostId, towards: Towards) -> Result<(), MoveRefused> {
+        self.now = now;
+        let present = self.pair_of(host).ok_or(MoveRefused::UnknownPeer(host))?;
+        let pairs = self.pairs_towards(host, present, towards)?;
+        self.leave(now, Scope::of(host), Cause::Operator, false, pairs);
+        Ok(())
+    }
+
+    /// Moves one flow, by order.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn migrate_flow(&mut self, now: Instant, id: FlowId, towards: Towards) -> Result<(), MoveRefused> {
+        self.now = now;
+        self.move_flow(now, id, towards)?;
+        self.end_stripe(now, id, true);
+        Ok(())
+    }
+
+    pub(crate) fn move_flow(&mut self, now: Instant, id: FlowId, towards: Towards) -> Result<(), MoveRefused> {
+        let flow = self.flows.get(id).ok_or(MoveRefused::UnknownFlow(id))?;
+        if !flow.carries_data() {
+            return Err(MoveRefused::NotAlive(id));
+        }
+        let association = self.associations.get(flow.association).ok_or(MoveRefused::NotAlive(id))?;
+        let (host, is_self) = (association.host, association.is_self());
+        if is_self {
+            return Err(MoveRefused::SameHost);
+        }
+        let scope = Scope { host, flow: id };
+        let present = self.pair_in_use(scope).ok_or(MoveRefused::NotAlive(id))?;
+        let pairs = self.pairs_towards(host, present, towards)?;
+        if self.side_paths.len() >= SIDE_PATHS_MAX {
+            return Err(MoveRefused::Full);
+        }
+        self.may_lock_flow(now, id, Act::Move)?;
+        self.leave(now, scope, Cause::Operator, false, pairs);
+        Ok(())
+    }
+
+    fn pairs_towards(&self, host: HostId, present: Pair, towards: Towards) -> Result<Vec<Pair>, MoveRefused> {
+        let fits = |pair: &Pair| match towards {
+            Towards::Local(local) => pair.local == Some(local),
+            Towards::Remote(remote) => pair.remote.ip() == remote,
+        };
+        let all = self.pairs_for(host);
+        let pairs: Vec<Pair> = all.iter().copied().filter(fits).collect();
+        if pairs.is_empty() {
+            let (Towards::Local(wanted) | Towards::Remote(wanted)) = towards;
+            let own = self.config.local_addresses.clone();
+            let mut theirs = alloc::vec![present.remote.ip()];
+            if let Some(location) = self.locations.get(Scope::of(host)) {
+                theirs.extend(location.addresses.iter().map(SocketAddr::ip));
+            }
+            theirs.sort_unstable();
+            theirs.dedup();
+            return Err(MoveRefused::NoPair(wanted, ListOf(own), ListOf(theirs)));
+        }
+        if fits(&present) {
+            return Err(MoveRefused::There);
+        }
+        Ok(pairs)
+    }
+
+    /// The record of a flow's own path.
+    pub(crate) fn side_path(&self, id: PathId) -> Option<&SidePath> {
+        self.side_paths.iter().find(|side| side.id == id)
+    }
+
+    /// From now on one flow goes by this pair. It is encapsulated until it has proved itself there, like a new one.
+    pub(crate) fn place_flow(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool) {
+        self.release_side_path(scope.flow);
+        let side =
+            if self.pair_of(scope.host) == Some(pair) { None } else { self.hold_side_path(scope.host, pair, true) };
+        let Some(flow) = self.flows.get_mut(scope.flow) else { return };
+        flow.side = side;
+        let association = flow.association;
+        if flow.direct.carriage != Carriage::Never {
+            flow.direct.carriage = Carriage::Encapsulated;
+            flow.direct.why = Why::Unproved;
+            flow.direct.since = now;
+            flow.direct.path = side.map_or(association, |id| id.0);
+        }
+        self.install_again(scope.flow);
+        if broken {
+            self.queue.restart(scope.flow);
+        }
+        self.open_pinhole(now, scope.flow);
+    }
+
+    /// The record of a pair, which is made if there is none. `wired`: direct flows may name it.
+    pub(crate) fn hold_side_path(&mut self, host: HostId, pair: Pair, wired: bool) -> Option<PathId> {
+        if let Some(known) = self.side_paths.iter_mut().find(|side| side.host == host && side.pair == pair) {
+            known.flows += 1;
+            let (id, is_more) = (known.id, wired && !known.wired);
+            known.wired |= wired;
+            if is_more {
+                self.announce_side_path(id);
+            }
+            return Some(id);
+        }
+        if self.side_paths.len() >= SIDE_PATHS_MAX {
+            return None;
+        }
+        let id = loop {
+            let id = PathId(self.associations.fresh_id(&mut self.rng));
+            if self.side_path(id).is_none() {
+                break id;
+            }
+        };
+        self.side_paths.push(SidePath { id, host, pair, flows: 1, wired });
+        self.announce_side_path(id);
+        Some(id)
+    }
+
+    fn announce_side_path(&mut self, id: PathId) {
+        let Some(side) = self.side_path(id) else { return };
+        let known = self.associations.by_host(side.host);
+        let path = Path {
+            id,
+            remote: side.pair.remote,
+            local: side.pair.local,
+            datagram_max: known.map_or(self.config.datagram_max, |known| known.datagram_max),
+            passage: Passage::Open,
+            wired: side.wired,
+            expected: None,
+            watched: false,
+        };
+        self.queue.update(EntryUpdate::Path(path));
+    }
+
+    /// The flow goes, or goes another way.
+    pub(crate) fn release_side_path(&mut self, flow: FlowId) {
+        let side = self.flows.get_mut(flow).and_then(|flow| flow.side.take());
+        self.let_side_path_go(side);
+    }
+
+    pub(crate) fn let_side_path_go(&mut self, side: Option<PathId>) {
+        let Some(at) = side.and_then(|id| self.side_paths.iter().position(|side| side.id == id)) else { return };
+        self.side_paths[at].flows -= 1;
+        if self.side_paths[at].flows == 0 {
+            let gone = self.side_paths.swap_remove(at);
+            self.queue.update(EntryUpdate::RemovePath(gone.id));
+        }
+    }
+
+    /// Flows whose own address is gone join the others.
+    pub(crate) fn leave_lost_side_paths(&mut self, now: Instant) {
+        let own = &self.config.local_addresses;
+        let is_lost = |side: &&SidePath| side.pair.local.is_some_and(|local| !own.contains(&local));
+        let lost: Vec<PathId> = self.side_paths.iter().filter(is_lost).map(|side| side.id).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let of_lost = |flow: &&Flow| flow.side.is_some_and(|side| lost.contains(&side));
+        let flows: Vec<FlowId> = self.flows.iter().filter(of_lost).map(|flow| flow.id).collect();
+        for flow in flows {
+            self.rejoin(now, flow, Cause::Address);
+        }
+    }
+
+    /// A flow with a pair of its own goes back to the one that the others use. False where it has none.
+    pub(crate) fn rejoin(&mut self, now: Instant, id: FlowId, cause: Cause) -> bool {
+        let Some(side) = self.flows.get(id).and_then(|flow| flow.side) else { return false };
+        let Some(host) = self.side_path(side).map(|side| side.host) else { return false };
+        let Some(pair) = self.pair_of(host) else { return false };
+        let scope = Scope { host, flow: id };
+        if self.locations.get(scope).is_none_or(|location| location.ask.is_none()) {
+            self.leave(now, scope, cause, true, alloc::vec![pair]);
+        }
+        true
+    }
+}

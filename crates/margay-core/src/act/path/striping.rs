@@ -1,0 +1,401 @@
+//! Flows that go by several pairs of addresses at once: which pairs, and whether they work (docs/decisions/0021).
+//!
+//! One end *leads*: it says which pairs are the flow's places, each by a PROBE with STRIPE that goes by that pair. The
+//! other follows. Both send by a place when the other has answered a question of their own there; so nothing goes to an
+//! address that has not answered.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, StripeRepr};
+
+use crate::act::path::side_path::MoveRefused;
+use crate::association::Association;
+use crate::association::draft::Draft;
+use crate::association::location::{Pair, Scope};
+use crate::cache::entry::{EntryUpdate, PathId, Place, StripeNews};
+use crate::leg::carriage::{DirectEvent, Why};
+use crate::machine::sal::Sal;
+use crate::session::event::StripePlace;
+use crate::session::flow::seen;
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::role::Role;
+use crate::types::time::Instant;
+
+/// Flows that are striped, at most.
+pub(crate) const STRIPED_MAX: usize = 256;
+/// A place that works is asked again after so long, while the flow is active.
+const ASK: Duration = Duration::from_millis(250);
+/// One that does not, at first, and at most; doubled each time.
+const ASK_FIRST: Duration = Duration::from_millis(50);
+const ASK_MAX: Duration = Duration::from_secs(4);
+/// After so many questions without an answer the host's own pair is looked at, if the place is that.
+const MISSES: u32 = 3;
+/// After so many by every place without any answer the flow is not striped: some six seconds.
+const UNANSWERED: u32 = 7;
+/// A flow that has carried nothing for so long is not probed for.
+const ACTIVE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(1);
+
+/// One place of a flow.
+#[derive(Debug)]
+struct Leg {
+    pair: Pair,
+    path: PathId,
+    /// Of the last question.
+    number: u32,
+    asked: Instant,
+    next: Instant,
+    misses: u32,
+    rtt: Option<Duration>,
+    is_proved: bool,
+}
+
+/// What is kept of a striped flow.
+#[derive(Debug)]
+pub(crate) struct Striping {
+    leads: bool,
+    legs: [Option<Leg>; PLACES_MAX],
+    reports: u32,
+    next: Instant,
+}
+
+impl Striping {
+    /// As the cache's entry has it.
+    pub fn places(&self) -> [Option<Place>; PLACES_MAX] {
+        core::array::from_fn(|place| {
+            self.legs[place].as_ref().map(|leg| Place { path: leg.path, may_send: leg.is_proved })
+        })
+    }
+
+    /// For lists.
+    pub fn list(&self) -> Vec<StripePlace> {
+        let place = |(place, leg): (usize, &Option<Leg>)| {
+            let leg = leg.as_ref()?;
+            Some(StripePlace { place, pair: leg.pair, is_proved: leg.is_proved, rtt: leg.rtt })
+        };
+        self.legs.iter().enumerate().filter_map(place).collect()
+    }
+
+    /// Whether an address of the peer is one of a place.
+    pub fn leads_to(&self, remote: SocketAddr) -> bool {
+        self.pairs().any(|pair| pair.remote == remote)
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = Pair> {
+        self.legs.iter().flatten().map(|leg| leg.pair)
+    }
+}
+
+impl Sal {
+    /// From now on the flow goes by several pairs, as soon as they have shown that they work.
+    ///
+    /// # Errors
+    ///
+    /// Too many are striped, or the flow carries no data.
+    pub(crate) fn begin_stripe(&mut self, now: Instant, id: FlowId, leads: bool) -> Result<(), MoveRefused> {
+        if self.striped.len() >= STRIPED_MAX {
+            return Err(MoveRefused::ManyStriped);
+        }
+        let flow = self.flows.get(id).filter(|flow| flow.carries_data()).ok_or(MoveRefused::NotAlive(id))?;
+        if self.associations.get(flow.association).is_none_or(Association::is_self) {
+            return Err(MoveRefused::SameHost);
+        }
+        if self.stack_rules.has_floor_for(&flow.service) {
+            return Err(MoveRefused::Floor);
+        }
+        if self.stack_changes.under_way(id).is_some() {
+            return Err(MoveRefused::Changing);
+        }
+        self.release_stripe(id);
+        // Only user space can stripe.
+        self.direct_event(now, id, DirectEvent::Stalled, Why::Striped);
+        self.direct_event(now, id, DirectEvent::PeerBack, Why::Striped);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(MoveRefused::NotAlive(id)) };
+        flow.stripe = Some(Box::new(Striping { leads, legs: Default::default(), reports: 0, next: now }));
+        self.striped.insert(id);
+        self.counters.stripes += 1;
+        self.install_again(id);
+        Ok(())
+    }
+
+    /// The flow goes by one pair again.
+    pub(crate) fn end_stripe(&mut self, now: Instant, id: FlowId, tells: bool) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.stripe.is_some()) else { return };
+        let association = flow.association;
+        if tells && let Some(host) = self.associations.get(association).map(|association| association.host) {
+            let end = StripeRepr { number: 0, place: 0, ends: true, leads: false };
+            let pairs: Vec<Pair> = flow.stripe.iter().flat_map(|striping| striping.pairs()).collect();
+            pairs.into_iter().for_each(|pair| self.send_stripe(Scope { host, flow: id }, pair, end, Flags::empty()));
+        }
+        self.release_stripe(id);
+        self.install_again(id);
+        self.open_pinhole(now, id);
+    }
+
+    /// Its places are nobody's any more.
+    fn release_stripe(&mut self, id: FlowId) {
+        let striping = self.flows.get_mut(id).and_then(|flow| flow.stripe.take());
+        self.let_stripe_go(id, striping);
+    }
+
+    pub(crate) fn let_stripe_go(&mut self, id: FlowId, striping: Option<Box<Striping>>) {
+        self.striped.remove(&id);
+        for leg in striping.into_iter().flat_map(|striping| striping.legs).flatten() {
+            self.let_side_path_go(Some(leg.path));
+        }
+    }
+
+    /// When the next question is due.
+    pub(crate) fn stripes_deadline(&self) -> Option<Instant> {
+        let of = |id: &FlowId| self.flows.get(*id).and_then(|flow| flow.stripe.as_ref()).map(|striping| striping.next);
+        self.striped.iter().filter_map(of).min()
+    }
+
+    pub(crate) fn stripes_due(&mut self, now: Instant) {
+        let is_due = |id: &&FlowId| {
+            let striping = self.flows.get(**id).and_then(|flow| flow.stripe.as_ref());
+            striping.is_some_and(|striping| striping.next <= now)
+        };
+        let due: Vec<FlowId> = self.striped.iter().filter(is_due).copied().collect();
+        due.into_iter().for_each(|id| self.ask_places(now, id));
+    }
+
+    /// Asks by every place of a flow whose time has come.
+    fn ask_places(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Some(host) = self.associations.get(flow.association).map(|association| association.host) else { return };
+        let is_idle = now.since(flow.active) > ACTIVE;
+        if flow.stripe.as_ref().is_some_and(|striping| striping.leads) {
+            self.choose_places(now, host, id);
+        }
+        if self.is_without_answer(id) {
+            // It knows nothing of places, or none of these pairs works: the flow goes as others do.
+            self.counters.policies_refused += 1;
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.seen &= !seen::STRIPES;
+            }
+            self.end_stripe(now, id, true);
+            return;
+        }
+        let scope = Scope { host, flow: id };
+        let mut questions: Vec<(Pair, StripeRepr)> = Vec::new();
+        let mut silent: Vec<Pair> = Vec::new();
+        let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
+        let leads = striping.leads;
+        for (place, leg) in (0..).zip(&mut striping.legs).filter_map(|(place, leg)| Some((place, leg.as_mut()?))) {
+            if leg.next > now || is_idle && leg.is_proved {
+                continue;
+            }
+            leg.number = self.rng.u32();
+            leg.asked = now;
+            let wait = if leg.is_proved && leg.misses == 0 { ASK } else { ASK_FIRST * (1 << leg.misses.min(8)) };
+            leg.next = now + wait.min(ASK_MAX);
+            leg.misses += 1;
+            questions.push((leg.pair, StripeRepr { number: leg.number, place, ends: false, leads }));
+            if leg.misses > MISSES && leg.is_proved {
+                silent.push(leg.pair);
+            }
+        }
+        let next = striping.legs.iter().flatten().map(|leg| leg.next).min().unwrap_or(now + ASK);
+        striping.next = if is_idle { next.max(now + IDLE) } else { next.max(now + ASK_FIRST / 2) };
+        questions.into_iter().for_each(|(pair, question)| self.send_stripe(scope, pair, question, Flags::empty()));
+        if self.pair_of(host).is_some_and(|pair| silent.contains(&pair)) {
+            self.suspect(now, host, None);
+        }
+    }
+
+    /// Whether the peer has answered by no place, often enough.
+    fn is_without_answer(&self, id: FlowId) -> bool {
+        let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return false };
+        let mut legs = striping.legs.iter().flatten();
+        striping.leads && legs.all(|leg| !leg.is_proved && leg.misses > UNANSWERED)
+    }
+
+    /// The leader's places: as many as there are pairs that have nothing in common, as far as can be seen from here.
+    fn choose_places(&mut self, now: Instant, host: HostId, id: FlowId) {
+        let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return };
+        let present: Vec<Pair> = striping.pairs().collect();
+        let wanted = self.apart(host, &present);
+        let is_same = present.len() == wanted.len() && wanted.iter().all(|pair| present.contains(pair));
+        if is_same {
+            return;
+        }
+        if wanted.len() < 2 {
+            self.end_stripe(now, id, true);
+            return;
+        }
+        for place in 0..PLACES_MAX {
+            let gone = self.leg(id, place).is_some_and(|leg| !wanted.contains(&leg.pair));
+            if gone {
+                self.set_leg(now, id, place, None);
+            }
+        }
+        for pair in wanted.into_iter().filter(|pair| !present.contains(pair)) {
+            let free = (0..PLACES_MAX).find(|place| self.leg(id, *place).is_none());
+            if let Some(place) = free {
+                self.set_leg(now, id, place, Some((host, pair)));
+            }
+        }
+        self.install_again(id);
+    }
+
+    /// Whether there is more than one pair for the flow to go by.
+    pub(crate) fn has_several_pairs(&self, id: FlowId) -> bool {
+        let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+        association.is_some_and(|association| self.apart(association.host, &[]).len() > 1)
+    }
+
+    /// Pairs that have nothing in common, those of `present` first. Where one end has fewer addresses, only its own are
+    /// used twice.
+    fn apart(&self, host: HostId, present: &[Pair]) -> Vec<Pair> {
+        let is_v4 = self.pair_of(host).is_some_and(|pair| pair.remote.is_ipv4());
+        let mut all = self.pairs_for(host);
+        all.retain(|pair| pair.local.is_some() && pair.remote.is_ipv4() == is_v4);
+        let locals: BTreeSet<IpAddr> = all.iter().filter_map(|pair| pair.local).collect();
+        let remotes: BTreeSet<SocketAddr> = all.iter().map(|pair| pair.remote).collect();
+        let candidates = present.iter().filter(|pair| all.contains(pair)).chain(&all);
+        let mut chosen: Vec<Pair> = Vec::new();
+        for pair in candidates {
+            let is_new_local = chosen.iter().all(|other| other.local != pair.local);
+            let is_new_remote = chosen.iter().all(|other| other.remote != pair.remote);
+            let fits = match locals.len().cmp(&remotes.len()) {
+                core::cmp::Ordering::Less => is_new_remote && (is_new_local || chosen.len() >= locals.len()),
+                core::cmp::Ordering::Equal => is_new_local && is_new_remote,
+                core::cmp::Ordering::Greater => is_new_local && (is_new_remote || chosen.len() >= remotes.len()),
+            };
+            if fits && chosen.len() < PLACES_MAX {
+                chosen.push(*pair);
+            }
+        }
+        chosen
+    }
+
+    fn leg(&self, id: FlowId, place: usize) -> Option<&Leg> {
+        self.flows.get(id)?.stripe.as_ref()?.legs.get(place)?.as_ref()
+    }
+
+    /// A place is this pair now, or none; nothing is known of it yet.
+    fn set_leg(&mut self, now: Instant, id: FlowId, place: usize, pair: Option<(HostId, Pair)>) {
+        let leg = pair.and_then(|(host, pair)| Some((pair, self.hold_side_path(host, pair, false)?)));
+        let leg = leg.map(|(pair, path)| Leg {
+            pair,
+            path,
+            number: 0,
+            asked: now,
+            next: now,
+            misses: 0,
+            rtt: None,
+            is_proved: false,
+        });
+        let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
+        striping.next = now;
+        let former = core::mem::replace(&mut striping.legs[place], leg);
+        self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Gone(place) });
+        self.let_side_path_go(former.map(|leg| leg.path));
+    }
+
+    fn send_stripe(&mut self, scope: Scope, pair: Pair, stripe: StripeRepr, flags: Flags) {
+        let extensions = [Extension::Stripe(stripe)];
+        self.send_about(scope, pair, &extensions, flags);
+    }
+
+    fn send_about(&mut self, scope: Scope, pair: Pair, extensions: &[Extension<'_>], flags: Flags) {
+        let Some(peer_flow) = self.flows.get(scope.flow).map(|flow| flow.peer_flow) else { return };
+        let mut draft = Draft::new(Kind::Probe, peer_flow, scope.flow);
+        draft.flags = flags;
+        draft.extensions = extensions;
+        self.send_over(scope.host, pair, draft);
+    }
+
+    /// A proved PROBE about the places of a flow.
+    pub(crate) fn handle_stripe(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        scope: Scope,
+        message: &Message<'_>,
+        said: StripeRepr,
+    ) -> Result<(), DropReason> {
+        let flow = self.flows.get(scope.flow).ok_or(DropReason::UnknownFlow)?;
+        let (is_striped, role) = (flow.stripe.is_some(), flow.role);
+        let leads = flow.stripe.as_ref().is_some_and(|striping| striping.leads);
+        if message.flags.contains(Flags::CONFIRM) {
+            return self.place_works(now, scope.flow, said);
+        }
+        if said.ends {
+            self.end_stripe(now, scope.flow, false);
+            return Ok(());
+        }
+        let pair = Pair { local: self.arrival, remote: from };
+        // Where both ends want to lead, the initiator does.
+        let follows = said.leads && !(leads && role == Role::Initiator);
+        let begins = follows && (leads || !is_striped);
+        if begins && self.begin_stripe(now, scope.flow, false).is_err() || !said.leads && !leads {
+            let end = StripeRepr { number: said.number, place: said.place, ends: true, leads: false };
+            self.send_stripe(scope, pair, end, Flags::empty());
+            return Err(DropReason::Unexpected);
+        }
+        if said.leads && !follows {
+            return Err(DropReason::Unexpected);
+        }
+        let place = usize::from(said.place);
+        if follows && self.leg(scope.flow, place).is_none_or(|leg| leg.pair != pair) {
+            self.set_leg(now, scope.flow, place, Some((scope.host, pair)));
+            self.install_again(scope.flow);
+            self.ask_places(now, scope.flow);
+        }
+        let answer = StripeRepr { leads, ..said };
+        self.send_stripe(scope, pair, answer, Flags::CONFIRM);
+        Ok(())
+    }
+
+    /// The peer has answered a question by a place.
+    fn place_works(&mut self, now: Instant, id: FlowId, said: StripeRepr) -> Result<(), DropReason> {
+        let striping = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()).ok_or(DropReason::Unexpected)?;
+        let place = usize::from(said.place);
+        let leg = striping.legs.get_mut(place).and_then(Option::as_mut).ok_or(DropReason::Unexpected)?;
+        if leg.number != said.number || leg.misses == 0 {
+            return Err(DropReason::Stale);
+        }
+        let rtt = now.since(leg.asked);
+        leg.rtt = Some(rtt);
+        leg.misses = 0;
+        leg.next = now + ASK;
+        let is_new = !core::mem::replace(&mut leg.is_proved, true);
+        if is_new {
+            self.install_again(id);
+        }
+        self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Alive { place, rtt } });
+        Ok(())
+    }
+
+    /// The flow cache has seen trains of a striped flow arrive: its peer is told, by the place where the last one came.
+    pub fn handle_arrivals(&mut self, now: Instant, id: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {
+        self.now = now;
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let association = flow.association;
+        let Some(striping) = flow.stripe.as_mut() else { return };
+        striping.reports = striping.reports.wrapping_add(1);
+        let arrivals = ArrivalsRepr { number: striping.reports, places: arrivals.places };
+        let leg = place.and_then(|place| striping.legs.get(place)?.as_ref()).filter(|leg| leg.is_proved);
+        let pair = leg.map(|leg| leg.pair);
+        let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
+        if let Some(pair) = pair.or_else(|| self.pair_of(host)) {
+            self.send_about(Scope { host, flow: id }, pair, &[Extension::Arrivals(arrivals)], Flags::empty());
+        }
+    }
+
+    /// What the peer has received of a flow: the flow cache decides by it where to send.
+    pub(crate) fn note_arrivals(&mut self, id: FlowId, arrivals: ArrivalsRepr) -> Result<(), DropReason> {
+        if self.flows.get(id).is_none_or(|flow| flow.stripe.is_none()) {
+            return Err(DropReason::Unexpected);
+        }
+        self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Arrivals(arrivals) });
+        Ok(())
+    }
+}

@@ -1,0 +1,685 @@
+//! The connecting side.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use margay_wire::{
+    Chain, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionRepr,
+};
+
+use super::{
+    InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare, next_protocol, prologue,
+    retry_after, starts_direct,
+};
+use crate::act::fetch::Fetch;
+use crate::act::grant::Asks;
+use crate::act::path::related::Related;
+use crate::act::secure::Verdict;
+use crate::association::Association;
+use crate::association::auth;
+use crate::association::draft::{Draft, answered_from};
+use crate::cache::entry::{EntryUpdate, RemoveReason};
+use crate::cache::output::AppVerdict;
+use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
+use crate::leg::carriage::{DirectEvent, Why};
+use crate::leg::seal::Cipher;
+use crate::machine::sal::Sal;
+use crate::resolve::instance::sticky;
+use crate::resolve::segment::{SEGMENT, SEGMENT_TIMEOUT};
+use crate::resolve::way::Sender;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, LifeEvent, Setup, seen};
+use crate::table::{NextHop, Resolution, Rule};
+use crate::trust::handshake::{Finished, Initiator};
+use crate::types::drop_reason::DropReason;
+use crate::types::hop::HOP_LIMIT;
+use crate::types::name::ServiceId;
+use crate::types::rng::Rng;
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+use crate::types::tuple::GREETING;
+use crate::types::tuple::Tuple;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+/// After so many SYNs without an answer another router is asked, where there is one.
+const TURN_RETRIES: u32 = 2;
+/// What people are told.
+const SIGNED_TCP: &str = "the connection is signed (TCP-MD5 or TCP-AO), addresses included, and Margay gives it others";
+const TOO_LONG: &str = "the first packet does not fit a SYN; lower the MTU of sal0";
+const CHAIN_TOO_LONG: &str = "the first packet does not fit a SYN with its chain of boxes and this host's \
+                              certificates; name fewer boxes, or lower the MTU of sal0";
+const FLOWS_FULL: &str = "this host has as many flows as it may; `margay flow list` shows them";
+
+/// What a SYN-ACK proved: the association that it came under, and where it came from.
+struct Answer {
+    association: u32,
+    /// Third handshake message, when the hosts had not met.
+    message_3: Option<Vec<u8>>,
+}
+
+/// Where a new flow begins.
+pub(crate) struct Start {
+    pub nonce: u64,
+    pub next_hop: SocketAddr,
+    /// Who gets a copy.
+    pub beside: Vec<SocketAddr>,
+    /// The application's own first packet.
+    pub first: Vec<u8>,
+    /// Whether no older association shall be counted on.
+    pub full: bool,
+    /// The peer's flow that it is related to, if it is to any.
+    pub related: Option<Related>,
+    /// The next hop is one instance's.
+    pub pinned: bool,
+    /// What it asks for in the place of a connection.
+    pub asks: Option<Asks>,
+    /// What it is set up for in the place of a connection.
+    pub fetch: Option<Fetch>,
+}
+
+impl Start {
+    /// Of a session by the service table.
+    pub const fn of(nonce: u64, next_hop: SocketAddr, beside: Vec<SocketAddr>, first: Vec<u8>) -> Self {
+        Self { nonce, next_hop, beside, first, full: false, related: None, pinned: false, asks: None, fetch: None }
+    }
+}
+
+impl Sal {
+    /// Takes an application's first packet to a name.
+    pub(crate) fn initiate(&mut self, now: Instant, packet: &AppPacket<'_>) -> AppVerdict {
+        if packet.is_signed_tcp() {
+            self.refuse(packet, Unreachable::Prohibited);
+            let service = self.service_of(packet.tuple.destination.ip()).unwrap_or_default();
+            self.connect_failed(service, packet, SIGNED_TCP.to_string());
+            return AppVerdict::Drop(DropReason::SignedTcp);
+        }
+        let Some(service) = self.service_of(packet.tuple.destination.ip()) else {
+            if let Some(verdict) = self.initiate_related(now, packet) {
+                return verdict;
+            }
+            self.refuse(packet, Unreachable::Host);
+            return AppVerdict::Drop(DropReason::NoName);
+        };
+        self.note_use_of_lease(packet.tuple.destination.ip());
+        if self.flows.len() >= self.config.limits.flows {
+            self.refuse(packet, Unreachable::Host);
+            self.connect_failed(service, packet, FLOWS_FULL.to_string());
+            return AppVerdict::Drop(DropReason::Full);
+        }
+        let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let chain = self.begin_chain(session, &service, packet);
+        let asked = chain.as_ref().map_or(service, |chain| chain.asked);
+        let instance = self.instances.get(&packet.tuple.destination.ip()).filter(|_| chain.is_none());
+        let instance = instance.map(|instance| instance.next_hop.address);
+        let first_hop = match instance {
+            Some(instance) => Ok((instance, Vec::new())),
+            None => self.first_hop(now, &asked, sticky(id, nonce), packet),
+        };
+        let (next_hop, beside) = match first_hop {
+            Ok(hops) => hops,
+            Err(verdict) => return verdict,
+        };
+        let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        flow.chain = chain;
+        let may_grant = packet.is_tcp() && flow.chain.is_none();
+        let pinned = instance.is_some();
+        self.start_setup(now, flow, Start { pinned, ..Start::of(nonce, next_hop, beside, packet.whole.to_vec()) });
+        if may_grant {
+            self.note_connects(now, packet.tuple.destination, 1);
+        }
+        AppVerdict::Consumed
+    }
+
+    /// Where the first packet to a name goes, and who gets a copy. Where it goes nowhere, or not yet, that is seen to.
+    fn first_hop(
+        &mut self,
+        now: Instant,
+        service: &ServiceId,
+        sticky: u64,
+        packet: &AppPacket<'_>,
+    ) -> Result<(SocketAddr, Vec<SocketAddr>), AppVerdict> {
+        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
+            Resolution::Forward(rule, hop) => {
+                let address = hop.address;
+                let beside = self.note_own(rule);
+                let heard = if address == SEGMENT { self.hop_by_notice(now, service, sticky) } else { None };
+                Ok((heard.unwrap_or(address), beside))
+            }
+            // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
+            Resolution::Demux(rule, _) | Resolution::Box(rule, _) => {
+                self.table.note_use(self.now, rule);
+                Ok((self.loopback(), Vec::new()))
+            }
+            Resolution::Delay(rule, resolver) => Err(self.delay_own(now, *service, packet, (rule, resolver))),
+            Resolution::Drop(rule) => {
+                self.table.note_use(self.now, rule);
+                self.refuse(packet, Unreachable::Prohibited);
+                let why =
+                    format!("rule {} of this host discards it; `margay trace NAME` shows why that one decides", rule.0);
+                self.connect_failed(*service, packet, why);
+                Err(AppVerdict::Drop(DropReason::ServiceDrop))
+            }
+            Resolution::None if self.is_awaited(now, service) => Err(AppVerdict::Drop(DropReason::Awaited)),
+            Resolution::None => {
+                self.refuse(packet, Unreachable::Port);
+                let why = "no instance serves this name, and no service router is known; see `margay status`";
+                self.connect_failed(*service, packet, why.to_string());
+                Err(AppVerdict::Drop(DropReason::NoService))
+            }
+        }
+    }
+
+    /// Sends the first SYN of a new flow.
+    pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
+        let id = flow.id;
+        if flow.app.protocol != GREETING && self.demands_secure(&flow.service) {
+            flow.seen |= seen::SECURE | seen::DEMANDS;
+        }
+        if flow.app.protocol != GREETING
+            && self.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None)
+        {
+            flow.seen |= seen::SECURE | seen::RULED;
+        }
+        let flow_port = self.offer_port(&flow.app);
+        let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
+        let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
+        flow.source = source.map(Box::new);
+        flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
+            nonce: start.nonce,
+            next_hop: start.next_hop,
+            beside: start.beside,
+            first: start.first,
+            held: Vec::new(),
+            retries: 0,
+            first_carried: false,
+            give_up: now + if start.next_hop == SEGMENT { SEGMENT_TIMEOUT } else { SETUP_TIMEOUT },
+            handshake_seed: self.rng.bytes(),
+            association: self.associations.fresh_id(&mut self.rng),
+            cookie: None,
+            full: start.full,
+            flow_port,
+            related: start.related,
+            pinned: start.pinned,
+            asks: start.asks,
+            fetch: start.fetch,
+            refused: None,
+            is_listener_silent: false,
+        }));
+        self.flows.insert(flow);
+        self.send_syn(now, id);
+    }
+
+    /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by
+    /// those that there are now; and where several routers are known, another one may reach whom the first one does
+    /// not.
+    pub(crate) fn send_syn_again(&mut self, now: Instant, id: FlowId) {
+        if self.leave_notice(now, id) {
+            return;
+        }
+        let Some(flow) = self.flows.get(id) else { return };
+        let Setup::Initiator(setup) = &flow.setup else { return };
+        let service = flow.asked();
+        let app = flow.app;
+        let port = flow.service_port();
+        let retries = setup.retries;
+        let is_by_rule = matches!(app.protocol, 6 | 17)
+            && !setup.pinned
+            && setup.related.is_none()
+            && setup.fetch.is_none()
+            && setup.next_hop != self.loopback();
+        let is_it = |hop: &NextHop| hop.address == setup.next_hop;
+        let led = self.rules_covering(service).find_map(|(_, _, rule)| rule.action.next_hop().filter(|hop| is_it(hop)));
+        let turns = led.is_some_and(|hop| hop.router && retries >= TURN_RETRIES);
+        // Each turn draws anew.
+        let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
+        let is_other = |rule: &Rule| !rule.action.next_hop().is_some_and(is_it);
+        let way = self.way_on(Sender::Own);
+        let found = self
+            .table
+            .resolve(&service, number, |rule| is_other(rule) && self.unusable(rule, app.protocol, port, way).is_none());
+        if let Resolution::Forward(rule, hop) = found
+            && is_by_rule
+            && (led.is_none() || turns && hop.router)
+        {
+            let to = hop.address;
+            let beside = self.note_own(rule);
+            if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+                (setup.next_hop, setup.beside) = (to, beside);
+            }
+        }
+        self.send_syn(now, id);
+    }
+
+    /// Sends the SYN of a connecting flow, and arms the next try.
+    pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
+        let Some((datagram, carried)) = self.write_syn(id) else {
+            let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
+            self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
+            return;
+        };
+        self.note_chain_sent(id, &datagram);
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
+        setup.retries += 1;
+        setup.first_carried = carried;
+        let next = (now + wait).min(setup.give_up);
+        self.flows.set_deadline(id, Some(next));
+        beside.into_iter().for_each(|to| self.transmit(to, datagram.clone(), Kind::Syn));
+        self.transmit(to, datagram, Kind::Syn);
+    }
+
+    /// The SYN, and whether it carries the first packet.
+    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
+        let flow = self.flows.get(id)?;
+        let Setup::Initiator(setup) = &flow.setup else { return None };
+        let (_, message_1) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let host_id = self.host_id().0;
+        let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
+        // What is asked for is meant as a connection: rules decide by its protocol and port.
+        let asked = setup.asks.map(|asks| (TCP, asks.destination.port()));
+        let (protocol, service_port) = asked.unwrap_or((flow.app.protocol, flow.service_port()));
+        let of_chain = flow.chain.as_ref().and_then(|chain| chain.setup.as_ref()).map(|setup| setup.client);
+        let chain = self.chain_of_syn(flow);
+        if flow.chain.is_some() != chain.is_some() {
+            return None;
+        }
+        let session = SessionRepr {
+            session: flow.session,
+            client: of_chain.or(client).unwrap_or(flow.app.source),
+            service_port,
+            protocol,
+        };
+        let mut extensions = alloc::vec![
+            Extension::Session(session),
+            self.capabilities(),
+            Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
+        ];
+        extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
+        let is_sealed = flow.has(seen::SECURE);
+        extensions.extend(if is_sealed { Some(self.secure_request(flow)?) } else { None });
+        extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
+        extensions.extend(setup.cookie.map(Extension::Cookie));
+        extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
+        extensions.extend(chain.as_deref().and_then(|value| Chain::parse(value).ok()).map(Extension::Chain));
+        let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
+        draft.flags = Flags::RESOLVABLE;
+        draft.flags.set(Flags::FULL, setup.full);
+        draft.flags.set(Flags::COPIED, !setup.beside.is_empty());
+        draft.resolvable = Some(ResolvableRepr {
+            hop_limit: HOP_LIMIT,
+            reply_to: None,
+            via: None,
+            service: flow.asked().0,
+            nonce: setup.nonce,
+            hop_tag: [0; 8],
+        });
+        draft.extensions = &extensions;
+        let datagram_max = usize::from(self.config.datagram_max);
+        // The answer to a chain has the certificates of two hosts.
+        draft.pad_to = if chain.is_some() { datagram_max } else { SYN_LEN.min(datagram_max) };
+        let bare = if is_sealed { bare(&setup.first) } else { None };
+        let first = bare.as_deref().unwrap_or(&setup.first);
+        draft.payload = (next_protocol(first), first);
+        // A large first datagram waits for the answer; the SYN goes without it.
+        let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
+        let may_show = !is_sealed || flow.app.protocol == 6;
+        if let Some(datagram) = draft.write(None).filter(|datagram| may_show && fits(datagram)) {
+            return Some((datagram, true));
+        }
+        draft.payload = (NextProtocol::None, &[]);
+        let without = draft.write(None).filter(fits)?;
+        (flow.app.protocol == 17).then_some((without, false))
+    }
+
+    /// The handshake of a flow, made again from its seed: the same first message every time.
+    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+        let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
+        Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
+    }
+
+    /// A SYN-ACK came, straight or through a router.
+    pub(crate) fn handle_syn_ack(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let flow = self.flows.get(id).filter(|flow| flow.role == Role::Initiator).ok_or(DropReason::UnknownFlow)?;
+        match &flow.setup {
+            Setup::Initiator(_) => {}
+            // A refusal of a copy of our SYN, which somebody has changed on its way: no instance stands behind it.
+            Setup::Late(_) if message.error().is_some() => return Err(DropReason::Unexpected),
+            Setup::Late(late) => {
+                return if message.src_flow == flow.peer_flow {
+                    // The peer has not seen our ACK yet.
+                    self.send_ack_again(id);
+                    Ok(())
+                } else {
+                    let (association, seed) = (late.association, late.handshake_seed);
+                    self.reset_late(from, message, association, &seed)
+                };
+            }
+            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
+        }
+        // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is
+        // none.
+        if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
+            return Err(DropReason::WrongPath);
+        }
+        if self.flows.get(id).is_some_and(Self::is_search) {
+            return self.hear_router(now, from, message);
+        }
+        if let Some(error) = message.error() {
+            return self.hear_refusal(now, from, message, error.code);
+        }
+        let answer = match self.prove_answer(now, message, from) {
+            Err(DropReason::UnknownAssociation) => {
+                self.ask_full_handshake(now, id);
+                return Err(DropReason::UnknownAssociation);
+            }
+            Err(DropReason::KeptOut) => {
+                self.refuse_newcomers_answer(now, id);
+                return Err(DropReason::KeptOut);
+            }
+            other => other?,
+        };
+        self.accept_answer(now, from, message, answer)
+    }
+
+    pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
+        let own = &self.config.local_addresses;
+        own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
+    }
+
+    /// The peer tags with a key that we no longer hold: ask once for a full handshake.
+    pub(crate) fn ask_full_handshake(&mut self, now: Instant, id: FlowId) {
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        if !core::mem::replace(&mut setup.full, true) {
+            self.send_syn(now, id);
+        }
+    }
+
+    /// Checks who answered: by the association's tag, or by finishing the handshake.
+    fn prove_answer(&mut self, now: Instant, message: &Message<'_>, from: SocketAddr) -> Result<Answer, DropReason> {
+        let Some(exchange) = message.key_exchange() else {
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            return Ok(Answer { association, message_3: None });
+        };
+        let (local_id, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
+        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, answered_from(message, from), true)?;
+        Ok(Answer { association: local_id, message_3: Some(message_3) })
+    }
+
+    /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both
+    /// ends' words.
+    pub(crate) fn prove_handshake(
+        &self,
+        message: &Message<'_>,
+        message_2: &[u8],
+    ) -> Result<(u32, Finished), DropReason> {
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let (initiator, _) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let mine = self.introduction(setup.association, [0; 32], Some(&flow.service));
+        let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
+        auth::verify_with_key(&finished.1.tag_key, message)?;
+        Ok((setup.association, finished))
+    }
+
+    fn accept_answer(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        answer: Answer,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
+            Ok(checked) => checked,
+            Err((why, reason)) => {
+                self.turn_down(now, message, &answer, &why);
+                return Err(reason);
+            }
+        };
+        self.place_association(answer.association, answered_from(message, from), message);
+        self.announce_path(answer.association);
+        self.associations.hold(answer.association);
+        let setup = self.note_answered(message, answer.association, authenticated)?;
+        let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
+        let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
+        // The responder demands it: what an untold SYN showed does not count.
+        let shown_in_vain = app.protocol == UDP && cipher.is_some();
+        self.settle_ports(now, id, setup.flow_port, message.flow_port());
+        if let Some(cipher) = cipher {
+            self.keep_sealed(now, id);
+            self.seal_flow(id, cipher);
+        }
+        self.note_demand(id, seen::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
+        self.begin_direct(now, id, false);
+        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
+        let message_3 = answer.message_3.unwrap_or_default();
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
+        }
+        let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
+        let keeps_ack = self.keeps_ack(id);
+        self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
+        let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
+        let (local, to) = pair.unwrap_or((None, from));
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        if has_program {
+            // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
+            // overtaken by what follows.
+            self.queue.update(EntryUpdate::Install(entry));
+        }
+        if !keeps_ack {
+            self.transmit_from(local, to, ack, Kind::Ack);
+        }
+        if !has_program {
+            self.fetch_answered(id);
+            return Ok(());
+        }
+        self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
+        if (!setup.first_carried || shown_in_vain) && !setup.first.is_empty() {
+            self.queue.egress(setup.first);
+        }
+        setup.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        if keeps_ack {
+            self.right_answered(id);
+        } else {
+            self.prepare_pinhole(now, id, !message_3.is_empty());
+            self.forget_chain_setup(id);
+        }
+        self.begin_policy(now, id);
+        self.begin_rules(now, id);
+        self.events.push(Event::FlowOpened(id));
+        Ok(())
+    }
+
+    /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.
+    fn note_answered(
+        &mut self,
+        message: &Message<'_>,
+        association: u32,
+        authenticated: bool,
+    ) -> Result<Box<InitiatorSetup>, DropReason> {
+        let id = message.dst_flow;
+        self.flows.set_peer_flow(id, message.src_flow);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.association = association;
+        flow.generation += 1;
+        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
+        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
+        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
+            return Err(DropReason::Unexpected);
+        };
+        self.note_said(id, message);
+        Ok(setup)
+    }
+
+    /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may
+    /// answer.
+    fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
+        self.say_reset(answer.association, message, answer.message_3.as_deref());
+        if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
+            self.fail_connecting(message.dst_flow, Unreachable::Prohibited, why);
+        } else if answer.message_3.is_some() {
+            // The next answer brings an association of the same number.
+            self.associations.remove(answer.association);
+        }
+    }
+
+    /// Gives the application the answer that came inside the SYN-ACK.
+    fn deliver_answer(&mut self, message: &Message<'_>, to_app: &Tuple, association: u32, is_sealed: bool) {
+        let datagram_max = self.associations.get(association).map_or(self.config.datagram_max, |a| a.datagram_max);
+        if let Ok(Parsed::Transport(inner)) = packet::parse(message.payload)
+            && let mss_max = self.mss_max(datagram_max, to_app.destination.ip(), is_sealed)
+            && let Some(out) = packet::readdress(&inner, to_app, mss_max)
+        {
+            self.queue.inject(out);
+        }
+    }
+
+    /// The path as this answer shows it.
+    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
+        let own_max = self.config.datagram_max;
+        self.note_abilities(local_id, message);
+        let Some(association) = self.associations.get_mut(local_id) else { return };
+        if let Some(capabilities) = message.capabilities() {
+            association.datagram_max = capabilities.mtu.clamp(600, own_max);
+        }
+        // A relayed answer says less about the path than what an older association already knows.
+        if !message.flags.contains(Flags::RELAY) {
+            self.find_peer(local_id, remote);
+        } else if association.flows == 0 {
+            self.associations.set_remote(local_id, remote);
+        }
+    }
+
+    /// Whether the answer may be accepted, whether the right to give it was checked, and how the flow will be sealed.
+    fn check_answer(
+        &mut self,
+        id: FlowId,
+        message: &Message<'_>,
+        association: u32,
+    ) -> Result<(bool, Option<Cipher>), (String, DropReason)> {
+        let is_proved = self.check_right_to_answer(id, message, association);
+        let is_proved = is_proved.and_then(|is_next| Ok(self.hear_chain_answer(id, message)? && is_next));
+        let authenticated = is_proved.map_err(|why| (why, DropReason::BadCertificate))?;
+        self.check_holder(id, message, association).map_err(|why| (why, DropReason::NotAllowed))?;
+        match self.settle_stack(id, message) {
+            Verdict::Plain => Ok((authenticated, None)),
+            Verdict::Sealed(cipher) => Ok((authenticated, Some(cipher))),
+            Verdict::Refused => Err((NO_COMMON_STACK.to_string(), DropReason::NotAllowed)),
+        }
+    }
+
+    /// The responder has our ACK.
+    pub(crate) fn handle_confirm(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let flow =
+            self.flows.get_mut(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
+        if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
+            return Err(DropReason::Unexpected);
+        }
+        let is_first = !flow.has(seen::CONFIRMED);
+        flow.seen |= seen::CONFIRMED;
+        if starts_direct(message) {
+            self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
+        }
+        if is_first && !self.fetches.is_between(id) {
+            self.begin_pinholes(now, id);
+        }
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        if flow.app.protocol == GREETING {
+            let granted = if let Setup::Late(late) = &mut flow.setup { late.granted.take() } else { None };
+            granted.into_iter().for_each(|granted| self.use_grant(now, *granted));
+            self.remove_flow(id, RemoveReason::Closed);
+            return Ok(());
+        }
+        let mut rtt = None;
+        if let Setup::Late(late) = &mut flow.setup {
+            // Neither said again: it is the answer to that one ACK.
+            rtt = (late.retries == 1).then(|| SETUP_TIMEOUT.saturating_sub(late.give_up.since(now)));
+            late.retries = u32::MAX;
+            late.give_up = now + LATE_WINDOW;
+            let until = late.give_up;
+            if flow.lifecycle != Lifecycle::Closed {
+                self.flows.set_deadline(id, Some(until));
+            }
+        }
+        if let Some(chain) = message.certificate() {
+            self.note_membership(association, chain);
+        }
+        self.note_whereabouts(association, message);
+        if let Some(host) = self.associations.get(association).map(|association| association.host) {
+            rtt.into_iter().for_each(|rtt| self.note_rtt(host, rtt));
+        }
+        Ok(())
+    }
+
+    /// A second instance answered a retransmitted SYN: it is told so, and forgets its half (DESIGN §7).
+    fn reset_late(
+        &mut self,
+        from: SocketAddr,
+        message: &Message<'_>,
+        association: u32,
+        seed: &[u8; 32],
+    ) -> Result<(), DropReason> {
+        let Some(exchange) = message.key_exchange() else {
+            let now = self.now;
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            self.say_reset(association, message, None);
+            return Ok(());
+        };
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let (initiator, _) = self.handshake_of(flow, association, seed);
+        let mine = self.introduction(association, [0; 32], Some(&flow.service));
+        let (peer, theirs, message_3, keys) =
+            initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
+        auth::verify_with_key(&theirs.tag_key, message)?;
+        let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
+        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        if let Some(reset) = write_reset(host_id, epoch, &mut once, message, Some(&message_3)) {
+            self.transmit(from, reset, Kind::Rst);
+        }
+        Ok(())
+    }
+
+    /// Tells the host that sent `message` that its half of the flow is not wanted.
+    fn say_reset(&mut self, association: u32, message: &Message<'_>, message_3: Option<&[u8]>) {
+        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        let Some(association) = self.associations.get_mut(association) else { return };
+        let to = association.remote;
+        if let Some(datagram) = write_reset(host_id, epoch, association, message, message_3) {
+            self.transmit(to, datagram, Kind::Rst);
+        }
+    }
+}
+
+/// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.
+fn write_reset(
+    host_id: [u8; 16],
+    epoch: u32,
+    association: &mut Association,
+    message: &Message<'_>,
+    message_3: Option<&[u8]>,
+) -> Option<Vec<u8>> {
+    let assoc_id = association.local_id;
+    let exchange = message_3.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id, message }));
+    let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
+    draft.extensions = exchange.as_slice();
+    draft.seal(association, epoch)
+}

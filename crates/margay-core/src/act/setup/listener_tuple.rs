@@ -1,0 +1,71 @@
+//! The five-tuple that a listener sees (DESIGN §18: each end has one of its own).
+
+use core::net::SocketAddr;
+
+use crate::association::draft::Arrival;
+use crate::machine::sal::Sal;
+use crate::table::Demux;
+use crate::table::surrogate::{Own, responder_tuple};
+use crate::types::tuple::Tuple;
+
+impl Sal {
+    /// The five-tuple of a new flow as the listener will see it.
+    pub(super) fn choose_tuple(
+        &mut self,
+        arrival: &Arrival<'_>,
+        protocol: u8,
+        client: SocketAddr,
+        demux: &Demux,
+    ) -> Option<Tuple> {
+        let place = demux.place_for(client.ip());
+        let random = self.rng.u32();
+        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
+        match arrival.app {
+            Some(app) => (!self.is_taken(&app)).then_some(app),
+            None => responder_tuple(protocol, client, place, self.own(), random, taken),
+        }
+    }
+
+    /// This host as its listeners know it.
+    pub(crate) fn own(&self) -> Own<'_> {
+        Own { local: &self.config.local_addresses, ranges: self.config.ranges }
+    }
+
+    pub(crate) fn is_taken(&self, tuple: &Tuple) -> bool {
+        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+    }
+
+    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer
+    /// from new sockets, and are shown an address for it, by the surrogate alone.
+    fn stands_for_another(&self, tuple: &Tuple) -> bool {
+        self.config.ranges.is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_wire::FlowId;
+
+    use super::*;
+    use crate::act::handover::tests::sal;
+    use crate::session::flow::Flow;
+    use crate::types::config::Limits;
+    use crate::types::name::ServiceId;
+    use crate::types::role::Role;
+    use crate::types::time::Instant;
+
+    #[test]
+    fn a_surrogate_stands_for_the_client_of_one_socket() {
+        let mut sal = sal(Limits::default());
+        let at = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+        let asked = |from, to| Tuple { protocol: 17, source: at(to), destination: at(from) };
+        let one = asked("198.19.64.9:4000", "198.18.0.1:69");
+        let session = margay_wire::SessionId([1; 16]);
+        sal.flows.insert(Flow::new(FlowId(1), session, ServiceId::default(), Role::Responder, one, Instant::ZERO));
+        assert!(sal.is_taken(&one));
+        let other = asked("198.19.64.9:4000", "198.18.0.1:53");
+        assert!(!sal.is_taken(&other) && sal.stands_for_another(&other), "of another socket");
+        assert!(!sal.stands_for_another(&asked("198.19.64.9:4001", "198.18.0.1:53")));
+        assert!(!sal.stands_for_another(&asked("198.19.64.10:4000", "198.18.0.1:53")));
+    }
+}

@@ -1,0 +1,464 @@
+//! How a live flow is carried becomes another: plain (encapsulated, and direct where that can be), or sealed (DESIGN
+//! §12; docs/decisions/0073). The program notices nothing.
+//!
+//! The initiator *leads*, under the lock of the session, which is kept at its host: so no hand-over runs meanwhile. An
+//! order at the responder's host goes to the initiator's as a proposal. Each direction turns by itself:
+//!
+//! ```text
+//!   initiator                                      responder
+//!   Asking ─────────── request ──────────────────▶ Ready: takes both, sends by the old one
+//!          ◀────────── answer ────────────────────
+//!   Turning ── last packet of the old stack, FENCE ▶
+//!          ─────────── confirm ──────────────────▶ Turning
+//!   Told   ◀────────── done ──────────────────────
+//!   Over   ◀─ last packet of the old stack, FENCE ─
+//! ```
+//!
+//! Whoever takes both gives on what is of the old stack until the FENCE, and only then what is of the new one: so
+//! nothing is lost and nothing overtakes. Messages that are lost delay a change, and never stop data: before the
+//! confirmation both send by the old stack, and after it both take the new one.
+//!
+//! A change is made by the peer's word alone: by a message, or by a sealed FENCE. What is of the new stack, or a plain
+//! FENCE, anybody may forge, or may have kept from an earlier change.
+//!
+//! An end that demands a sealed flow agrees to nothing less, and asks for nothing less. Two ends that have come to
+//! think different things of a flow (an agent started again in the middle of a change) tell each other, and both go to
+//! the sealed one: [`settling`].
+
+mod carrying;
+mod following;
+mod leading;
+mod order;
+mod refusal;
+mod settling;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, STACK_ENCAP};
+
+use crate::act::setup::retry_after;
+use crate::association::auth;
+use crate::association::draft::Draft;
+use crate::leg::seal::Cipher;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, seen};
+use crate::types::drop_reason::DropReason;
+use crate::types::role::Role;
+use crate::types::time::Instant;
+
+pub use following::{FOLLOWING, FollowingEvent, FollowingState};
+pub use leading::{LEADING, LeadingEvent, LeadingState};
+pub use order::{StackInfo, StackOrder};
+pub use refusal::{ChangeRefused, End};
+
+/// Changes at once, in each of the roles.
+const CHANGES_MAX: usize = 4096;
+/// Changes of a flow that are remembered.
+const REMEMBERED: usize = 8;
+/// For how long an answer is waited for, and for how long each end then waits until the other has turned.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A message is sent so often: once, and three times again.
+const SENDS_MAX: u32 = 4;
+
+/// How the packets of a flow are protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stack {
+    /// Not at all: encapsulated, and direct where that can be.
+    #[default]
+    Plain,
+    /// Sealed.
+    Secure,
+}
+
+impl Stack {
+    /// All of them, the lesser first.
+    pub const ALL: [Self; 2] = [Self::Plain, Self::Secure];
+
+    /// The name that orders, lists and metrics carry.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Secure => "secure",
+        }
+    }
+
+    /// The stack that a number of DATA or CHANGE stands for.
+    pub const fn of_number(number: u8) -> Option<Self> {
+        match Cipher::of_stack(number) {
+            Some(_) => Some(Self::Secure),
+            None if number == STACK_ENCAP => Some(Self::Plain),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Display for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// What of a flow's DATA is given to the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taking {
+    /// What is of this stack.
+    Only(Stack),
+    /// What is of the other stack, until its FENCE; from there on what is of this one. The peer has not said yet that
+    /// it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
+    Ready(Stack),
+    /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for
+    /// long.
+    Turning(Stack),
+}
+
+impl Taking {
+    /// Whether anything of a stack may be given on.
+    pub fn has(self, stack: Stack) -> bool {
+        match self {
+            Self::Only(only) => only == stack,
+            Self::Ready(_) | Self::Turning(_) => true,
+        }
+    }
+}
+
+/// The stacks of a flow, each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stacks {
+    /// By which this end sends. Where it becomes another, the last packet of the one before is an empty one with FENCE
+    /// and the number of the change.
+    pub sends: Stack,
+    /// What this end takes.
+    pub takes: Taking,
+    /// The number of the last change; zero: there has been none.
+    pub change: u32,
+}
+
+impl Stacks {
+    /// Of a flow that has never been changed.
+    pub const fn only(stack: Stack) -> Self {
+        Self { sends: stack, takes: Taking::Only(stack), change: 0 }
+    }
+
+    /// The stack of both directions, where they have the same.
+    pub fn settled(self) -> Option<Stack> {
+        (self.takes == Taking::Only(self.sends)).then_some(self.sends)
+    }
+
+    /// Whether packets of a stack may be sent or taken.
+    pub fn has(self, stack: Stack) -> bool {
+        self.sends == stack || self.takes.has(stack)
+    }
+
+    /// Whether what comes direct may be the peer's: it is plain, and was so before the present change.
+    pub fn takes_direct(self) -> bool {
+        let (Taking::Ready(to) | Taking::Turning(to)) = self.takes else { return self.takes.has(Stack::Plain) };
+        to == Stack::Secure
+    }
+}
+
+/// Why a flow's stack is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ChangeCause {
+    /// The operator of this host has ordered it.
+    Order,
+    /// An order at this host has been released.
+    Release,
+    /// The peer wants it.
+    Peer,
+    /// The two ends had different stacks: an agent had started again.
+    Settled,
+    /// A rule of this host, by its number.
+    Rule(u16),
+    /// The same rule has no say any more.
+    RuleEnded(u16),
+}
+
+impl ChangeCause {
+    /// The name that lists and metrics carry.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Order => "order",
+            Self::Release => "release",
+            Self::Peer => "peer",
+            Self::Settled => "settled",
+            Self::Rule(_) => "rule",
+            Self::RuleEnded(_) => "rule-ended",
+        }
+    }
+}
+
+/// What has become of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeOutcome {
+    /// The flow is carried by the new stack.
+    Done,
+    /// Nothing has changed, for this reason.
+    Refused(ChangeRefused),
+    /// The peer has not answered in time. The flow stays as it was.
+    NoAnswer,
+    /// The flow ended meanwhile.
+    Ended,
+}
+
+impl ChangeOutcome {
+    /// The name that lists and metrics carry.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused(_) => "refused",
+            Self::NoAnswer => "no-answer",
+            Self::Ended => "ended",
+        }
+    }
+
+    /// A sentence for people.
+    pub fn text(self) -> String {
+        match self {
+            Self::Done => "done".into(),
+            Self::Refused(why) => why.to_string(),
+            Self::NoAnswer => "the peer's agent has not answered in time; the flow goes on as it was".into(),
+            Self::Ended => "the flow ended meanwhile".into(),
+        }
+    }
+}
+
+/// A change that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackChange {
+    /// When it was over.
+    pub at: Instant,
+    /// The stack before.
+    pub from: Stack,
+    /// The stack that was wanted.
+    pub to: Stack,
+    /// Why.
+    pub cause: ChangeCause,
+    /// What has become of it.
+    pub outcome: ChangeOutcome,
+}
+
+/// What is remembered of a flow's stack.
+#[derive(Debug, Default)]
+struct History {
+    since: Option<Instant>,
+    order: Option<StackOrder>,
+    changes: VecDeque<StackChange>,
+}
+
+/// The changes that this host has a part in, and what is remembered of those that are over.
+#[derive(Debug, Default)]
+pub(crate) struct StackChanges {
+    leading: BTreeMap<FlowId, leading::Leading>,
+    following: BTreeMap<FlowId, following::Following>,
+    proposing: BTreeMap<FlowId, following::Proposing>,
+    histories: BTreeMap<FlowId, History>,
+}
+
+impl StackChanges {
+    /// When something is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let leading = self.leading.values().map(leading::Leading::due);
+        let following = self.following.values().map(|one| one.until);
+        let proposing = self.proposing.values().map(following::Proposing::due);
+        leading.chain(following).chain(proposing).min()
+    }
+
+    /// Whether a rule of this host wants the change that is under way.
+    fn is_by_rule(&self, id: FlowId) -> bool {
+        let cause = self.leading.get(&id).map(|one| one.cause).or(self.proposing.get(&id).map(|one| one.cause));
+        matches!(cause, Some(ChangeCause::Rule(_) | ChangeCause::RuleEnded(_)))
+    }
+
+    /// The stack that a flow is to have, where a change of it is under way.
+    pub fn under_way(&self, id: FlowId) -> Option<Stack> {
+        let leading = self.leading.get(&id).map(|one| one.to);
+        let following = self.following.get(&id).map(|one| one.to);
+        leading.or(following).or_else(|| self.proposing.get(&id).map(|one| one.to))
+    }
+}
+
+/// The flows of which something is due.
+fn due_of<T>(all: &BTreeMap<FlowId, T>, is_due: impl Fn(&T) -> bool) -> Vec<FlowId> {
+    all.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect()
+}
+
+/// When a message is sent again, and whether it is.
+#[derive(Clone, Copy, Debug)]
+struct Sends {
+    count: u32,
+    next: Option<Instant>,
+}
+
+impl Sends {
+    const fn starting(now: Instant) -> Self {
+        Self { count: 0, next: Some(now) }
+    }
+
+    /// Whether it is to be sent now; then it is counted.
+    fn take(&mut self, now: Instant) -> bool {
+        if self.next.is_none_or(|next| next > now) {
+            return false;
+        }
+        let wait = retry_after(self.count);
+        self.count += 1;
+        self.next = (self.count < SENDS_MAX).then(|| now + wait);
+        true
+    }
+}
+
+impl Sal {
+    /// A step of a change.
+    pub(crate) fn handle_change(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
+        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let said = message.change().ok_or(DropReason::Malformed)?;
+        let id = message.dst_flow;
+        if self.flows.get(id).is_none() {
+            self.open_as_agreed(now, id, from);
+        }
+        let is_its = |flow: &&Flow| {
+            flow.peer_flow == message.src_flow
+                && flow.carries_data()
+                && self.associations.is_same_peer(flow.association, association)
+        };
+        let Some(role) = self.flows.get(id).filter(is_its).map(|flow| flow.role) else {
+            if matches!(said.step, ChangeStep::Propose | ChangeStep::Request) {
+                let no = ChangeRepr { step: ChangeStep::Refuse, demands: false, ..said };
+                self.send_change(association, (message.src_flow, id), no, Flags::empty(), Some(ErrorCode::UnknownFlow));
+            }
+            return Err(DropReason::UnknownFlow);
+        };
+        self.note_demand(id, seen::PEER_DEMANDS, said.demands);
+        match (said.step, role) {
+            (ChangeStep::Propose, Role::Initiator) => self.proposed(now, id, said),
+            (ChangeStep::Request, Role::Responder) => self.requested(now, id, said),
+            (ChangeStep::Answer, Role::Initiator) => self.leading_event(now, id, said.number, LeadingEvent::Answered),
+            (ChangeStep::Done, Role::Initiator) => self.leading_event(now, id, said.number, LeadingEvent::Done),
+            (ChangeStep::Refuse, Role::Initiator) => self.request_refused(now, id, message, said),
+            (ChangeStep::Refuse, Role::Responder) => self.proposal_refused(now, id, message, said),
+            (ChangeStep::Confirm, Role::Responder) => self.confirmed(now, id, said),
+            (ChangeStep::Abandon, Role::Responder) => self.abandoned(now, id, said.number),
+            (ChangeStep::Tell, _) => self.told(now, id, said, message.flags.contains(Flags::CONFIRM)),
+            _ => Err(DropReason::Unexpected),
+        }
+    }
+
+    /// The flow cache has come to the peer's FENCE of a change; or to what can only follow it, where the peer has said
+    /// that it turns.
+    pub fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
+        self.now = now;
+        // Either one knows of this change, or neither does any more.
+        if self.flows.get(id).is_some_and(|flow| flow.stacks.takes == Taking::Ready(Stack::Plain)) {
+            // The FENCE was sealed: the peer has said it by this. A plain one may be anybody's.
+            let _ = self.leading_event(now, id, change, LeadingEvent::Done);
+            let _ = self.following_event(now, id, change, FollowingEvent::Confirmed);
+        }
+        let _ = self.leading_event(now, id, change, LeadingEvent::Fenced);
+        let _ = self.following_event(now, id, change, FollowingEvent::Fenced);
+    }
+
+    /// What is due of all changes.
+    pub(crate) fn stack_changes_due(&mut self, now: Instant) {
+        self.leading_due(now);
+        self.following_due(now);
+        self.proposing_due(now);
+    }
+
+    /// The flow is over: nothing of it changes any more.
+    pub(crate) fn forget_stack_changes(&mut self, id: FlowId) {
+        let now = self.now;
+        self.end_leading(now, id, ChangeOutcome::Ended);
+        self.end_following(now, id, ChangeOutcome::Ended);
+        self.end_proposing(now, id, ChangeOutcome::Ended);
+        self.stack_changes.histories.remove(&id);
+        self.stack_rules.forget(id);
+        self.queue.unguard(id);
+    }
+
+    /// Takes note of what an end demands.
+    pub(crate) fn note_demand(&mut self, id: FlowId, bit: u16, is_demanded: bool) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.seen = if is_demanded { flow.seen | bit } else { flow.seen & !bit };
+        }
+        self.stack_rules.stir(id);
+        if !is_demanded {
+            self.end_guard_of_freed(self.now, id);
+        }
+    }
+
+    /// Remembers what has become of a change, and tells of it.
+    fn remember(&mut self, now: Instant, id: FlowId, change: StackChange) {
+        let history = self.stack_changes.histories.entry(id).or_default();
+        if change.outcome == ChangeOutcome::Done {
+            history.since = Some(now);
+            history.order = match change.cause {
+                ChangeCause::Order => Some(StackOrder { stack: change.to, at: now }),
+                // The later order holds.
+                ChangeCause::Release | ChangeCause::Peer => None,
+                ChangeCause::Settled | ChangeCause::Rule(_) | ChangeCause::RuleEnded(_) => history.order,
+            };
+        }
+        if history.changes.len() == REMEMBERED {
+            history.changes.pop_front();
+        }
+        history.changes.push_back(change);
+        self.note_change_for_rules(now, id, &change);
+        self.events.push(Event::StackChanged { flow: id, change });
+    }
+
+    /// Says a step of a change to a flow's peer.
+    fn say_change(&mut self, id: FlowId, step: ChangeStep, to: Stack, number: u32) {
+        let repr = self.change_repr(id, step, to, number);
+        self.say_change_repr(id, repr, Flags::empty(), None);
+    }
+
+    fn change_repr(&self, id: FlowId, step: ChangeStep, to: Stack, number: u32) -> ChangeRepr {
+        let flow = self.flows.get(id);
+        let cipher = flow.and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher.stack());
+        let stack = cipher.filter(|_| to == Stack::Secure).unwrap_or(STACK_ENCAP);
+        let by_rule = self.stack_changes.is_by_rule(id);
+        ChangeRepr { step, stack, demands: self.has_demand(id), by_rule, number }
+    }
+
+    /// Whether this end demands that a flow is sealed.
+    fn has_demand(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_some_and(Flow::is_demanded_here)
+    }
+
+    fn say_change_repr(&mut self, id: FlowId, repr: ChangeRepr, flags: Flags, code: Option<ErrorCode>) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let association = flow.association;
+        let peer_flow = flow.peer_flow;
+        self.send_change(association, (peer_flow, id), repr, flags, code);
+    }
+
+    fn send_change(
+        &mut self,
+        association: u32,
+        (to, from): (FlowId, FlowId),
+        repr: ChangeRepr,
+        flags: Flags,
+        code: Option<ErrorCode>,
+    ) {
+        let extensions: Vec<_> = core::iter::once(Extension::Change(repr))
+            .chain(code.map(|code| Extension::Error(ErrorRepr { code, text: "" })))
+            .collect();
+        let mut draft = Draft::new(Kind::Change, to, from);
+        draft.flags = flags;
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+}
+
+#[cfg(test)]
+mod test;

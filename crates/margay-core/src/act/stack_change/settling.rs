@@ -1,0 +1,110 @@
+//! Two ends that think different things of a flow: an agent has started again in the middle of a change, with the stack
+//! that was written down last, or a change was given up at one end and made at the other. Each tells the other what it
+//! has, and both go to the sealed one.
+
+use core::time::Duration;
+
+use margay_wire::{CHANGES, ChangeRepr, ChangeStep, Flags, FlowId};
+
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, Stack, StackChange};
+use crate::leg::seal::Cipher;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::flow::seen;
+use crate::types::drop_reason::DropReason;
+use crate::types::time::Instant;
+
+/// A peer is not told more often.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+
+impl Sal {
+    /// DATA has come of a stack that this end does not take: it was dropped, and is late, or forged; or the two ends do
+    /// not think the same of the flow.
+    pub fn handle_strange_stack(&mut self, now: Instant, id: FlowId) {
+        self.now = now;
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.carries_data()) else { return };
+        let Some(association) = self.associations.get_mut(flow.association) else { return };
+        let is_able = association.stacks & CHANGES != 0 && !association.is_self();
+        let is_early = association.stack_told.is_some_and(|at| now.since(at) < TELL_AGAIN);
+        if is_able && !is_early {
+            association.stack_told = Some(now);
+            self.tell(id, Flags::empty());
+        }
+    }
+
+    /// Tells the peer which stack this end has.
+    pub(crate) fn tell(&mut self, id: FlowId, flags: Flags) {
+        let Some(number) = self.flows.get(id).map(|flow| flow.stacks.change) else { return };
+        let repr = self.change_repr(id, ChangeStep::Tell, self.word_of(id), number);
+        self.say_change_repr(id, repr, flags, None);
+    }
+
+    /// The stack by which a flow goes on at this end, whatever becomes of a change that is not made.
+    fn word_of(&self, id: FlowId) -> Stack {
+        let leading = self.stack_changes.leading.get(&id).filter(|one| one.is_made()).map(|one| one.to);
+        let following = self.stack_changes.following.get(&id).filter(|one| one.is_made()).map(|one| one.to);
+        let sent = self.flows.get(id).map_or(Stack::Plain, |flow| flow.stacks.sends);
+        leading.or(following).unwrap_or(sent)
+    }
+
+    /// The peer has told which stack it has.
+    pub(super) fn told(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        said: ChangeRepr,
+        is_answer: bool,
+    ) -> Result<(), DropReason> {
+        let theirs = Stack::of_number(said.stack).ok_or(DropReason::Unexpected)?;
+        if let Some(cipher) = Cipher::of_stack(said.stack).filter(|_| self.word_of(id) == Stack::Plain) {
+            self.go_to_sealed(now, id, cipher, said.number);
+        } else if theirs == self.word_of(id) && self.stack_changes.following.get(&id).is_some_and(|one| !one.is_made())
+        {
+            // The initiator knows nothing of the change that this end is ready for.
+            self.unready(id);
+            self.end_following(now, id, ChangeOutcome::NoAnswer);
+        }
+        if is_answer {
+            self.note_told_of_demand(id);
+        } else {
+            self.tell(id, Flags::CONFIRM);
+        }
+        Ok(())
+    }
+
+    /// The peer has the flow sealed; so has this end from here on.
+    fn go_to_sealed(&mut self, now: Instant, id: FlowId, cipher: Cipher, number: u32) {
+        if self.secure_stacks() & cipher.bit() == 0 {
+            return;
+        }
+        let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::PEER_DEMANDS));
+        let outcome = |to: Stack| match to {
+            Stack::Secure => ChangeOutcome::Done,
+            Stack::Plain if is_demanded => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
+            Stack::Plain => ChangeOutcome::NoAnswer,
+        };
+        let cut_short = self.stack_changes.under_way(id);
+        self.derive_seal(id, cipher);
+        if let Some(flow) = self.flows.get_mut(id) {
+            // By this the peer knows the FENCE.
+            flow.stacks.change = number;
+        }
+        self.settle(now, id, Stack::Secure);
+        if let Some(to) = cut_short {
+            self.end_leading(now, id, outcome(to));
+            self.end_following(now, id, outcome(to));
+            self.end_proposing(now, id, outcome(to));
+        }
+        if cut_short != Some(Stack::Secure) {
+            let change = StackChange {
+                at: now,
+                from: Stack::Plain,
+                to: Stack::Secure,
+                cause: ChangeCause::Settled,
+                outcome: ChangeOutcome::Done,
+            };
+            self.remember(now, id, change);
+        }
+        self.events.push(Event::FlowChanged(id));
+    }
+}

@@ -1,0 +1,238 @@
+//! The declared lives of a change, and what one end alone does.
+
+use super::*;
+use crate::act::handover::HandoverRecord;
+use crate::act::handover::tests::{meet_peer, record, sal};
+use crate::cache::output::Output;
+use crate::types::config::Limits;
+use margay_wire::CHANGES;
+
+#[test]
+fn the_whole_matrix_of_the_leading_end() {
+    let expected = "\
+Asking Answered Turning\nAsking Refused Over\nAsking Done -\nAsking Fenced -\nAsking TimeOut Over
+Turning Answered -\nTurning Refused -\nTurning Done Told\nTurning Fenced FenceFirst\nTurning TimeOut Over
+FenceFirst Answered -\nFenceFirst Refused -\nFenceFirst Done Over\nFenceFirst Fenced -\nFenceFirst TimeOut Over
+Told Answered -\nTold Refused -\nTold Done -\nTold Fenced Over\nTold TimeOut Over
+Over Answered -\nOver Refused -\nOver Done -\nOver Fenced -\nOver TimeOut -\n";
+    assert_eq!(LEADING.matrix(), expected);
+    assert!(LEADING.faults().is_empty(), "{:?}", LEADING.faults());
+}
+
+#[test]
+fn the_whole_matrix_of_the_following_end() {
+    let expected = "\
+Ready Confirmed Turning\nReady Fenced FenceFirst\nReady Abandoned Left\nReady TimeOut Left
+FenceFirst Confirmed Made\nFenceFirst Fenced -\nFenceFirst Abandoned Left\nFenceFirst TimeOut Left
+Turning Confirmed -\nTurning Fenced Made\nTurning Abandoned -\nTurning TimeOut Made
+Made Confirmed -\nMade Fenced -\nMade Abandoned -\nMade TimeOut -
+Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
+    assert_eq!(FOLLOWING.matrix(), expected);
+    assert!(FOLLOWING.faults().is_empty(), "{:?}", FOLLOWING.faults());
+}
+
+#[test]
+fn what_may_come_of_each_stack() {
+    use Stack::{Plain, Secure};
+    let taken = |takes: Taking| Stack::ALL.map(|stack| takes.has(stack));
+    assert_eq!(taken(Taking::Only(Plain)), [true, false]);
+    assert_eq!(taken(Taking::Only(Secure)), [false, true]);
+    assert_eq!(taken(Taking::Turning(Plain)), [true, true]);
+    assert_eq!(taken(Taking::Ready(Secure)), [true, true]);
+    let direct = |takes| Stacks { sends: Plain, takes, change: 1 }.takes_direct();
+    assert!(direct(Taking::Only(Plain)) && direct(Taking::Turning(Secure)));
+    assert!(direct(Taking::Ready(Secure)) && !direct(Taking::Ready(Plain)));
+    assert!(!direct(Taking::Only(Secure)) && !direct(Taking::Turning(Plain)), "a sealed flow takes nothing direct");
+    assert_eq!([2, 3, 4, 1, 8].map(Stack::of_number), [Some(Plain), Some(Secure), Some(Secure), None, None]);
+}
+
+/// A host with one established flow, whose peer can do `stacks`.
+fn host(role: Role, stacks: u32) -> (Sal, FlowId) {
+    let mut sal = sal(Limits::default());
+    sal.set_secure(&[Cipher::ChaCha20Poly1305], false, Vec::new());
+    meet_peer(&mut sal, 77);
+    let lifecycle = crate::types::role::Lifecycle::Established;
+    let record = HandoverRecord { role, lifecycle, fins: (false, false), ..record() };
+    sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
+    let association = sal.flows.get(record.flow).map_or(0, |flow| flow.association);
+    sal.associations.set_stacks(association, stacks);
+    while sal.poll(&mut [0; 4096]).is_some() {}
+    while sal.poll_event().is_some() {}
+    (sal, record.flow)
+}
+
+const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();
+
+/// The steps that a host says.
+fn said(sal: &mut Sal) -> Vec<ChangeStep> {
+    let mut buf = alloc::vec![0; 65_536];
+    let mut steps = Vec::new();
+    while let Some(output) = sal.poll(&mut buf) {
+        if let Output::Transmit { len, .. } = output {
+            let message = Message::parse(&buf[..len]).expect("ours");
+            steps.extend(message.change().map(|change| change.step));
+        }
+    }
+    steps
+}
+
+#[test]
+fn a_silent_peer_is_asked_four_times_and_the_flow_stays_as_it_was() {
+    for (role, step, last) in [
+        (Role::Initiator, ChangeStep::Request, &[ChangeStep::Abandon][..]),
+        (Role::Responder, ChangeStep::Propose, &[]),
+    ] {
+        let (mut sal, id) = host(role, ABLE);
+        let start = Instant::from_millis(10_000);
+        assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Ok(true));
+        assert_eq!(sal.set_flow_stack(start, id, Stack::Plain), Err(ChangeRefused::UnderWay));
+        let mut steps = said(&mut sal);
+        assert_eq!(sal.locked_sessions(start), usize::from(role == Role::Initiator));
+        for millis in (0..2000).step_by(10) {
+            sal.handle_timeout(start + Duration::from_millis(millis));
+            steps.extend(said(&mut sal));
+        }
+        assert_eq!(steps, [step; 4]);
+        let end = start + PATIENCE;
+        sal.handle_timeout(end);
+        assert_eq!(said(&mut sal), last);
+        assert_eq!(sal.locked_sessions(end), 0);
+        let info = sal.flow(id).expect("it goes on");
+        assert_eq!((info.stack.stack, info.stack.changing_to, info.secure), (Stack::Plain, None, None));
+        let outcomes: Vec<&str> = info.stack.changes.iter().map(|change| change.outcome.label()).collect();
+        assert_eq!(outcomes, ["no-answer"], "what is refused since it is under way says so at once");
+    }
+}
+
+#[test]
+fn who_cannot_be_changed_hears_why() {
+    let start = Instant::from_millis(10_000);
+    let (mut sal, id) = host(Role::Initiator, 0);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::OldPeer));
+    let (mut sal, id) = host(Role::Initiator, CHANGES | Cipher::Aes256Gcm.bit());
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::NoCipher));
+    assert_eq!(sal.set_flow_stack(start, FlowId(1), Stack::Secure), Err(ChangeRefused::UnknownFlow(FlowId(1))));
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Plain), Ok(false), "it is so already");
+    assert_eq!(sal.flow(id).and_then(|flow| flow.stack.order).map(|order| order.stack), Some(Stack::Plain));
+    assert_eq!(sal.release_flow_stack(start, id), Ok(false));
+    assert_eq!(sal.release_flow_stack(start, id), Err(ChangeRefused::NoOrder));
+    sal.handle_transport(start, id, crate::types::direction::Direction::Ingress, crate::cache::packet::tcp_flags::FIN);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::NotOpen));
+    assert!(said(&mut sal).is_empty(), "nobody was asked");
+    let busy = host(Role::Initiator, ABLE);
+    let (mut sal, id) = busy;
+    let session = sal.flows.get(id).map(|flow| flow.session).expect("there");
+    let holder = crate::session::Holder { host: sal.host_id(), act: crate::session::Act::HandOver };
+    sal.locks.acquire(session, holder, start, Duration::from_secs(1)).expect("free");
+    assert!(matches!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::Busy(_))));
+}
+
+#[test]
+fn eight_changes_are_remembered_and_a_flow_that_ends_frees_its_lock() {
+    let (mut sal, id) = host(Role::Initiator, 0);
+    for second in 1..20 {
+        let now = Instant::from_millis(second * 1000);
+        assert!(sal.set_flow_stack(now, id, Stack::Secure).is_err());
+    }
+    let changes = sal.flow(id).expect("there").stack.changes;
+    assert_eq!((changes.len(), changes[0].at), (8, Instant::from_millis(12_000)));
+    let association = sal.flows.get(id).map_or(0, |flow| flow.association);
+    sal.associations.set_stacks(association, ABLE);
+    let now = Instant::from_millis(30_000);
+    assert_eq!(sal.set_flow_stack(now, id, Stack::Secure), Ok(true));
+    assert!(sal.close_flow(now, id));
+    assert_eq!(sal.locked_sessions(now), 0);
+    let ended = core::iter::from_fn(|| sal.poll_event())
+        .any(|event| matches!(event, Event::StackChanged { change, .. } if change.outcome == ChangeOutcome::Ended));
+    assert!(ended);
+}
+
+/// What an initiator asks for.
+fn request(stack: Stack, number: u32) -> ChangeRepr {
+    let stack = if stack == Stack::Secure { Cipher::ChaCha20Poly1305.stack() } else { STACK_ENCAP };
+    ChangeRepr { step: ChangeStep::Request, stack, demands: false, by_rule: false, number }
+}
+
+fn stacks(sal: &Sal, id: FlowId) -> Stacks {
+    sal.flows.get(id).expect("there").stacks
+}
+
+#[test]
+fn a_plain_fence_makes_no_change_before_the_peer_has_said_a_word() {
+    let (mut sal, id) = host(Role::Responder, ABLE);
+    let start = Instant::from_millis(10_000);
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
+    sal.handle_turned(start, id, 5);
+    assert_eq!(said(&mut sal), [ChangeStep::Answer], "it has not turned");
+    assert_eq!(stacks(&sal, id).sends, Stack::Plain);
+    // The answer is lost.
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!(said(&mut sal), [ChangeStep::Answer]);
+    assert_eq!(sal.confirmed(start, id, request(Stack::Secure, 5)), Ok(()));
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![ChangeStep::Done]));
+    // By a sealed one the peer says it itself.
+    assert_eq!(sal.requested(start, id, request(Stack::Plain, 6)), Ok(()));
+    sal.handle_turned(start, id, 6);
+    let steps = alloc::vec![ChangeStep::Answer, ChangeStep::Done];
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Plain), steps));
+    // One that is forged, and no more: it goes on as it was.
+    assert_eq!(sal.requested(start, id, request(Stack::Secure, 7)), Ok(()));
+    sal.handle_turned(start, id, 7);
+    sal.handle_timeout(start + PATIENCE * 2);
+    assert_eq!(stacks(&sal, id).settled(), Some(Stack::Plain));
+}
+
+#[test]
+fn the_leading_end_takes_no_plain_fence_for_the_responders_word() {
+    let (mut sal, id) = host(Role::Initiator, ABLE);
+    let start = Instant::from_millis(10_000);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Ok(true));
+    let number = stacks(&sal, id).change;
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Answered), Ok(()));
+    assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
+    sal.handle_turned(start, id, number);
+    assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (None, 1));
+    said(&mut sal);
+    sal.handle_timeout(start + PATIENCE / 2);
+    assert!(said(&mut sal).contains(&ChangeStep::Confirm), "it is said again");
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Done), Ok(()));
+    assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (Some(Stack::Secure), 0));
+}
+
+#[test]
+fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_fence() {
+    let start = Instant::from_millis(10_000);
+    let kept = |requests: &[u32]| {
+        let (mut sal, id) = host(Role::Responder, ABLE);
+        assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
+        assert_eq!(sal.confirmed(start, id, request(Stack::Secure, 5)), Ok(()));
+        said(&mut sal);
+        for number in requests {
+            assert_eq!(sal.requested(start, id, request(Stack::Plain, *number)), Ok(()));
+        }
+        assert!(said(&mut sal).is_empty(), "what is of the stack before may still wait to be read");
+        assert_eq!(stacks(&sal, id).takes, Taking::Turning(Stack::Secure));
+        (sal, id)
+    };
+    let (mut sal, id) = kept(&[6, 6, 7, 6]);
+    assert_eq!(sal.requested(start, id, request(Stack::Plain, 4)), Err(DropReason::Stale));
+    sal.handle_turned(start, id, 5);
+    let Stacks { takes, change, .. } = stacks(&sal, id);
+    assert_eq!((takes, change), (Taking::Ready(Stack::Plain), 7), "the last one");
+    assert_eq!(said(&mut sal), [ChangeStep::Answer]);
+    // The FENCE is lost.
+    let (mut sal, id) = kept(&[6]);
+    sal.handle_timeout(start + PATIENCE);
+    assert_eq!(
+        (stacks(&sal, id).takes, said(&mut sal)),
+        (Taking::Ready(Stack::Plain), alloc::vec![ChangeStep::Answer])
+    );
+    // The initiator does not wait for so long.
+    let (mut sal, id) = kept(&[6]);
+    assert_eq!(sal.abandoned(start, id, 7), Err(DropReason::Stale));
+    assert_eq!(sal.abandoned(start, id, 6), Ok(()));
+    sal.handle_turned(start, id, 5);
+    assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![]));
+    assert!(sal.flow(id).is_some_and(|flow| flow.stack.changing_to.is_none()));
+}

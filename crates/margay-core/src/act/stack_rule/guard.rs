@@ -1,0 +1,254 @@
+//! What a rule that demands keeps from leaving by new addresses (docs/decisions/0076).
+//!
+//! Before packets go by another pair, the rules are looked at with that pair. A flow of which one demands that it is
+//! sealed there is *guarded*: what its program sends waits in the core until the flow is sealed. The peer is told by
+//! RSYN-ACK or RSYN-DONE, before it sends anything there, and guards every plain flow with this host; it asks until it
+//! is *freed*, and by then it knows by the requests for changes which flows are to be sealed.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
+
+use super::{Guarded, Late, Sealing};
+use crate::act::stack_change::Stack;
+use crate::association::draft::Draft;
+use crate::association::location::{Moving, Pair, Scope};
+use crate::cache::output::AppVerdict;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, seen};
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::time::Instant;
+use crate::types::tuple::GREETING;
+
+/// Packets of a program that wait until their flow is sealed; TCP sends others again.
+const HELD_MAX: usize = 64;
+/// After so long a flow that is not sealed has a trouble.
+const LATE: Duration = Duration::from_secs(5);
+/// From then on the two ends tell each other so often what they demand of it.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How often a peer is asked to free what need not be sealed, and how many times.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+const ASKS_MAX: u32 = 60;
+
+impl Sal {
+    /// The flows that go by a scope's pair.
+    fn flows_at(&self, scope: Scope) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().filter(move |flow| {
+            let association = self.associations.get(flow.association);
+            let is_peers = association.is_some_and(|one| one.host == scope.host && !one.is_self());
+            let is_moved = if scope.is_host() { flow.side.is_none() } else { flow.id == scope.flow };
+            is_peers && is_moved && flow.app.protocol != GREETING && flow.carries_data()
+        })
+    }
+
+    /// Whether rules of this host demand that a flow of this scope is sealed before anything of it goes by `pair`.
+    pub(crate) fn seals_at(&self, scope: Scope, pair: Pair) -> bool {
+        if !self.stack_rules.rules.iter().any(|rule| rule.is_floor) {
+            return false;
+        }
+        self.flows_at(scope).any(|flow| !flow.is_settled_sealed() && self.would_demand(flow, pair))
+    }
+
+    /// The peer's rules demand that flows are sealed at the pair that a scope comes to.
+    pub(crate) fn note_sealing(&mut self, now: Instant, scope: Scope) {
+        self.stack_rules.sealing.insert(scope, Sealing { next: now + ASK_EVERY, tries: 0 });
+    }
+
+    /// Packets of a scope are about to go by `pair`: what is to be sealed there waits.
+    pub(crate) fn guard_moved(&mut self, now: Instant, scope: Scope, pair: Pair) {
+        let is_told = self.stack_rules.sealing.contains_key(&scope);
+        if self.stack_rules.rules.is_empty() && !is_told {
+            return;
+        }
+        let moved: Vec<(FlowId, bool)> = self.flows_at(scope).map(|flow| (flow.id, flow.is_settled_sealed())).collect();
+        for (id, is_sealed) in moved {
+            // What is sealed leaves as it is; its rules are looked at when it is there.
+            self.note_moved(id);
+            if !is_sealed && (self.demand_at(now, id, pair) || is_told) {
+                self.guard(now, id);
+            }
+        }
+    }
+
+    /// Packets of a scope go by another pair now: what waits there is sealed.
+    pub(crate) fn seal_moved(&mut self, now: Instant, scope: Scope) {
+        let guarded: Vec<FlowId> = self.stack_rules.guarded.keys().copied().collect();
+        for id in guarded {
+            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+            if association.is_some_and(|association| association.host == scope.host) {
+                self.decide(now, id);
+            }
+        }
+    }
+
+    /// A flow is established. Where a rule demands that it is sealed, and it is not, nothing of it goes before that.
+    pub(super) fn guard_new(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Some(host) = self.associations.get(flow.association).map(|association| association.host) else { return };
+        let Some(pair) = self.pair_in_use(Scope { host, flow: id }) else { return };
+        if self.demand_at(now, id, pair) && self.flows.get(id).is_some_and(|flow| !flow.is_sealed()) {
+            self.guard(now, id);
+            self.decide(now, id);
+        }
+    }
+
+    fn guard(&mut self, now: Instant, id: FlowId) {
+        let is_plain = |flow: &&mut Flow| !flow.has(seen::GUARDED) && !flow.is_settled_sealed();
+        let Some(flow) = self.flows.get_mut(id).filter(is_plain) else { return };
+        flow.seen |= seen::GUARDED;
+        self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
+        self.queue.guard(id);
+        self.install_again(id);
+        self.events.push(Event::FlowChanged(id));
+    }
+
+    /// What has waited goes on.
+    fn unguard(&mut self, now: Instant, id: FlowId) {
+        let Some(guarded) = self.stack_rules.guarded.remove(&id) else { return };
+        self.queue.unguard(id);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.seen &= !seen::GUARDED;
+        self.install_again(id);
+        guarded.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        self.open_pinhole(now, id);
+        self.events.push(Event::FlowChanged(id));
+    }
+
+    /// A packet of a program whose flow is not sealed yet.
+    pub(crate) fn hold_unsealed(&mut self, id: FlowId, packet: &[u8]) -> AppVerdict {
+        match self.stack_rules.guarded.get_mut(&id) {
+            Some(guarded) if guarded.held.len() < HELD_MAX => {
+                guarded.held.push(packet.to_vec());
+                AppVerdict::Consumed
+            }
+            _ => {
+                self.counters.held_full += 1;
+                AppVerdict::Drop(DropReason::Full)
+            }
+        }
+    }
+
+    /// Both ends seal a flow now, or it is plain at both again.
+    pub(crate) fn end_guard_of_sealed(&mut self, now: Instant, id: FlowId, stack: Stack) {
+        if stack == Stack::Secure {
+            self.unguard(now, id);
+        }
+    }
+
+    /// No rule of this host demands any more that a flow is sealed.
+    pub(super) fn end_demand(&mut self, now: Instant, id: FlowId) {
+        if self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED)) {
+            // The peer may wait for the flow to be sealed, too.
+            self.tell(id, Flags::empty());
+            self.end_guard_of_freed(now, id);
+        }
+    }
+
+    /// Nobody demands of a guarded flow that it is sealed, as far as is known; while its peer's rules have it wait for
+    /// all flows to be sealed, it waits.
+    pub(crate) fn end_guard_of_freed(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::GUARDED)) else { return };
+        let host = self.associations.get(flow.association).map(|association| association.host);
+        let is_sealing = host.is_some_and(|host| self.stack_rules.sealing.keys().any(|scope| scope.host == host));
+        if !is_sealing && !flow.has(seen::RULED) && !flow.has(seen::PEER_DEMANDS) {
+            self.unguard(now, id);
+        }
+    }
+
+    /// Whether a flow waits for longer than sealing takes.
+    pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
+        self.stack_rules.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
+    }
+
+    /// What a peer says of flows that wait to be sealed.
+    pub(crate) fn hear_of_sealing(&mut self, now: Instant, host: HostId, pair: Pair, said: MoveFlags) {
+        if said.contains(MoveFlags::FREED) {
+            self.stack_rules.sealing.retain(|scope, _| scope.host != host);
+            self.free(now, host);
+            return;
+        }
+        let waits = |(id, guarded): (&FlowId, &Guarded)| {
+            let of_host = |flow: &Flow| {
+                flow.has(seen::RULED) && self.associations.get(flow.association).is_some_and(|one| one.host == host)
+            };
+            let is_open = guarded.late.is_none_or(|late| !late.is_told);
+            is_open && self.flows.get(*id).is_some_and(of_host)
+        };
+        // Whoever is not there yet itself has guarded nothing so far.
+        let is_there = self.pair_of(host).is_some_and(|known| known.remote == pair.remote);
+        let is_its = |scope: &Scope| scope.host == host;
+        let is_moving = |scope: Scope| self.locations.get(scope).is_some_and(|at| at.state != Moving::Settled);
+        let is_moving = self.locations.scopes().filter(is_its).any(is_moving);
+        if is_there && !is_moving && !self.stack_rules.guarded.iter().any(waits) {
+            self.say_of_sealing(host, MoveFlags::FREED);
+        }
+    }
+
+    /// Flows with a peer that need not be sealed go on.
+    fn free(&mut self, now: Instant, host: HostId) {
+        let guarded: Vec<FlowId> = self.stack_rules.guarded.keys().copied().collect();
+        for id in guarded {
+            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+            if association.is_some_and(|association| association.host == host) {
+                self.end_guard_of_freed(now, id);
+            }
+        }
+    }
+
+    fn say_of_sealing(&mut self, host: HostId, flags: MoveFlags) {
+        let Some(pair) = self.pair_of(host) else { return };
+        let extensions = [Extension::Move(MoveRepr { number: 0, token: 0, address: pair.remote, flags })];
+        let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
+        draft.extensions = &extensions;
+        self.send_over(host, pair, draft);
+    }
+
+    /// The peer has answered what it was told of a flow.
+    pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
+        if let Some(late) = self.stack_rules.guarded.get_mut(&id).and_then(|guarded| guarded.late.as_mut()) {
+            late.is_told = true;
+        }
+    }
+
+    /// When something of this is due.
+    pub(crate) fn guards_deadline(&self) -> Option<Instant> {
+        let sealing = self.stack_rules.sealing.values().map(|sealing| sealing.next);
+        sealing.chain(self.stack_rules.guarded.values().map(Guarded::due)).min()
+    }
+
+    /// Asks peers to free what waits, and takes note of what waits for too long.
+    pub(crate) fn guards_due(&mut self, now: Instant) {
+        let due: Vec<Scope> =
+            self.stack_rules.sealing.iter().filter(|(_, one)| one.next <= now).map(|(scope, _)| *scope).collect();
+        for scope in due {
+            let Some(sealing) = self.stack_rules.sealing.get_mut(&scope) else { continue };
+            sealing.tries += 1;
+            sealing.next = now + ASK_EVERY;
+            if sealing.tries > ASKS_MAX {
+                self.stack_rules.sealing.remove(&scope);
+                self.free(now, scope.host);
+            } else {
+                self.say_of_sealing(scope.host, MoveFlags::SEALED);
+            }
+        }
+        let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.due() <= now);
+        for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(guarded) = self.stack_rules.guarded.get_mut(&id) else { continue };
+            let is_told = guarded.late.is_some_and(|late| late.is_told);
+            if guarded.late.replace(Late { is_told, next: now + TELL_EVERY }).is_none() {
+                self.events.push(Event::FlowChanged(id));
+            }
+            // The answer says what the peer demands, and that it knows what this end does.
+            self.tell(id, Flags::empty());
+        }
+    }
+}
+
+impl Guarded {
+    fn due(&self) -> Instant {
+        self.late.map_or(self.since + LATE, |late| late.next)
+    }
+}

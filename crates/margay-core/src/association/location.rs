@@ -1,0 +1,507 @@
+//! Where this host and a peer find each other: the pair of addresses in use, and how it changes (docs/decisions/0018;
+//! DESIGN §10).
+//!
+//! What is kept of it for each peer, and for each flow that has gone its own way. The messages are in `moving`,
+//! suspicion in `liveness`.
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use hashbrown::HashMap;
+use margay_wire::FlowId;
+
+use crate::types::key::HostId;
+use crate::types::keyed_hash::KeyedHash;
+use crate::types::state::Machine;
+use crate::types::time::Instant;
+
+/// From which of this host's addresses its routing sends to an address; `None` where it has no route.
+pub(crate) type Routes = HashMap<IpAddr, Option<IpAddr>, KeyedHash>;
+
+/// Addresses of a peer that are kept.
+pub(crate) const ADDRESSES_MAX: usize = 8;
+/// Pairs that one move is tried over.
+pub(crate) const PAIRS_MAX: usize = 16;
+/// A peer that moves more often than this is left where it is for a while.
+const COMMITS_MAX: usize = 8;
+const COMMITS_TIME: Duration = Duration::from_secs(10);
+
+/// A location's number, and whose move it is. Both ends count together: the locations of a pair of hosts have one
+/// order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbered {
+    pub number: u32,
+    pub by: HostId,
+}
+
+impl Numbered {
+    /// Of two equal numbers, that of the smaller host-ID is the later.
+    pub fn is_after(self, other: Self) -> bool {
+        self.number > other.number || self.number == other.number && self.by < other.by
+    }
+}
+
+/// Two addresses between which packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pair {
+    /// This host's; `None` where its routing decides.
+    pub local: Option<IpAddr>,
+    /// The peer's UDP address.
+    pub remote: SocketAddr,
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.local {
+            Some(local) => write!(f, "{local} > {}", self.remote),
+            None => write!(f, "> {}", self.remote),
+        }
+    }
+}
+
+/// What a location is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Scope {
+    pub host: HostId,
+    /// One flow, by our number; zero: all with the host.
+    pub flow: FlowId,
+}
+
+impl Scope {
+    pub const fn of(host: HostId) -> Self {
+        Self { host, flow: FlowId(0) }
+    }
+
+    pub const fn is_host(&self) -> bool {
+        self.flow.0 == 0
+    }
+}
+
+/// What this host, as a mover, is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Moving {
+    /// The peer knows where this host is.
+    Settled,
+    /// RSYN is out.
+    Asking,
+    /// The peer has answered, and RSYN-DONE is out.
+    Closing,
+}
+
+/// What happens to a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MoveEvent {
+    /// The pair in use is not, or shall not be, the right one any more.
+    Leave,
+    /// RSYN-ACK came.
+    Answered,
+    /// The peer has committed to it.
+    Confirmed,
+    /// It is not needed any more.
+    Dropped,
+}
+
+/// The declared life of a move.
+pub const MOVING: Machine<Moving, MoveEvent> = Machine {
+    name: "move",
+    states: &[Moving::Settled, Moving::Asking, Moving::Closing],
+    events: &[MoveEvent::Leave, MoveEvent::Answered, MoveEvent::Confirmed, MoveEvent::Dropped],
+    transitions: &[
+        (Moving::Settled, MoveEvent::Leave, Moving::Asking),
+        (Moving::Asking, MoveEvent::Leave, Moving::Asking),
+        (Moving::Asking, MoveEvent::Answered, Moving::Closing),
+        (Moving::Asking, MoveEvent::Dropped, Moving::Settled),
+        (Moving::Closing, MoveEvent::Leave, Moving::Asking),
+        (Moving::Closing, MoveEvent::Confirmed, Moving::Settled),
+        (Moving::Closing, MoveEvent::Dropped, Moving::Settled),
+    ],
+};
+
+/// Why a pair was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// This host's addresses or routes have changed.
+    Address,
+    /// Nothing came by the pair any more, and by another it did.
+    Silence,
+    /// An address translator on the way has given this host another address or port.
+    Rebound,
+    /// The agent has started again, and its addresses may have changed meanwhile.
+    Restart,
+    /// By order.
+    Operator,
+    /// Data went unanswered by the pair, although probes did not.
+    Unanswered,
+    /// The peer looked for this host where it is no longer.
+    Sought,
+    /// The peer has moved.
+    Peer,
+}
+
+impl Cause {
+    /// The words of lists and logs.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Address => "this host's addresses or routes changed",
+            Self::Silence => "the path before was silent",
+            Self::Rebound => "an address translator gave this host another address",
+            Self::Restart => "the agent started again",
+            Self::Operator => "by order",
+            Self::Unanswered => "data went unanswered on the path before, although probes were answered",
+            Self::Sought => "the peer looked for this host at an address that it has left",
+            Self::Peer => "the peer moved",
+        }
+    }
+}
+
+/// What is wrong with how a peer and this host find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Trouble {
+    /// The peer moves too often.
+    Flapping,
+    /// Nothing comes from it.
+    Silent,
+    /// Nothing comes from it, and another host is at its address.
+    OtherHost,
+    /// Probes are answered between the addresses in use, data is not, and no other pair is better.
+    Unanswered,
+    /// A rule demands that the flow is sealed at these addresses, and it is not.
+    Unsealed,
+}
+
+impl Trouble {
+    /// A word for programs.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Flapping => "flapping",
+            Self::Silent => "silent",
+            Self::OtherHost => "other-host",
+            Self::Unanswered => "unanswered",
+            Self::Unsealed => "unsealed",
+        }
+    }
+
+    /// A sentence for lists.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Flapping => {
+                "the peer moves more often than eight times in ten seconds; until that is over it is left where it is"
+            }
+            Self::Silent => "nothing comes from the peer by any way that is known; it is asked again and again",
+            Self::OtherHost => {
+                "nothing comes from the peer, and a host with another key is at its address; the flow waits for its own"
+            }
+            Self::Unanswered => {
+                "probes are answered between these addresses, but data is not, and no other pair of addresses does better"
+            }
+            Self::Unsealed => {
+                "a stack rule demands that the flow is sealed at these addresses, and it is not: nothing of it is \
+                 sent; `margay stack show FLOW` says why"
+            }
+        }
+    }
+}
+
+/// A move of this host that is under way.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub cause: Cause,
+    /// Nothing passes between the addresses in use.
+    pub broken: bool,
+    /// By no other pair either: the one in use is as good as any, and data goes on by it.
+    pub unheard: bool,
+    pub pairs: Vec<Pair>,
+    pub asked: Instant,
+    pub tries: u32,
+    pub next: Instant,
+    /// Which one the peer has answered over, with its token.
+    pub answered: Option<(Pair, u64)>,
+    /// The peer has found this host where it leaves, or a move before this one was not confirmed: by this pair it
+    /// shall find it instead.
+    pub wish: Option<Pair>,
+    /// Moves to the pair that is wished that were answered, and not confirmed.
+    pub unconfirmed: u8,
+}
+
+/// A path record is held until a direct packet has come by the new pair.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub tries: u32,
+    pub next: Instant,
+}
+
+/// The pair in use may be dead.
+#[derive(Debug)]
+pub(crate) struct Suspicion {
+    /// Number of its probes.
+    pub number: u32,
+    pub asked: Instant,
+    pub until: Instant,
+    pub tries: u32,
+    pub pairs: Vec<Pair>,
+    /// Other pairs that were answered over, the quickest first.
+    pub answered: Vec<Pair>,
+    /// It is data that goes unanswered: that probes are answered acquits nobody.
+    pub of_data: bool,
+    /// The pair in use was answered over.
+    pub is_alive: bool,
+}
+
+impl Suspicion {
+    /// Of the pair that is the first of `pairs`; nothing is asked yet.
+    pub fn new(now: Instant, number: u32, pairs: Vec<Pair>, of_data: bool) -> Self {
+        let (asked, until, answered) = (now, now, Vec::new());
+        Self { number, asked, until, tries: 0, pairs, answered, of_data, is_alive: false }
+    }
+
+    /// More pairs to ask, after those that are asked.
+    pub fn extend(&mut self, others: impl IntoIterator<Item = Pair>) {
+        for pair in others {
+            if self.pairs.len() <= PAIRS_MAX && !self.pairs.contains(&pair) {
+                self.pairs.push(pair);
+            }
+        }
+    }
+}
+
+/// The last change of the pair in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// When.
+    pub at: Instant,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// What is kept of where a peer and this host find each other.
+#[derive(Debug)]
+pub(crate) struct Location {
+    pub state: Moving,
+    /// Of the move that is under way, or was last.
+    pub number: u32,
+    /// The location in force, whoever moved.
+    pub force: Numbered,
+    /// The greatest number with which this host has said RSYN-DONE: that may still arrive.
+    pub spent: u32,
+    pub ask: Option<Ask>,
+    /// From where the peer has said last that it is there, until it has proved it.
+    pub expected: Option<SocketAddr>,
+    /// Where else the peer says that it can be reached.
+    pub addresses: Vec<SocketAddr>,
+    /// The peer's service router.
+    pub rendezvous: Option<SocketAddr>,
+    pub hold: Option<Hold>,
+    /// The peer holds its direct path, too, and waits to hear that a direct packet came.
+    pub watches: bool,
+    /// Number of this watch, or of the last one: DIRECT bears it, and OPENED gives it back.
+    pub watch: u32,
+    pub suspicion: Option<Suspicion>,
+    /// At which address the peer sees this host, by the pair in use.
+    pub seen: Option<SocketAddr>,
+    /// Then something goes out, so that a translator does not forget this host.
+    pub keep_alive: Option<Instant>,
+    /// Pairs by which probes passed and data did not.
+    pub tried: Vec<Pair>,
+    /// The pair in use is one, and no other is better.
+    pub deaf: bool,
+    /// Data that has gone unanswered was sent lately: by then it is sent again, and tells of it again, or it was
+    /// answered.
+    pub lost_until: Option<Instant>,
+    /// When the pair in use was last seen to be alive, or found without another.
+    pub looked: Option<Instant>,
+    pub moved: Option<Moved>,
+    pub moves: u32,
+    commits: VecDeque<Instant>,
+    /// Until then the peer is not followed any more.
+    pub flapping: Option<Instant>,
+    due: Option<Instant>,
+}
+
+impl Default for Location {
+    fn default() -> Self {
+        Self {
+            state: Moving::Settled,
+            number: 0,
+            force: Numbered { number: 0, by: HostId([0xff; 16]) },
+            spent: 0,
+            ask: None,
+            expected: None,
+            addresses: Vec::new(),
+            rendezvous: None,
+            hold: None,
+            watches: false,
+            watch: 0,
+            suspicion: None,
+            seen: None,
+            keep_alive: None,
+            tried: Vec::new(),
+            deaf: false,
+            lost_until: None,
+            looked: None,
+            moved: None,
+            moves: 0,
+            commits: VecDeque::new(),
+            flapping: None,
+            due: None,
+        }
+    }
+}
+
+impl Location {
+    /// Takes a declared transition; false where there is none.
+    pub fn take(&mut self, event: MoveEvent) -> bool {
+        let Ok(next) = MOVING.after(self.state, event) else { return false };
+        self.state = next;
+        true
+    }
+
+    /// Whether a location is later than the one in force, and than any that `own` may still bring about.
+    pub fn is_later(&self, found: Numbered, own: HostId) -> bool {
+        found.is_after(self.force) && found.is_after(Numbered { number: self.spent, by: own })
+    }
+
+    /// The peer is to hear of direct packets that come from now on.
+    pub fn begin_watch(&mut self) {
+        self.watches = true;
+        self.watch = self.watch.wrapping_add(1);
+    }
+
+    /// The number of the next move.
+    pub fn next_number(&self) -> u32 {
+        self.force.number.max(self.spent).max(self.number).saturating_add(1)
+    }
+
+    /// Counts a commitment. False when the peer has moved too often, and is left where it is.
+    pub fn may_commit(&mut self, now: Instant) -> bool {
+        self.commits.retain(|at| now.since(*at) < COMMITS_TIME);
+        if self.commits.len() < COMMITS_MAX {
+            return true;
+        }
+        self.flapping = self.commits.front().map(|first| *first + COMMITS_TIME);
+        false
+    }
+
+    pub fn note_commit(&mut self, now: Instant) {
+        self.commits.push_back(now);
+        self.flapping = None;
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let ask = self.ask.as_ref().map(|ask| ask.next);
+        let hold = self.hold.as_ref().map(|hold| hold.next);
+        let suspicion = self.suspicion.as_ref().map(|suspicion| suspicion.until);
+        ask.into_iter().chain(hold).chain(suspicion).chain(self.keep_alive).min()
+    }
+}
+
+/// The locations of all peers, and of flows that have one of their own.
+pub(crate) struct LocationTable {
+    locations: HashMap<Scope, Location, KeyedHash>,
+    due: BTreeSet<(Instant, Scope)>,
+}
+
+impl LocationTable {
+    pub fn with_hasher(hasher: KeyedHash) -> Self {
+        Self { locations: HashMap::with_hasher(hasher), due: BTreeSet::new() }
+    }
+
+    pub fn get(&self, scope: Scope) -> Option<&Location> {
+        self.locations.get(&scope)
+    }
+
+    /// Changes one, which is made if there is none; its next deadline follows.
+    pub fn with<R>(&mut self, scope: Scope, change: impl FnOnce(&mut Location) -> R) -> R {
+        let location = self.locations.entry(scope).or_default();
+        let result = change(location);
+        let next = location.next_due();
+        let before = core::mem::replace(&mut location.due, next);
+        if before != next {
+            if let Some(before) = before {
+                self.due.remove(&(before, scope));
+            }
+            if let Some(next) = next {
+                self.due.insert((next, scope));
+            }
+        }
+        result
+    }
+
+    pub fn remove(&mut self, scope: Scope) {
+        if let Some(location) = self.locations.remove(&scope)
+            && let Some(due) = location.due
+        {
+            self.due.remove(&(due, scope));
+        }
+    }
+
+    pub fn scopes(&self) -> impl Iterator<Item = Scope> {
+        self.locations.keys().copied()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// One whose deadline is at or before `now`.
+    pub fn next_due(&self, now: Instant) -> Option<Scope> {
+        self.due.first().filter(|(at, _)| *at <= now).map(|(_, scope)| *scope)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_matrix_of_a_move() {
+        let expected = "\
+Settled Leave Asking\nSettled Answered -\nSettled Confirmed -\nSettled Dropped -
+Asking Leave Asking\nAsking Answered Closing\nAsking Confirmed -\nAsking Dropped Settled
+Closing Leave Asking\nClosing Answered -\nClosing Confirmed Settled\nClosing Dropped Settled\n";
+        assert_eq!(MOVING.matrix(), expected);
+        assert!(MOVING.faults().is_empty());
+    }
+
+    #[test]
+    fn locations_have_one_order_and_a_number_is_used_once() {
+        let of = |number, by: u8| Numbered { number, by: HostId([by; 16]) };
+        assert!(of(2, 9).is_after(of(1, 1)) && of(2, 1).is_after(of(2, 9)));
+        assert!(!of(2, 9).is_after(of(2, 9)) && !of(2, 9).is_after(of(2, 1)));
+        let location = Location { number: 3, force: of(4, 1), spent: 6, ..Location::default() };
+        assert_eq!(location.next_number(), 7);
+        assert!(location.is_later(of(7, 9), HostId([1; 16])));
+        // This host's own DONE may still arrive.
+        assert!(!location.is_later(of(6, 9), HostId([1; 16])) && location.is_later(of(6, 1), HostId([9; 16])));
+    }
+
+    #[test]
+    fn a_peer_that_moves_all_the_time_is_left_where_it_is_for_a_while() {
+        let mut location = Location::default();
+        for second in 0..8 {
+            let now = Instant::from_millis(second * 100);
+            assert!(location.may_commit(now));
+            location.note_commit(now);
+        }
+        assert!(!location.may_commit(Instant::from_millis(900)));
+        assert_eq!(location.flapping, Some(Instant::from_millis(10_000)));
+        assert!(location.may_commit(Instant::from_millis(10_000)));
+    }
+
+    #[test]
+    fn a_table_knows_the_next_deadline_whatever_changes() {
+        let mut table = LocationTable::with_hasher(KeyedHash(1, 2));
+        let scope = |n: u8| Scope::of(HostId([n; 16]));
+        let hold = |ms| Some(Hold { tries: 0, next: Instant::from_millis(ms) });
+        table.with(scope(1), |location| location.hold = hold(50));
+        table.with(scope(2), |location| location.hold = hold(20));
+        assert_eq!(table.next_deadline(), Some(Instant::from_millis(20)));
+        assert_eq!(table.next_due(Instant::from_millis(20)), Some(scope(2)));
+        table.with(scope(2), |location| location.hold = None);
+        assert_eq!(table.next_deadline(), Some(Instant::from_millis(50)));
+        table.remove(scope(1));
+        assert_eq!(table.next_deadline(), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! The state machine that a host sees.
+
+pub(crate) mod control;
+pub(crate) mod counters;
+pub(crate) mod sal;

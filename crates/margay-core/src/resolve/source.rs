@@ -1,0 +1,118 @@
+//! Source services: what the client's end of a flow is called (Serval §4.1, Table 1: `accept` gives a serviceID).
+//!
+//! The agent says which local socket has which name. The initiator says it in its ACK, the first message that is proved
+//! to come from it; the responder keeps what the initiator's host may say, and nothing else. A client that says nothing
+//! is called after its host.
+
+use core::net::SocketAddr;
+
+use hashbrown::HashMap;
+
+use crate::machine::sal::Sal;
+use crate::session::flow::Flow;
+use crate::types::key::HostId;
+use crate::types::keyed_hash::KeyedHash;
+use crate::types::name::ServiceId;
+use crate::types::role::Role;
+use crate::types::tuple::Tuple;
+
+/// Sockets with a name at one time; more are a mistake.
+pub const SOURCES_MAX: usize = 16_384;
+
+/// There are too many named sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{SOURCES_MAX} sockets of this host have a name already; close some")]
+pub struct SourcesFull;
+
+/// A local socket: its protocol and port. Programs that take a name have their port for themselves.
+pub(crate) type SourceTable = HashMap<(u8, u16), ServiceId, KeyedHash>;
+
+impl ServiceId {
+    /// What a socket of `host` is called without a name of its own: authority 0, service 0, then the host and a number.
+    pub fn at_host(host: HostId, number: u32) -> Self {
+        let mut id = [0; 32];
+        id[12..28].copy_from_slice(&host.0);
+        id[28..].copy_from_slice(&number.to_be_bytes());
+        Self(id)
+    }
+
+    /// The host that a name of that form is of.
+    pub fn host(&self) -> Option<HostId> {
+        let mut host = [0; 16];
+        host.copy_from_slice(&self.0[12..28]);
+        (self.0[..12] == [0; 12]).then_some(HostId(host))
+    }
+
+    /// Whether it is a name of that form, of this host.
+    pub fn is_at_host(&self, host: HostId) -> bool {
+        self.0[..12] == [0; 12] && self.0[12..28] == host.0
+    }
+}
+
+impl Sal {
+    /// Flows that start from this port carry `service` as their source from now on.
+    ///
+    /// # Errors
+    ///
+    /// There are too many such ports.
+    pub fn set_source(&mut self, protocol: u8, port: u16, service: ServiceId) -> Result<(), SourcesFull> {
+        if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&(protocol, port)) {
+            return Err(SourcesFull);
+        }
+        self.end_own_grants();
+        self.sources.insert((protocol, port), service);
+        Ok(())
+    }
+
+    /// The socket is gone. Flows that have started keep what they said.
+    pub fn forget_source(&mut self, protocol: u8, port: u16) {
+        self.sources.remove(&(protocol, port));
+    }
+
+    /// How many sockets have a name.
+    pub fn source_count(&self) -> usize {
+        self.sources.len()
+    }
+
+    pub(crate) fn source_of(&self, protocol: u8, local: SocketAddr) -> Option<ServiceId> {
+        self.sources.get(&(protocol, local.port())).copied()
+    }
+
+    /// What a proved initiator says of itself, if its host may: it is a member of the name's authority, or the name is
+    /// the host's.
+    pub(crate) fn believed(&self, association: u32, claimed: ServiceId) -> Option<ServiceId> {
+        let association = self.associations.get(association)?;
+        let (unix_s, block) = (self.unix_s(), claimed.authority());
+        let is_member = association
+            .membership
+            .as_ref()
+            .is_some_and(|membership| membership.not_after_s > unix_s && membership.authority == block);
+        // Of its own programs the agent has asked itself already.
+        let may = association.host == self.host_id()
+            || (block != [0; 8] && is_member)
+            || claimed.is_at_host(association.host);
+        may.then_some(claimed)
+    }
+
+    /// What the peer of a flow is called, by the five-tuple that the program here has: the service that it connected
+    /// to, or the name of the client. `None` where there is no such flow, or its peer is not proved.
+    pub fn peer_service(&self, app: &Tuple) -> Option<ServiceId> {
+        let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
+        match flow.role {
+            Role::Initiator => Some(flow.service),
+            Role::Responder => self.client_of(flow),
+        }
+    }
+
+    /// The name by which a client has come to a program here, by the program's five-tuple.
+    pub fn served_name(&self, app: &Tuple) -> Option<ServiceId> {
+        let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
+        (flow.role == Role::Responder).then_some(flow.service)
+    }
+
+    fn client_of(&self, flow: &Flow) -> Option<ServiceId> {
+        let host = self.associations.get(flow.association).filter(|_| flow.carries_data())?.host;
+        let unnamed = || ServiceId::at_host(host, flow.app.destination.port().into());
+        Some(flow.source.as_deref().copied().unwrap_or_else(unnamed))
+    }
+}

@@ -1,0 +1,255 @@
+//! What the core reports, and the views that it gives of its tables.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{FlowId, SessionId};
+
+use crate::act::chain::ChainRecord;
+use crate::act::stack_change::{StackChange, StackInfo};
+use crate::association::location::{Cause, Moved, Moving, Pair, Trouble};
+use crate::association::twin::Twin;
+use crate::cache::entry::{FlowCounters, Passage, RemoveReason};
+use crate::leg::carriage::{Carriage, Why};
+use crate::leg::seal::Cipher;
+use crate::session::give_up::GiveUpCause;
+use crate::session::hand_over::HandOver;
+use crate::table::RuleId;
+use crate::table::lifetime::Expiry;
+use crate::types::direction::Direction;
+use crate::types::key::{HostId, HostPublic};
+use crate::types::name::{Prefix, ServiceId};
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+use crate::types::tuple::Tuple;
+
+/// Something that happened. Nothing needs to be done about it; logs, metrics and watchers live on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A flow is established and proved.
+    FlowOpened(FlowId),
+    /// A flow's record has changed: one side has closed, or its stack is another, or about to be.
+    FlowChanged(FlowId),
+    /// A change of a flow's stack is over.
+    StackChanged {
+        /// By this host's number.
+        flow: FlowId,
+        /// What was wanted, and what has become of it.
+        change: StackChange,
+    },
+    /// A flow is over, and lingers for late packets.
+    FlowEnded {
+        /// By this host's number.
+        flow: FlowId,
+        /// `Closed`: by both ends; `Reset`: by either.
+        reason: RemoveReason,
+    },
+    /// A flow is gone.
+    FlowClosed {
+        /// What it was, at its end.
+        flow: Box<FlowInfo>,
+        /// Why it ended.
+        reason: RemoveReason,
+        /// What it has carried. The core does not count: whoever keeps the flow cache fills it in.
+        carried: FlowCounters,
+    },
+    /// An application's connect failed before it was established.
+    ConnectFailed {
+        /// The name.
+        service: ServiceId,
+        /// The application's five-tuple.
+        app: Tuple,
+        /// Who is at fault, and what to do.
+        why: String,
+    },
+    /// An association came into being, or was renewed by a full handshake.
+    AssociationUp(HostId),
+    /// A peer's host has a newer boot; its older flows were reset.
+    PeerRebooted(HostId),
+    /// A peer and this host find each other at other addresses now.
+    Moved {
+        /// The peer.
+        host: HostId,
+        /// Our number of the one flow that moved; zero: all with the peer.
+        flow: FlowId,
+        /// The addresses.
+        pair: Pair,
+        /// Why.
+        cause: Cause,
+    },
+    /// A peer has named another service router, where it may be asked for.
+    Whereabouts(HostId),
+    /// A peer moves so often that it is left where it is for a while.
+    Flapping(HostId),
+    /// Nothing comes from a peer any more, by whatever way.
+    Silent(HostId),
+    /// A peer is given up: flows of programs here with it have failed.
+    GivenUp {
+        /// The peer.
+        peer: HostId,
+        /// How many flows.
+        flows: usize,
+        /// Upon what.
+        cause: GiveUpCause,
+    },
+    /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is
+    /// better.
+    Unanswered(HostId),
+    /// A host with another key has proved itself at the address of one that this host has flows with.
+    OtherHost {
+        /// The one that was there.
+        former: HostId,
+        /// The one that is there.
+        host: HostId,
+    },
+    /// Two hosts use one key, and the later one is kept out while the elder is alive (DESIGN §18).
+    Twin(Twin),
+    /// A router of an authority has answered a search, and proved that it is one. It may do so again.
+    RouterFound {
+        /// The authority's block.
+        authority: [u8; 8],
+        /// The router's key.
+        key: HostPublic,
+        /// Where it hears SAL.
+        at: SocketAddr,
+    },
+    /// A connection is on its way to another host.
+    HandOver(HandOver),
+    /// A rule of the service table has ended by itself.
+    RuleExpired {
+        /// Its number.
+        id: RuleId,
+        /// What it was for.
+        prefix: Prefix,
+        /// Why.
+        why: Expiry,
+        /// First packets that it decided upon.
+        packets: u64,
+    },
+}
+
+/// A place of a striped flow, for lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StripePlace {
+    /// Its number.
+    pub place: usize,
+    /// The addresses.
+    pub pair: Pair,
+    /// The peer has answered by it.
+    pub is_proved: bool,
+    /// The last round trip.
+    pub rtt: Option<Duration>,
+}
+
+/// A flow as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowInfo {
+    /// Local identifier.
+    pub flow: FlowId,
+    /// The peer's identifier; zero while connecting.
+    pub peer_flow: FlowId,
+    /// The session, the same on all hosts.
+    pub session: SessionId,
+    /// The name that the flow was made to.
+    pub service: ServiceId,
+    /// What the client's socket is called, where it has a name of its own.
+    pub source: Option<ServiceId>,
+    /// Initiator or responder.
+    pub role: Role,
+    /// Where in its life it is.
+    pub lifecycle: Lifecycle,
+    /// Of one that is half-closed: which way the one FIN went.
+    pub closed: Option<Direction>,
+    /// The application's five-tuple.
+    pub app: Tuple,
+    /// The peer's host, once proved.
+    pub peer: Option<HostId>,
+    /// The peer's UDP address.
+    pub remote: Option<SocketAddr>,
+    /// Whether the peer's right to answer for the name was checked against a trust anchor.
+    pub authenticated: bool,
+    /// When it began.
+    pub since: Instant,
+    /// Which path it is on.
+    pub carriage: Carriage,
+    /// Since when.
+    pub carriage_since: Instant,
+    /// Why.
+    pub why: Why,
+    /// How its DATA is sealed, if it is.
+    pub secure: Option<Cipher>,
+    /// Its stack, and why that is so.
+    pub stack: StackInfo,
+    /// This host's address that its packets leave with, where that is known.
+    pub local: Option<IpAddr>,
+    /// It goes by other addresses than the rest of its association.
+    pub is_aside: bool,
+    /// It stays there when the others move.
+    pub is_pinned: bool,
+    /// It is to go by several pairs at once, where there are several.
+    pub stripes: bool,
+    /// It does.
+    pub is_striped: bool,
+    /// Those.
+    pub places: Vec<StripePlace>,
+    /// The last change of its addresses.
+    pub moved: Option<Moved>,
+    /// How often they have changed.
+    pub moves: u32,
+    /// What is wrong with how the peer and this host find each other.
+    pub trouble: Option<Trouble>,
+    /// The boxes that its session goes through, if it does.
+    pub chain: Option<ChainRecord>,
+}
+
+impl FlowInfo {
+    /// Whether its session is for a name under `prefix`, or passes a box of such a name on this host.
+    pub fn is_of(&self, prefix: &Prefix) -> bool {
+        let here = self.chain.as_ref().and_then(ChainRecord::box_here);
+        prefix.contains(&self.service) || here.is_some_and(|name| prefix.contains(&name))
+    }
+}
+
+/// An association as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssociationInfo {
+    /// The peer.
+    pub host: HostId,
+    /// Its UDP address.
+    pub remote: SocketAddr,
+    /// This host's address that it is reached from, where that is known.
+    pub local: Option<IpAddr>,
+    /// Where else it says that it can be reached.
+    pub addresses: Vec<SocketAddr>,
+    /// Its service router.
+    pub rendezvous: Option<SocketAddr>,
+    /// What this host is doing about its own place.
+    pub moving: Moving,
+    /// What may pass.
+    pub passage: Passage,
+    /// Whether nothing has come from it lately although something should have.
+    pub is_suspected: bool,
+    /// What is wrong with how it and this host find each other.
+    pub trouble: Option<Trouble>,
+    /// It moves so often that it is left where it is until then.
+    pub flapping: Option<Instant>,
+    /// The last change of addresses.
+    pub moved: Option<Moved>,
+    /// How often they have changed.
+    pub moves: u32,
+    /// The last round trip of signalling.
+    pub rtt: Option<Duration>,
+    /// Largest UDP payload in bytes.
+    pub datagram_max: u16,
+    /// The peer's epoch.
+    pub epoch: u32,
+    /// Flows that use it.
+    pub flows: u32,
+    /// Whether the peer is this host's service router, or registered with this router.
+    pub router: bool,
+    /// When it was last heard, with a right tag.
+    pub heard: Instant,
+}

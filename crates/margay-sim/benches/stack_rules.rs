@@ -109,7 +109,7 @@ fn seldom() -> Expression {
     Expression::And(Box::new([remote, Expression::Outside("lockdown".into(), Kind::Bool)]))
 }
 
-/// `protocol == "tcp" && age_s > 1e9`: evaluated each time, since nothing else decides it.
+/// `protocol == "tcp" && age_s > 1e9`: the age is another one with each look, and nothing else decides.
 fn always() -> Expression {
     let constant = |constant| Expression::Constant(constant);
     let age = Expression::Compare(

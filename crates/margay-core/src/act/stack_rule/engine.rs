@@ -8,7 +8,8 @@ use core::time::Duration;
 use margay_wire::{ChangeRepr, FlowId};
 
 use super::expression::Failure;
-use super::fact::{Fact, Pace};
+use super::fact::{Fact, Facts, Pace};
+use super::region::{Watch, are_as_found, regions};
 use super::seen::{Seen, Steady};
 use super::state::RuleState;
 use super::{Carried, Followed, LocalPlace, RuleCounts, STACK_RULES_MAX, StackRule};
@@ -58,6 +59,7 @@ impl Sal {
         rules.sort_by_key(|rule| core::cmp::Reverse(rule.priority));
         let ruled: Vec<FlowId> = self.stack_rules.followed.keys().copied().collect();
         self.stack_rules.counts = alloc::vec![RuleCounts::default(); rules.len()];
+        self.stack_rules.watches = rules.iter().map(|rule| Watch::of(&rule.when)).collect();
         self.stack_rules.rules = rules.into();
         self.stack_rules.epoch += 1;
         self.end_all_grants();
@@ -138,7 +140,7 @@ impl Sal {
             }
             let Some(flow) = self.flows.get(*id) else { continue };
             let is_active = followed.is_timed && now.since(flow.active) < ACTIVE;
-            if is_active || is_stale {
+            if is_stale || is_active && self.has_left_regions(flow, followed) {
                 followed.epoch = epoch;
                 self.evaluate(now, flow, followed, &rules, &mut counts, is_stale);
             } else if followed.is_calm {
@@ -186,6 +188,15 @@ impl Sal {
         }
         let is_timed = |at: u16| rules.get(usize::from(at)).is_some_and(StackRule::is_timed);
         followed.is_timed = followed.states.iter().any(|(at, state)| !state.is_steady && is_timed(*at));
+        let undecided = followed.states.iter().filter(|(_, state)| !state.is_steady);
+        let watches = undecided.filter_map(|(at, _)| self.stack_rules.watches.get(usize::from(*at)));
+        followed.regions = regions(watches, |fact| seen.fact(fact));
+    }
+
+    /// Whether a fact that every packet changes is such that a condition may be another one.
+    fn has_left_regions(&self, flow: &Flow, followed: &Followed) -> bool {
+        let seen = Seen::of_packets(self, flow, followed.carried);
+        !are_as_found(&followed.regions, |fact| seen.fact(fact))
     }
 
     pub(super) fn seen<'a>(&'a self, flow: &'a Flow, carried: Option<Carried>) -> Option<Seen<'a>> {
@@ -306,6 +317,7 @@ impl Sal {
             is_calm: false,
             is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
             epoch: 0,
+            regions: Vec::new(),
             acted: sealing,
             next_at: now,
             blocked: None,

@@ -191,18 +191,23 @@ impl Expression {
         }
     }
 
+    /// What it consists of.
+    pub(super) fn parts(&self) -> &[Self] {
+        match self {
+            Self::Constant(_) | Self::Fact(_) | Self::Outside(..) | Self::IsSet(_) | Self::IsKnown(_) => &[],
+            Self::Not(part) | Self::Negative(part) | Self::In(part, _) | Self::Within(part, _) => {
+                core::slice::from_ref(part)
+            }
+            Self::And(parts) | Self::Or(parts) | Self::Compare(_, parts) => &**parts,
+            Self::Calculate(_, parts) | Self::Find(_, parts) => &**parts,
+            Self::If(parts) => &**parts,
+        }
+    }
+
     /// Calls `visit` with every part, itself first.
     pub(super) fn each<'a>(&'a self, visit: &mut impl FnMut(&'a Self)) {
         visit(self);
-        match self {
-            Self::Constant(_) | Self::Fact(_) | Self::Outside(..) | Self::IsSet(_) | Self::IsKnown(_) => {}
-            Self::Not(part) | Self::Negative(part) | Self::In(part, _) | Self::Within(part, _) => part.each(visit),
-            Self::And(parts) | Self::Or(parts) | Self::Compare(_, parts) => {
-                parts.iter().for_each(|one| one.each(visit))
-            }
-            Self::Calculate(_, parts) | Self::Find(_, parts) => parts.iter().for_each(|one| one.each(visit)),
-            Self::If(parts) => parts.iter().for_each(|one| one.each(visit)),
-        }
+        self.parts().iter().for_each(|part| part.each(visit));
     }
 
     /// The facts that it is about, each once.

@@ -2,16 +2,18 @@
 //! docs/decisions/0076). What they bring about is a change as orders do ([`stack_change`](crate::act::stack_change)).
 //!
 //! Whoever has the clock calls [`Sal::judge_stacks`] from time to time. Conditions whose facts seldom change are
-//! evaluated when one has; those about what every packet changes, with each call, for flows that are active.
+//! evaluated when one has; those about what every packet changes, when such a fact passes a number that it is compared
+//! with, for flows that are active.
 //!
-//! Reading order: [`fact`], [`expression`], [`state`] (one rule and one flow), [`engine`], [`guard`] (what a rule with
-//! a floor keeps from leaving by new addresses).
+//! Reading order: [`fact`], [`expression`], [`region`] (which values of a fact change nothing), [`state`] (one rule and
+//! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving by new addresses).
 
 mod engine;
 mod expression;
 mod fact;
 mod guard;
 mod outside;
+mod region;
 mod seen;
 mod shown;
 mod state;
@@ -36,6 +38,7 @@ pub use fact::{Constant, Fact, Facts, Kind, Value};
 pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo, is_fact_name};
 pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
+use region::{Region, Watch};
 use state::RuleState;
 
 /// Rules of a host: each is evaluated for each flow that it is about.
@@ -107,6 +110,8 @@ struct Followed {
     is_measured: bool,
     /// Up to which change of facts it has been evaluated.
     epoch: u64,
+    /// Where the facts that every packet changes were at the last evaluation.
+    regions: Vec<Region>,
     /// The rule by which the flow is carried as it is.
     acted: Option<u16>,
     /// No rule changes the flow before that.
@@ -164,6 +169,8 @@ pub struct RuleCounts {
 pub(crate) struct StackRules {
     /// The greatest priority first.
     rules: Arc<[StackRule]>,
+    /// In the order of the rules: what each compares.
+    watches: Arc<[Watch]>,
     counts: Vec<RuleCounts>,
     places: Vec<LocalPlace>,
     outside: BTreeMap<String, OutsideFact>,

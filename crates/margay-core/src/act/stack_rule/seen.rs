@@ -46,6 +46,21 @@ impl<'a> Seen<'a> {
         }
     }
 
+    /// A flow, for what every packet changes alone: where it goes is left out, since to look for that costs more.
+    pub fn of_packets(sal: &'a Sal, flow: &'a Flow, carried: Option<Carried>) -> Self {
+        Self {
+            sal,
+            service: flow.service,
+            protocol: flow.app.protocol,
+            role: flow.role,
+            source: None,
+            flow: Some(flow),
+            local: None,
+            remote: None,
+            carried,
+        }
+    }
+
     fn place(&self) -> Option<&'a LocalPlace> {
         let local = self.local?;
         self.sal.stack_rules.places.iter().find(|place| place.address == local)

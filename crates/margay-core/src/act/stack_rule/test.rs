@@ -220,5 +220,23 @@ fn conditions_are_evaluated_when_a_fact_changes_or_their_flow_is_active() {
         sal.judge_stacks(at(millis));
     }
     let evaluations = sal.stack_rules()[0].counts.evaluations;
-    assert!((30..42).contains(&evaluations), "{evaluations}: not while it is idle");
+    assert_eq!(evaluations, 1, "not before the flow is as old as that");
+    // The flow has begun at 99 s or before; it is older than 400 s from some look on.
+    let older = |sal: &mut Sal, seconds: f64, from: u64| {
+        let age = Expression::Compare(
+            Comparison::More,
+            Box::new([Expression::Fact(Fact::AgeS), Expression::Constant(Constant::Number(seconds))]),
+        );
+        sal.set_stack_rules(at(from), alloc::vec![rule(1, age, Stack::Secure)]);
+        let mut began = None;
+        for millis in (from..from + 100_000).step_by(250) {
+            sal.handle_activity(at(millis), id);
+            sal.judge_stacks(at(millis));
+            let holds = sal.rules_of_flow(id).is_some_and(|rules| rules.rules[0].holds);
+            began = began.or(holds.then_some(millis));
+        }
+        (began, sal.stack_rules()[0].counts.evaluations)
+    };
+    let age_s = at(120_000).since(sal.flow(id).expect("it lives").since).as_secs_f64();
+    assert_eq!(older(&mut sal, age_s + 49.9, 120_000), (Some(170_000), 2), "once at first, once when it is so old");
 }

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +72,8 @@ pub(super) struct Recorder {
     /// Whom rules lead to, and those that did when it had no certificate yet.
     served_by: Mutex<Option<Arc<Recorder>>>,
     early: Mutex<Vec<Prefix>>,
+    /// Routers that want to be asked no more.
+    pub(super) leaving: Mutex<BTreeSet<HostId>>,
     revoked: Mutex<Vec<Revocation>>,
     revoked_keys: Mutex<Vec<KeyRevocation>>,
     /// Whom it trusts.
@@ -87,6 +89,14 @@ impl Recorder {
 impl SalControl for Recorder {
     fn install_association(&self, setup: AssociationSetup) {
         self.associations.lock().push(setup);
+    }
+    fn set_leaving(&self, router: HostId, is_leaving: bool) {
+        let mut leaving = self.leaving.lock();
+        if is_leaving {
+            leaving.insert(router)
+        } else {
+            leaving.remove(&router)
+        };
     }
     fn add_trust_anchor(&self, anchor: TrustAnchor) {
         self.trust.lock().add(anchor);

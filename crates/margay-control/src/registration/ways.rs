@@ -108,12 +108,13 @@ impl Ways {
     /// A router says whether it is to be asked. Gives whether it has said otherwise before.
     pub(super) fn leaves(&self, authority: &str, router: HostId, is_leaving: bool) -> bool {
         let mut ways = self.0.lock();
-        let known = ways.iter_mut().find(|way| way.is(authority, router));
-        let is_news = known.is_some_and(|way| std::mem::replace(&mut way.is_leaving, is_leaving) != is_leaving);
-        if is_news {
-            settle(&mut ways);
-        }
-        is_news
+        let known = ways.iter_mut().find(|way| way.is(authority, router) && way.is_leaving != is_leaving);
+        let Some(way) = known else { return false };
+        way.is_leaving = is_leaving;
+        // Hosts that this one shares flows with shall look for it elsewhere, too.
+        way.sal.set_leaving(router, is_leaving);
+        settle(&mut ways);
+        true
     }
 
     /// This host registers there no more.
@@ -121,6 +122,7 @@ impl Ways {
         let mut ways = self.0.lock();
         for way in ways.iter_mut().filter(|way| way.is(authority, router)) {
             way.close();
+            way.sal.set_leaving(router, false);
         }
         ways.retain(|way| !way.is(authority, router));
         settle(&mut ways);
@@ -222,9 +224,11 @@ mod tests {
         assert_eq!(open(&core, "shop"), BTreeSet::from([2]));
         heard(1);
         assert_eq!(open(&core, "shop"), BTreeSet::from([2]), "a new stream changes nothing of that");
+        assert_eq!(*core.leaving.lock(), BTreeSet::from([router(1).0]));
         assert!(leaves(1, false));
         assert_eq!(open(&core, "shop"), BTreeSet::from([1, 2]));
         assert!(leaves(1, true) && leaves(2, true));
+        assert_eq!(core.leaving.lock().len(), 2);
         assert!(!open(&core, "shop").is_empty(), "there is always a rule");
         assert!(!leaves(9, true), "it is not known");
     }

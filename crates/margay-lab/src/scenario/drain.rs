@@ -182,6 +182,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // Both instances are known, and what that takes is there.
     stage.await_both()?;
     stage.arrivals.stop()?;
+    stage.meet()?;
     let before = Entries::settled(&hosts)?;
     hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
@@ -245,6 +246,15 @@ impl Stage<'_> {
 
     fn await_both(&mut self) -> Result<()> {
         self.servers.into_iter().try_for_each(|server| self.await_answer(server).map(drop))
+    }
+
+    /// What hosts need that have given each other no connection yet is no leak.
+    fn meet(&self) -> Result<()> {
+        let sessions = self.open_websockets()?;
+        let first = self.servers[0];
+        Drain::start(first, &[SERVICE, "--deadline", "10s"])?.finish(LIMIT)?;
+        sessions.end()?;
+        agent::undrain(first, SERVICE)
     }
 
     /// Opens connections that say nothing, some to each server.

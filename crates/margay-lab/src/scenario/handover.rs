@@ -24,7 +24,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 12] = [
+const BOUNDS: [Bound; 13] = [
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("lost_sessions", Exactly(0.0)),
@@ -32,6 +32,7 @@ const BOUNDS: [Bound; 12] = [
     bound("not_moved", Exactly(0.0)),
     // At full length there are more.
     bound("moved", AtLeast((PARTS * 2 * SHORT) as f64)),
+    bound("moved_per_s", AtLeast(100.0)),
     bound("pause_rtts_p50", AtMost(4.0)),
     bound("pause_ms_p99", AtMost(500.0)),
     bound("sealed_pause_rtts_p50", AtMost(4.0)),

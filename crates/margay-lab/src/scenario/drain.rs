@@ -107,7 +107,7 @@ const EXCHANGE_EVERY_MS: &str = "50";
 const ASKING_LIMIT: Duration = Duration::from_secs(60);
 
 /// Wrong ones while the first server is drained: on which server, and what comes after `margay`.
-const BAD_LINES: [(usize, &[&str]); 11] = [
+const BAD_LINES: [(usize, &[&str]); 12] = [
     // Nobody has published it.
     (0, &["drain", "none.shop", "--deadline", "1s"]),
     (0, &["drain", "no.such", "--deadline", "1s"]),
@@ -120,6 +120,8 @@ const BAD_LINES: [(usize, &[&str]); 11] = [
     (1, &["undrain", "--host"]),
     (1, &["drain"]),
     (1, &["drain", SERVICE, "--deadline", "soon"]),
+    // It has passed.
+    (1, &["drain", SERVICE, "--deadline=-5s"]),
     (1, &["drain", SERVICE, "--when", "later"]),
     (1, &["drain", SERVICE, "--when", "quiet", "--quiet-ms", "5"]),
     (1, &["drain", SERVICE, "--when", "finish", "--quiet-ms", "50"]),

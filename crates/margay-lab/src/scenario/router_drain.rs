@@ -71,7 +71,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut held = Held::open(client, ECHO, HELD)?;
     ensure!(held.open_count() == HELD as f64, "not all connections opened: {}", held.said());
     let mut arrivals = Arrivals::start(client, WHO, WHO_PORT, EVERY, None)?;
-    arrivals.until(now_ms(), LIMIT)?;
+    arrivals.until(now_ms(), LIMIT).map(drop)?;
     ["failed", "resets", "last_refused", "last_drained", "late_connects"]
         .into_iter()
         .for_each(|figure| findings.set(figure, 0.0));
@@ -120,10 +120,10 @@ fn drain(stage: &Stage, arrivals: &mut Arrivals, ends: &[&Host], findings: &mut 
         Ok(())
     });
     findings.set("stale_rendezvous", stale.len() as f64);
-    arrivals.until(begun_ms + GRACE_MS, LIMIT)?;
+    arrivals.until(begun_ms + GRACE_MS, LIMIT).map(drop)?;
     let before = [agent::metric(drained, FORWARDED)?, agent::metric(other, FORWARDED)?];
     let watch_ms = if is_long() { WATCH_LONG_MS } else { WATCH_MS };
-    arrivals.until(now_ms() + watch_ms, LIMIT)?;
+    arrivals.until(now_ms() + watch_ms, LIMIT).map(drop)?;
     findings.figures.add("late_connects", agent::metric(drained, FORWARDED)? - before[0]);
     findings.set("by_the_other_router", agent::metric(other, FORWARDED)? - before[1]);
     named
@@ -149,12 +149,12 @@ fn die(stage: &Stage, arrivals: &mut Arrivals, findings: &mut Findings) -> Resul
     let (drained, other) = (stage.host(DRAINED)?, stage.host(OTHER)?);
     refuse(other, "while the other router is drained", findings)?;
     agent::kill(drained)?;
-    arrivals.until(now_ms() + WATCH_MS, LIMIT)?;
+    arrivals.until(now_ms() + WATCH_MS, LIMIT).map(drop)?;
     refuse(other, "while the other router is dead", findings)?;
     agent::start_again(drained)?;
     stage.await_router(DRAINED)?;
     refuse(other, "after the drained router's return", findings)?;
-    arrivals.until(now_ms() + WATCH_MS, LIMIT)?;
+    arrivals.until(now_ms() + WATCH_MS, LIMIT).map(drop)?;
     findings.figures.add("late_connects", agent::metric(drained, FORWARDED)?);
     Ok(())
 }
@@ -177,7 +177,7 @@ fn drain_last(stage: &Stage, arrivals: &mut Arrivals, findings: &mut Findings) -
     let other = stage.host(OTHER)?;
     let report = Drain::start(other, &["--host", "--last", "--deadline", "5s"])?.finish(LIMIT)?;
     ensure!(report["phase"] == "over", "its report: {report}");
-    arrivals.until(now_ms() + WATCH_MS, LIMIT)?;
+    arrivals.until(now_ms() + WATCH_MS, LIMIT).map(drop)?;
     findings.figures.add("last_drained", 1.0);
     [DRAINED, OTHER].into_iter().try_for_each(|router| agent::undrain(stage.host(router)?, "--host"))?;
     // With both there, either may be drained again.

@@ -377,8 +377,13 @@ impl<'a> Stage<'a> {
         }
         for flow in &flows {
             // Refused where the connection is on its way; a connection that is being sealed is not given meanwhile.
-            let figure = if agent::set_stack(acting, flow, "secure").is_ok() { "acts_done" } else { "acts_refused" };
-            findings.figures.add(figure, 1.0);
+            match agent::set_stack(acting, flow, "secure") {
+                Ok(()) => findings.figures.add("acts_done", 1.0),
+                Err(error) => {
+                    findings.figures.add("acts_refused", 1.0);
+                    findings.note(format!("the other act on a connection: {error:#}"));
+                }
+            }
         }
         let given = self.twins.await_given(round.from)?;
         for flow in &flows {

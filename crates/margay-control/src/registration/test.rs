@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,8 +72,8 @@ pub(super) struct Recorder {
     /// Whom rules lead to, and those that did when it had no certificate yet.
     served_by: Mutex<Option<Arc<Recorder>>>,
     early: Mutex<Vec<Prefix>>,
-    /// Routers that want to be asked no more.
-    pub(super) leaving: Mutex<BTreeSet<HostId>>,
+    /// Routers that have said whether they want to be asked no more.
+    pub(super) leaving: Mutex<BTreeMap<HostId, bool>>,
     revoked: Mutex<Vec<Revocation>>,
     revoked_keys: Mutex<Vec<KeyRevocation>>,
     /// Whom it trusts.
@@ -91,12 +91,7 @@ impl SalControl for Recorder {
         self.associations.lock().push(setup);
     }
     fn set_leaving(&self, router: HostId, is_leaving: bool) {
-        let mut leaving = self.leaving.lock();
-        if is_leaving {
-            leaving.insert(router)
-        } else {
-            leaving.remove(&router)
-        };
+        self.leaving.lock().insert(router, is_leaving);
     }
     fn add_trust_anchor(&self, anchor: TrustAnchor) {
         self.trust.lock().add(anchor);

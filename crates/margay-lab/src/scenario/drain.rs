@@ -1,6 +1,6 @@
 //! `drain`: two hosts serve a name with a web server and a server of idle connections; one of them is drained under
-//! load. Transfers end by themselves, WebSockets go on at the other one, new connections go there and none fails, and what
-//! is open at the deadline ends with a clear error. A drain outlives its agent, and wrong ones are refused.
+//! load. Transfers end by themselves, WebSockets go on at the other one, new connections go there and none fails, and
+//! what is open at the deadline ends with a clear error. A drain outlives its agent, and wrong ones are refused.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

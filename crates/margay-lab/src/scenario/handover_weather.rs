@@ -1,6 +1,6 @@
 //! `handover-weather`: sessions that talk all the time go from one server to its twin on another host, round after
-//! round, while packets are lost, agents are killed, clients move, and the same connections are to be sealed. After each
-//! round every session is at exactly one of the servers, or has ended.
+//! round, while packets are lost, agents are killed, clients move, and the same connections are to be sealed. After
+//! each round every session is at exactly one of the servers, or has ended.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -363,8 +363,6 @@ impl<'a> Stage<'a> {
         if round.trouble == Trouble::Loss {
             filter::lose(self.way, LOSS_PERCENT)?;
         }
-        let acting = self.talkers[round.client].client;
-        let flows = if round.trouble == Trouble::Act { flows(acting)? } else { Vec::new() };
         self.twins.tell(round.from)?;
         // Rounds differ in how far the sessions are by then: nothing tells of that.
         sleep(round.after);
@@ -375,20 +373,12 @@ impl<'a> Stage<'a> {
         if round.trouble == Trouble::Move {
             self.renumber(round.client)?;
         }
-        for flow in &flows {
-            // Refused where the connection is on its way; a connection that is being sealed is not given meanwhile.
-            match agent::set_stack(acting, flow, "secure") {
-                Ok(()) => findings.figures.add("acts_done", 1.0),
-                Err(error) => {
-                    findings.figures.add("acts_refused", 1.0);
-                    findings.note(format!("the other act on a connection: {error:#}"));
-                }
-            }
+        if round.trouble == Trouble::Act {
+            seal_all(self.talkers[round.client].client, findings)?;
         }
         let given = self.twins.await_given(round.from)?;
-        for flow in &flows {
-            // It may be sealed by no order.
-            let _ = agent::margay(acting, ["stack", "release", flow]);
+        if round.trouble == Trouble::Act {
+            unseal_all(self.talkers[round.client].client)?;
         }
         progress(&format!("{round:?}: {given:?}"));
         findings.figures.add("moved", given.moved as f64);
@@ -496,6 +486,30 @@ impl<'a> Stage<'a> {
 fn flows(client: &Host) -> Result<Vec<String>> {
     let flows = agent::open_flows(client, SERVICE, "tcp")?;
     Ok(flows.iter().filter_map(|flow| flow["flow"].as_str()).map(str::to_owned).collect())
+}
+
+/// Wants each of a client's connections sealed. Refused where one is on its way; one that is being sealed is not given
+/// meanwhile.
+fn seal_all(client: &Host, findings: &mut Findings) -> Result<()> {
+    for flow in flows(client)? {
+        match agent::set_stack(client, &flow, "secure") {
+            Ok(()) => findings.figures.add("acts_done", 1.0),
+            Err(error) => {
+                findings.figures.add("acts_refused", 1.0);
+                findings.note(format!("another act on a connection: {error:#}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes these orders back.
+fn unseal_all(client: &Host) -> Result<()> {
+    for flow in flows(client)? {
+        // There may have been none.
+        let _ = agent::margay(client, ["stack", "release", &flow]);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

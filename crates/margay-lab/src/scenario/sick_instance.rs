@@ -1,7 +1,7 @@
 //! `sick-instance`: three web servers of one name are checked by their own agents. One after the other goes out of
 //! service: by an error page, by standing still, and by the end of its listener. It gets no new connections, those that
-//! are open live on, the lists say why, and it comes back. A server whose cgroup waits for a processor loses a part of its
-//! weight.
+//! are open live on, the lists say why, and it comes back. A server whose cgroup waits for a processor loses a part of
+//! its weight.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Routers and members of etcd, three of each or fewer, servers and a client on one subnet; and what can happen to them.
+//! Routers and members of etcd, three of each or fewer, servers and a client on one subnet; and what can happen to
+//! them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

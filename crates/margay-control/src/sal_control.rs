@@ -36,6 +36,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn set_own_fence(&self, _prefix: Prefix, _number: Option<u64>) {}
     /// See [`margay_core::Sal::set_relation`]. Nothing to do for a core that forwards nothing for others.
     fn set_relation(&self, _host: HostId, _relation: Option<Relation>) {}
+    /// See [`margay_core::Sal::set_leaving`]. Nothing to do for a core that has no peers.
+    fn set_leaving(&self, _router: HostId, _is_leaving: bool) {}
     /// See [`margay_core::Sal::add_rule`].
     ///
     /// # Errors

@@ -284,6 +284,8 @@ pub struct AssociationTable {
     standings: Standings,
     /// Those where one end is the other's service router.
     routers: BTreeSet<u32>,
+    /// Routers that want to be asked no more.
+    leaving: BTreeSet<HostId>,
     /// The latest time that the table was told of.
     now: Instant,
     /// Those whose peer has shown a newer epoch, until somebody has taken note.
@@ -305,6 +307,7 @@ impl AssociationTable {
             arrivals: 0,
             standings: Standings::default(),
             routers: BTreeSet::new(),
+            leaving: BTreeSet::new(),
             now: Instant::ZERO,
             renewed: alloc::vec::Vec::new(),
             gone: alloc::vec::Vec::new(),
@@ -386,9 +389,20 @@ impl AssociationTable {
         self.standings.strangers()
     }
 
-    /// The newest with a service router: of this host, or where this host is one, a host that is registered.
+    /// The newest with a service router: of this host, or where this host is one, a host that is registered. One that
+    /// is leaving comes after all others.
     pub fn router(&self) -> Option<&Association> {
-        self.routers().find(|association| self.is_newest(association.local_id)).or_else(|| self.routers().next())
+        let last = |one: &&Association| (self.leaving.contains(&one.host), !self.is_newest(one.local_id));
+        self.routers().min_by_key(last)
+    }
+
+    /// Sets whether a router wants to be asked no more.
+    pub(crate) fn set_leaving(&mut self, router: HostId, is_leaving: bool) {
+        if is_leaving {
+            self.leaving.insert(router);
+        } else {
+            self.leaving.remove(&router);
+        }
     }
 
     /// Those with routers.

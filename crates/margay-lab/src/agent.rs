@@ -94,6 +94,15 @@ pub fn keep_encapsulated(host: &Host) -> Result<()> {
     host.shell("printf 'direct = false\n' >> /etc/margay/margay.toml").map(drop)
 }
 
+/// Configures a host whose agent does not run yet: all of its flows are sealed, or refused.
+///
+/// # Errors
+///
+/// The configuration cannot be written.
+pub fn demand_sealed(host: &Host) -> Result<()> {
+    host.shell("printf 'secure = true\n' >> /etc/margay/margay.toml").map(drop)
+}
+
 /// Brings a host up as a member of whose token it is, and waits until it has joined.
 ///
 /// # Errors

@@ -43,6 +43,7 @@ pub mod turns;
 pub mod twins;
 pub mod upgrading;
 pub mod weather;
+pub mod websockets;
 pub mod wire;
 
 pub use command::run;

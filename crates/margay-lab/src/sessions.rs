@@ -1,7 +1,7 @@
 //! Connections that talk to an `upgrading-server` all the time beside a scenario ([`crate::traffic`]).
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -28,7 +28,16 @@ impl Sessions {
         let port = port.to_string();
         let count_text = count.to_string();
         let words = ["sessions", to, &port, "--count", &count_text, "--every-ms", EVERY_MS];
-        let mut command = client.traffic(words.iter().chain(options))?;
+        Self::start(client.traffic(words.iter().chain(options))?, count)
+    }
+
+    /// Starts another program that talks over so many connections, takes the same orders and says the same. Returns
+    /// when each was answered.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub fn start(mut command: Command, count: usize) -> Result<Self> {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start sessions")?;
         let orders = child.stdin.take();

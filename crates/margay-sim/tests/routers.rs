@@ -118,3 +118,37 @@ fn what_comes_from_above_or_beside_goes_to_hosts_and_routers_below_alone() {
     assert_eq!(sites.connect("other.shop"), Outcome::Refused);
     assert_eq!(sites.forwarded()[4], 0);
 }
+
+#[test]
+fn peers_look_for_a_host_by_another_router_while_its_own_is_drained() {
+    let mut world = World::new(5, Weather::FAIR);
+    let routers = [(); 2].map(|()| world.add_host(true));
+    let [client, server] = [(); 2].map(|()| world.add_host(false));
+    for (router, host) in routers.into_iter().flat_map(|router| [(router, client), (router, server)]) {
+        world.register(router, host);
+    }
+    world.publish(routers[0], server, "web.shop", 7);
+    let (address, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(routers[1]).forward(service("web.shop").into(), address, Some(key));
+    world.run_for(SECOND);
+    let connected = world.connect(client, "web.shop");
+    world.run_for(SECOND / 2);
+    assert_eq!(world.host(client).clients[connected].outcome, Outcome::Answered(7));
+
+    let named = |world: &mut World| {
+        let of_server = HostPublic(key).id();
+        let paths = world.host(client).sal.paths();
+        paths.into_iter().find(|path| path.host == of_server).and_then(|path| path.rendezvous).map(|router| router.ip())
+    };
+    let first = named(&mut world);
+    let places = routers.map(|router| world.host(router).address);
+    let number = places.iter().position(|place| Some(*place) == first).expect("one of the two");
+    let leaving = HostPublic(world.host(routers[number]).public_key()).id();
+    for (is_leaving, expected) in [(true, places[1 - number]), (false, places[number])] {
+        let now = world.now;
+        world.host(server).sal.set_leaving(now, leaving, is_leaving);
+        world.touch(server);
+        world.run_for(SECOND);
+        assert_eq!(named(&mut world), Some(expected), "the router leaves: {is_leaving}");
+    }
+}

@@ -45,6 +45,8 @@ fn checks_of_a_service_are_read_and_faults_point_at_their_section() {
         ("health = { conect = true }", "unknown field"),
         ("health = { connect = true }\nprotocol = \"udp\"", "datagrams"),
         ("load = { command = [\"load\"] }", "no absolute path"),
+        ("load = { cpu = true, command = [\"/load\"] }", "one of them is wanted"),
+        ("load = \"cpu\"", "where a table is wanted"),
     ] {
         let (what, pointed, _) = wrong(&section("web.shop", more));
         assert!(what.contains(what_has), "{more}: {what}");

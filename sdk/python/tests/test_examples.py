@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import unittest
@@ -21,6 +23,7 @@ class Examples(unittest.TestCase):
     def setUp(self) -> None:
         self.fake = FakeAgent()
         self.addCleanup(self.fake.close)
+        self.listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))
         self.environment = os.environ | {"PYTHONPATH": str(HERE / "src"), "MARGAY_PROGRAMS": self.fake.path}
 
     def start(self, name: str, *args: str) -> subprocess.Popen[str]:
@@ -118,6 +121,45 @@ class Examples(unittest.TestCase):
         for sock in clients:
             sock.sendall(b"two\n")
             self.assertEqual(sock.recv(100), b"2 two\n")
+
+    @unittest.skipUnless(importlib.util.find_spec("websockets"), "the package websockets is not installed")
+    def test_a_websocket_goes_on_where_its_server_gives_it_and_here_where_nobody_takes_it(self) -> None:
+        from websockets.frames import Frame, Opcode
+
+        def exchange(sock: socket.socket, sent: bytes) -> bytes:
+            sock.sendall(sent)
+            head = sock.recv(2, socket.MSG_WAITALL)
+            return sock.recv(head[1], socket.MSG_WAITALL)
+
+        def frame(text: bytes) -> bytes:
+            return Frame(Opcode.TEXT, text).serialize(mask=True)
+
+        agent = self.fake.agent()
+        self.serve("websocket.py", "chat.shop")
+        self.fake.wait_takers(1)
+        client = self.enterContext(margay.connect("chat.shop", timeout=20, agent=agent))
+        client.sendall(
+            b"GET / HTTP/1.1\r\nHost: chat.shop\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += client.recv(1)
+        self.assertIn(b"101 Switching Protocols", answer)
+        # The accept key of RFC 6455, section 1.3.
+        self.assertIn(b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", answer)
+        self.assertEqual(exchange(client, frame(b"one")), b"1 one")
+        shop = agent.name("chat.shop").id.raw
+        self.fake.hand(reply(GIVE, id=shop, bits=256, text="host2"), [])
+        self.fake.wait_answered(HAND_OVER, 1)
+        # Nobody has taken it.
+        self.assertEqual(exchange(client, frame(b"two")), b"2 two")
+        # One that another server gives, in the middle of a message.
+        ours, theirs = socket.create_connection(self.listener.getsockname()), self.listener.accept()[0]
+        self.enterContext(ours)
+        message = frame(b"x" * 100)
+        margay.hand_over(theirs, "chat.shop", b"7 " + message[:20], agent=agent)
+        self.assertEqual(exchange(ours, message[20:]), b"8 " + b"x" * 100)
 
     def test_events_are_printed_until_the_agent_ends(self) -> None:
         program = self.start("events.py")

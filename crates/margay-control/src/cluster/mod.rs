@@ -107,6 +107,8 @@ struct Shared {
     dirty: Notify,
     /// The others, and hosts, may be told of this router.
     is_announced: AtomicBool,
+    /// It is drained.
+    is_leaving: AtomicBool,
     /// Which names for one host alone this router has given.
     claims: Mutex<Claims>,
     /// While it answers; with the lease under which this router writes.
@@ -199,6 +201,7 @@ impl Cluster {
             offers: Mutex::default(),
             dirty: Notify::new(),
             is_announced: AtomicBool::default(),
+            is_leaving: AtomicBool::default(),
             claims: Mutex::default(),
             client: Mutex::default(),
             state: watch::channel(first).0,
@@ -279,6 +282,12 @@ impl Cluster {
     /// Lets the others, and through them all hosts, know of this router: it can let hosts in.
     pub fn announce(&self) {
         self.shared.is_announced.store(true, Ordering::Relaxed);
+        self.shared.dirty.notify_one();
+    }
+
+    /// Lets the others know whether this router wants to be asked no more.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.shared.is_leaving.store(is_leaving, Ordering::Relaxed);
         self.shared.dirty.notify_one();
     }
 

@@ -14,6 +14,8 @@ pub struct RouterEntry {
     pub address: String,
     /// What it calls itself.
     pub name: String,
+    /// It is drained, and wants to be asked no more.
+    pub is_leaving: bool,
 }
 
 impl RouterEntry {
@@ -42,6 +44,8 @@ struct RouterRecord {
     address: String,
     #[prost(string, tag = "3")]
     name: String,
+    #[prost(bool, tag = "4")]
+    leaving: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -62,15 +66,15 @@ struct ServedRecord {
 
 /// A router, as etcd keeps it.
 pub fn write_router(router: &RouterEntry) -> Vec<u8> {
-    let RouterEntry { key, address, name } = router.clone();
-    RouterRecord { key: key.0.to_vec(), address, name }.encode_to_vec()
+    let RouterEntry { key, address, name, is_leaving: leaving } = router.clone();
+    RouterRecord { key: key.0.to_vec(), address, name, leaving }.encode_to_vec()
 }
 
 /// `None`: it makes no sense.
 pub fn read_router(encoded: &[u8]) -> Option<RouterEntry> {
-    let RouterRecord { key, address, name } = RouterRecord::decode(encoded).ok()?;
+    let RouterRecord { key, address, name, leaving } = RouterRecord::decode(encoded).ok()?;
     let key = HostPublic(key.try_into().ok()?);
-    (!key.is_of_low_order()).then_some(RouterEntry { key, address, name })
+    (!key.is_of_low_order()).then_some(RouterEntry { key, address, name, is_leaving: leaving })
 }
 
 /// What a host serves, as etcd keeps it.

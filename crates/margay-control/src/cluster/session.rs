@@ -16,7 +16,7 @@ use super::key::{Key, Keys};
 use super::news::{News, RowNews};
 use super::offers::Offer;
 use super::pause::Pauses;
-use super::record::write_router;
+use super::record::{RouterEntry, write_router};
 use crate::entropy;
 use crate::registration::Place;
 use crate::store::{Marks, Row, SharedTable, ViewChanges};
@@ -172,10 +172,12 @@ impl<'a> Session<'a> {
 
     /// Writes down what is other than it was written last.
     async fn publish(&mut self) -> Result<(), Trouble> {
-        let (router, me) = (&self.shared.router, self.shared.router.id());
-        let is_known = self.shared.view.lock().router(me) == Some(router);
+        let me = self.shared.router.id();
+        let is_leaving = self.shared.is_leaving.load(Ordering::Relaxed);
+        let router = RouterEntry { is_leaving, ..self.shared.router.clone() };
+        let is_known = self.shared.view.lock().router(me) == Some(&router);
         if !is_known && self.shared.is_announced.load(Ordering::Relaxed) {
-            self.etcd.put_all(&[(Key::Router(me), Some(write_router(router)))], None).await?;
+            self.etcd.put_all(&[(Key::Router(me), Some(write_router(&router)))], None).await?;
         }
         let due = self.shared.offers.lock().due();
         self.shared.counts.published.fetch_add(due.len() as u64, Ordering::Relaxed);

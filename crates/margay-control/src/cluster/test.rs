@@ -152,6 +152,7 @@ impl Node {
             key: HostPublic([seed; 32]),
             address: format!("10.0.0.{seed}:54324"),
             name: format!("r{seed}"),
+            is_leaving: false,
         };
         let clock = Clock::from_fn(|| NOW_S);
         let cluster = Cluster::start(config, router, Arc::clone(&self.store), clock);
@@ -272,6 +273,10 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
     one.hears("there is a second router", |cluster, _| cluster.routers().len() == 2).await;
     two.hears("there is a first router", |cluster, _| cluster.routers().len() == 2).await;
     assert_eq!(two.cluster().routers()[0].name, "r2", "itself first");
+    two.cluster().set_leaving(true);
+    one.hears("the second router is drained", |cluster, _| cluster.routers()[1].is_leaving).await;
+    two.cluster().set_leaving(false);
+    one.hears("it is drained no more", |cluster, _| !cluster.routers()[1].is_leaving).await;
 
     two.act(|store| store.remove_member(host(1).host.id(), NOW_S)).await.expect("agreed");
     one.hears("a member is gone", |_, store| store.member(&host(1)).expect("readable").is_none()).await;

@@ -179,7 +179,12 @@ mod tests {
             return (Key::Claim(prefix, router.id()), (!gone).then(|| vec![(rng.u32() % 2) as u8; 16]));
         }
         if rng.u32().is_multiple_of(4) {
-            let entry = RouterEntry { key: router, address: format!("r:{}", rng.u32() % 2 + 1), name: String::new() };
+            let entry = RouterEntry {
+                key: router,
+                address: format!("r:{}", rng.u32() % 2 + 1),
+                name: String::new(),
+                is_leaving: false,
+            };
             return (Key::Router(router.id()), (!gone).then(|| write_router(&entry)));
         }
         let host = HostId([(rng.u32() % 4) as u8; 16]);
@@ -233,7 +238,8 @@ mod tests {
     fn what_makes_no_sense_or_speaks_for_another_is_not_there() {
         let mut view = View::default();
         let (id, place) = (HostPublic([1; 32]).id(), Place { host: HostId([2; 16]), authority: [1; 8] });
-        let foreign = RouterEntry { key: HostPublic([9; 32]), address: "r:1".to_owned(), name: String::new() };
+        let foreign =
+            RouterEntry { key: HostPublic([9; 32]), address: "r:1".to_owned(), name: String::new(), is_leaving: false };
         assert!(view.apply(&Key::Router(id), Some(&write_router(&foreign))).is_empty());
         assert!(view.apply(&Key::Router(id), Some(b"\xff")).is_empty());
         let other = write_served(&[served(HostId([7; 16]), 1)]);

@@ -72,6 +72,8 @@ pub(super) struct Recorder {
     /// Whom rules lead to, and those that did when it had no certificate yet.
     served_by: Mutex<Option<Arc<Recorder>>>,
     early: Mutex<Vec<Prefix>>,
+    /// Routers that have said whether they want to be asked no more.
+    pub(super) leaving: Mutex<BTreeMap<HostId, bool>>,
     revoked: Mutex<Vec<Revocation>>,
     revoked_keys: Mutex<Vec<KeyRevocation>>,
     /// Whom it trusts.
@@ -87,6 +89,9 @@ impl Recorder {
 impl SalControl for Recorder {
     fn install_association(&self, setup: AssociationSetup) {
         self.associations.lock().push(setup);
+    }
+    fn set_leaving(&self, router: HostId, is_leaving: bool) {
+        self.leaving.lock().insert(router, is_leaving);
     }
     fn add_trust_anchor(&self, anchor: TrustAnchor) {
         self.trust.lock().add(anchor);

@@ -108,12 +108,13 @@ impl Ways {
     /// A router says whether it is to be asked. Gives whether it has said otherwise before.
     pub(super) fn leaves(&self, authority: &str, router: HostId, is_leaving: bool) -> bool {
         let mut ways = self.0.lock();
-        let known = ways.iter_mut().find(|way| way.is(authority, router));
-        let is_news = known.is_some_and(|way| std::mem::replace(&mut way.is_leaving, is_leaving) != is_leaving);
-        if is_news {
-            settle(&mut ways);
-        }
-        is_news
+        let known = ways.iter_mut().find(|way| way.is(authority, router) && way.is_leaving != is_leaving);
+        let Some(way) = known else { return false };
+        way.is_leaving = is_leaving;
+        // Hosts that this one shares flows with shall look for it elsewhere, too.
+        way.sal.set_leaving(router, is_leaving);
+        settle(&mut ways);
+        true
     }
 
     /// This host registers there no more.
@@ -121,6 +122,7 @@ impl Ways {
         let mut ways = self.0.lock();
         for way in ways.iter_mut().filter(|way| way.is(authority, router)) {
             way.close();
+            way.sal.set_leaving(router, false);
         }
         ways.retain(|way| !way.is(authority, router));
         settle(&mut ways);
@@ -154,7 +156,7 @@ fn settle(ways: &mut [Way]) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::super::test::Recorder;
     use super::*;
@@ -222,7 +224,9 @@ mod tests {
         assert_eq!(open(&core, "shop"), BTreeSet::from([2]));
         heard(1);
         assert_eq!(open(&core, "shop"), BTreeSet::from([2]), "a new stream changes nothing of that");
+        assert_eq!(*core.leaving.lock(), BTreeMap::from([(router(1).0, true)]));
         assert!(leaves(1, false));
+        assert_eq!(*core.leaving.lock(), BTreeMap::from([(router(1).0, false)]));
         assert_eq!(open(&core, "shop"), BTreeSet::from([1, 2]));
         assert!(leaves(1, true) && leaves(2, true));
         assert!(!open(&core, "shop").is_empty(), "there is always a rule");

@@ -380,8 +380,8 @@ impl Sal {
         }
     }
 
-    /// This host has other addresses, though none that it uses with the peer has gone.
-    fn tell_addresses(&mut self, host: HostId) {
+    /// This host has other addresses, though none that it uses with the peer has gone; or another router.
+    pub(crate) fn tell_addresses(&mut self, host: HostId) {
         let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else { return };
         let addresses = self.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();

@@ -1,13 +1,13 @@
 //! `drain`: two hosts serve a name with a web server and a server of idle connections; one of them is drained under
-//! load. Transfers end by themselves, new connections go to the other one and none fails, and what is open at the
-//! deadline ends with a clear error. A drain outlives its agent, and wrong ones are refused.
+//! load. Transfers end by themselves, WebSockets go on at the other one, new connections go there and none fails, and
+//! what is open at the deadline ends with a clear error. A drain outlives its agent, and wrong ones are refused.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -26,7 +26,9 @@ use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound, percentile};
 use crate::series::Series;
 use crate::server::{self, Nginx, Outcome, noise, sha256};
+use crate::sessions::Sessions;
 use crate::traffic::Idle;
+use crate::websockets;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -36,13 +38,16 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 23] = [
+const BOUNDS: [Bound; 25] = [
     bound("dry_run_wrong", Exactly(0.0)),
     bound("late_connects", Exactly(0.0)),
     bound("failed_connects", Exactly(0.0)),
     // Otherwise there were none to speak of.
     bound("connects", AtLeast(200.0)),
     bound("downloads_cut", Exactly(0.0)),
+    // Of WebSockets, which their server gives to the other host.
+    bound("resets_movable", Exactly(0.0)),
+    bound("websockets_moved", AtLeast(1.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("empty_after_deadline_ms", Below(3000.0)),
     bound("error_ms_max", Below(2000.0)),
@@ -68,6 +73,7 @@ const SERVICE: &str = "web.shop";
 const NAME: &str = "web.shop.sal.internal";
 const SERVERS: [&str; 2] = ["web1", "web2"];
 const WEB_PORT: u16 = 80;
+const WEBSOCKET_PORT: u16 = 83;
 /// Of idle connections and of datagrams.
 const IDLE_PORT: u16 = 7;
 /// The answer ends with the instance's name.
@@ -101,7 +107,7 @@ const EXCHANGE_EVERY_MS: &str = "50";
 const ASKING_LIMIT: Duration = Duration::from_secs(60);
 
 /// Wrong ones while the first server is drained: on which server, and what comes after `margay`.
-const BAD_LINES: [(usize, &[&str]); 11] = [
+const BAD_LINES: [(usize, &[&str]); 12] = [
     // Nobody has published it.
     (0, &["drain", "none.shop", "--deadline", "1s"]),
     (0, &["drain", "no.such", "--deadline", "1s"]),
@@ -114,6 +120,8 @@ const BAD_LINES: [(usize, &[&str]); 11] = [
     (1, &["undrain", "--host"]),
     (1, &["drain"]),
     (1, &["drain", SERVICE, "--deadline", "soon"]),
+    // It has passed.
+    (1, &["drain", SERVICE, "--deadline=-5s"]),
     (1, &["drain", SERVICE, "--when", "later"]),
     (1, &["drain", SERVICE, "--when", "quiet", "--quiet-ms", "5"]),
     (1, &["drain", SERVICE, "--when", "finish", "--quiet-ms", "50"]),
@@ -125,11 +133,14 @@ struct Length {
     bytes: usize,
     pace: u64,
     idle: usize,
+    websockets: usize,
     deadline_s: u64,
 }
 
-const SHORT: Length = Length { downloads: 20, bytes: 2_400_000, pace: 400_000, idle: 20, deadline_s: 10 };
-const LONG: Length = Length { downloads: 100, bytes: 12_000_000, pace: 200_000, idle: 50, deadline_s: 90 };
+const SHORT: Length =
+    Length { downloads: 20, bytes: 2_400_000, pace: 400_000, idle: 20, websockets: 20, deadline_s: 10 };
+const LONG: Length =
+    Length { downloads: 100, bytes: 12_000_000, pace: 200_000, idle: 50, websockets: 100, deadline_s: 90 };
 
 struct Stage<'a> {
     client: &'a Host,
@@ -173,15 +184,17 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // Both instances are known, and what that takes is there.
     stage.await_both()?;
     stage.arrivals.stop()?;
+    stage.meet()?;
     let before = Entries::settled(&hosts)?;
     hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
     let mut held = vec![stage.open_idle()?];
     let mut running = stage.download()?;
     running.await_open(LIMIT)?;
+    let websockets = stage.open_websockets()?;
     pair::attempt_part("a dry run", findings, |findings| dry_run(&mut stage, &held[0], findings));
     stage.arrivals = connect(client)?;
-    pair::attempt_part("a drain", findings, |findings| drain(&mut stage, &held[0], running, findings));
+    pair::attempt_part("a drain", findings, |findings| drain(&mut stage, &held[0], running, websockets, findings));
     pair::attempt_part("wrong commands", findings, |findings| refuse_all(&stage, findings));
     pair::attempt_part("an undrain", findings, |findings| return_to_service(&mut stage, findings));
     held.push(stage.open_idle()?);
@@ -196,15 +209,16 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// One name with two ports.
-fn serve(host: &Host, content: &[u8]) -> Result<(Nginx, Program)> {
+/// One name with three ports.
+fn serve(host: &Host, content: &[u8]) -> Result<(Nginx, [Program; 2])> {
     let nginx = Nginx::start(host, &["0.0.0.0:80"])?;
     nginx.put("paced", content)?;
     let greeter = server::greeter(host, ([0; 4], IDLE_PORT).into())?;
-    for port in [WEB_PORT, IDLE_PORT] {
+    let websockets = websockets::serve(host, SERVICE, WEBSOCKET_PORT)?;
+    for port in [WEB_PORT, IDLE_PORT, WEBSOCKET_PORT] {
         agent::publish(host, SERVICE, &format!("0.0.0.0:{port}"), &[])?;
     }
-    Ok((nginx, greeter))
+    Ok((nginx, [greeter, websockets]))
 }
 
 fn connect(client: &Host) -> Result<Arrivals> {
@@ -236,9 +250,31 @@ impl Stage<'_> {
         self.servers.into_iter().try_for_each(|server| self.await_answer(server).map(drop))
     }
 
+    /// What hosts need that have given each other no connection yet is no leak.
+    fn meet(&self) -> Result<()> {
+        let sessions = self.open_websockets()?;
+        let first = self.servers[0];
+        Drain::start(first, &[SERVICE, "--deadline", "10s"])?.finish(LIMIT)?;
+        sessions.end()?;
+        agent::undrain(first, SERVICE)
+    }
+
     /// Opens connections that say nothing, some to each server.
     fn open_idle(&self) -> Result<Series<Idle>> {
         idle::open_at_each(self.client, NAME, IDLE_PORT, self.length.idle, &self.servers)
+    }
+
+    /// Opens WebSockets that ask all the time, until some are to the first server: what the client's kernel opens by a
+    /// grant goes to one server for a second.
+    fn open_websockets(&self) -> Result<Sessions> {
+        wait_for("WebSockets to the first server", LIMIT, || {
+            let sessions = websockets::open(self.client, NAME, WEBSOCKET_PORT, self.length.websockets)?;
+            if websockets_at(self.servers[0])? > 0.0 {
+                return Ok(sessions);
+            }
+            sessions.end()?;
+            bail!("none is to {}", self.servers[0].name())
+        })
     }
 
     fn download(&self) -> Result<Downloads> {
@@ -271,14 +307,20 @@ fn counted(report: &Value, of: &str) -> f64 {
 }
 
 /// A report is of this name, and counts what there was.
-fn judge_report(report: &Value, reset: f64, finished: &RangeInclusive<f64>, findings: &mut Findings) {
+fn judge_report(
+    report: &Value,
+    [handed_over, reset]: [f64; 2],
+    finished: &RangeInclusive<f64>,
+    findings: &mut Findings,
+) {
     let is_of_name = report["name"] == SERVICE && report["phase"] == "over";
     let is_told = report["silent_routers"].as_array().is_none_or(Vec::is_empty);
-    let counts = ["open", "elsewhere", "reset"].map(|of| counted(report, of));
-    let is_right = counts == [0.0, 0.0, reset] && finished.contains(&counted(report, "finished"));
+    let counts = ["open", "elsewhere", "handed_over", "reset"].map(|of| counted(report, of));
+    let is_right = counts == [0.0, 0.0, handed_over, reset] && finished.contains(&counted(report, "finished"));
     if !(is_of_name && is_told && is_right) {
         findings.figures.add("report_wrong", 1.0);
-        findings.note(format!("{reset} were to be reset and {finished:?} to finish; the report: {report}"));
+        let expected = format!("{handed_over} were to be handed over, {reset} reset and {finished:?} to finish");
+        findings.note(format!("{expected}; the report: {report}"));
     }
 }
 
@@ -286,6 +328,28 @@ fn judge_report(report: &Value, reset: f64, finished: &RangeInclusive<f64>, find
 fn served(host: &Host, protocol: &str) -> Result<f64> {
     let flows = agent::open_flows(host, SERVICE, protocol)?;
     Ok(flows.iter().filter(|flow| flow["role"] == "responder").count() as f64)
+}
+
+/// WebSockets among them.
+fn websockets_at(host: &Host) -> Result<f64> {
+    let flows = agent::open_flows(host, SERVICE, "tcp")?;
+    let port = format!(":{WEBSOCKET_PORT}");
+    let is_one = |flow: &&Value| {
+        flow["role"] == "responder" && flow["app_source"].as_str().is_some_and(|end| end.ends_with(&port))
+    };
+    Ok(flows.iter().filter(is_one).count() as f64)
+}
+
+/// All of them are open and answered, with what the server that had them first has counted.
+fn judge_websockets(mut sessions: Sessions, count: usize, findings: &mut Findings) -> Result<()> {
+    let talked = sessions.round()?;
+    let ended = sessions.end()?;
+    talked.errors.iter().chain(&ended.errors).for_each(|error| findings.note(format!("WebSockets: {error}")));
+    findings.set("resets_movable", (count - talked.open) as f64);
+    findings.figures.add("hung", talked.hung as f64);
+    findings.figures.add("wrong_bytes", ended.wrong as f64);
+    findings.set("websocket_wait_ms_max", talked.waits_ms.into_iter().fold(0.0, f64::max));
+    Ok(())
 }
 
 /// Those that have ended must have been at a server that was drained.
@@ -336,7 +400,7 @@ fn dry_run(stage: &mut Stage<'_>, idle: &Series<Idle>, findings: &mut Findings) 
     if wrong.is_finite() {
         findings.set("dry_run_wrong", wrong);
     }
-    stage.downloads_here = open - standing(idle, first).len() as f64;
+    stage.downloads_here = open - standing(idle, first).len() as f64 - websockets_at(first)?;
     progress(&format!("{}: {open} flows, {} of them downloads", first.name(), stage.downloads_here));
     right?;
     ensure!(!agent::is_drained(first, SERVICE)?, "a dry run has drained it");
@@ -344,11 +408,18 @@ fn dry_run(stage: &mut Stage<'_>, idle: &Series<Idle>, findings: &mut Findings) 
 }
 
 /// Drains the first server with a deadline, under load.
-fn drain(stage: &mut Stage<'_>, idle: &Series<Idle>, mut running: Downloads, findings: &mut Findings) -> Result<()> {
+fn drain(
+    stage: &mut Stage<'_>,
+    idle: &Series<Idle>,
+    mut running: Downloads,
+    websockets: Sessions,
+    findings: &mut Findings,
+) -> Result<()> {
     let [drained, other] = stage.servers;
     // Also after a dry run.
     stage.await_both()?;
     let here = standing(idle, drained);
+    let movable = websockets_at(drained)?;
     let begun = running.progress()?;
     ensure!(begun.ended == 0, "{} downloads have ended before the drain", begun.ended);
     let deadline = format!("{}s", stage.length.deadline_s);
@@ -365,6 +436,8 @@ fn drain(stage: &mut Stage<'_>, idle: &Series<Idle>, mut running: Downloads, fin
     ensure!(now_ms() < deadline_ms, "the downloads took longer than the deadline");
     stage.note_resets("before the deadline", findings)?;
     let report = drain.finish(limit)?;
+    findings.set("websockets_moved", counted(&report, "handed_over"));
+    judge_websockets(websockets, stage.length.websockets, findings)?;
     wait_for("the end of all flows", LIMIT, || {
         let left = served(drained, "tcp")?;
         ensure!(left == 0.0, "{left} are left on {}", drained.name());
@@ -378,7 +451,7 @@ fn drain(stage: &mut Stage<'_>, idle: &Series<Idle>, mut running: Downloads, fin
     // Connections that were open when it began have finished, too.
     let new = stage.answered_ms(drained, 0.0, now_ms())?.len() as f64;
     let finished = stage.downloads_here..=stage.downloads_here + new;
-    judge_report(&report, here.len() as f64, &finished, findings);
+    judge_report(&report, [movable, here.len() as f64], &finished, findings);
     stage.resets_since().map(drop)
 }
 
@@ -477,7 +550,7 @@ fn drain_now(stage: &Stage<'_>, held: &[Series<Idle>], findings: &mut Findings) 
         after_ms.extend(judge_ended(idle, here, begun_ms, findings));
     }
     findings.set("error_ms_p99_now", percentile(&after_ms, 99.0));
-    judge_report(&report, open, &(0.0..=0.0), findings);
+    judge_report(&report, [0.0, open], &(0.0..=0.0), findings);
     // Of the second ones, none that the first server has.
     judge_kept(&held[0], &[first, drained], findings);
     held[1..].iter().for_each(|idle| judge_kept(idle, &[drained], findings));

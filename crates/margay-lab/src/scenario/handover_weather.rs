@@ -1,6 +1,6 @@
 //! `handover-weather`: sessions that talk all the time go from one server to its twin on another host, round after
-//! round, while packets are lost, agents are killed and clients move. After each round every session is at exactly one
-//! of the servers, or has ended.
+//! round, while packets are lost, agents are killed, clients move, and the same connections are to be sealed. After
+//! each round every session is at exactly one of the servers, or has ended.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -27,12 +27,12 @@ use crate::twins::{self, HOSTS, PORT, SERVICE, Twins};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "handover-weather",
-    summary: "connections go to a twin on another host while packets are lost, agents are killed and clients move",
+    summary: "connections go to a twin on another host under loss, killed agents, moves and other acts",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 10] = [
+const BOUNDS: [Bound; 11] = [
     // Sockets of sessions that another server has, too, or that nobody has.
     bound("both", Exactly(0.0)),
     // Sessions that are open at their client, and that no server answers.
@@ -47,6 +47,8 @@ const BOUNDS: [Bound; 10] = [
     bound("rounds", AtLeast(SHORT_ROUNDS as f64)),
     // In the rounds, and so in some weather. Otherwise nothing went on its way.
     bound("moved", AtLeast(SHORT as f64)),
+    // Otherwise no other act has met a hand-over.
+    bound("acts_done", AtLeast(1.0)),
     bound("leaked_entries", Exactly(0.0)),
     bound("sockets_left", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
@@ -116,8 +118,8 @@ const MOMENTS: usize = 8;
 const BETWEEN_MOMENTS_MS: usize = 20;
 /// Short runs have every third moment of each kind of trouble, from another one on for each kind.
 const SHORT_STRIDE: usize = 3;
-/// Three of the first and the second kind, two of each other one.
-const SHORT_ROUNDS: usize = 12;
+/// Three of the first and the second kind, one of the last one, two of each other one.
+const SHORT_ROUNDS: usize = 13;
 /// Numbers of addresses from here on are nobody's.
 const FREE_NUMBER: usize = 100;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -144,14 +146,17 @@ enum Trouble {
     Loss,
     /// A client gets another address.
     Move,
+    /// A second act: a client's operator wants each of the connections sealed.
+    Act,
 }
 
-const TROUBLES: [Trouble; 5] = [
+const TROUBLES: [Trouble; 6] = [
     Trouble::Kill(Victim::Giver),
     Trouble::Kill(Victim::Taker),
     Trouble::Kill(Victim::Client),
     Trouble::Loss,
     Trouble::Move,
+    Trouble::Act,
 ];
 
 impl Trouble {
@@ -163,6 +168,7 @@ impl Trouble {
             Self::Kill(Victim::Client) => "ended_client_killed",
             Self::Loss => "ended_loss",
             Self::Move => "ended_move",
+            Self::Act => "ended_act",
         }
     }
 
@@ -367,7 +373,13 @@ impl<'a> Stage<'a> {
         if round.trouble == Trouble::Move {
             self.renumber(round.client)?;
         }
+        if round.trouble == Trouble::Act {
+            seal_all(self.talkers[round.client].client, findings)?;
+        }
         let given = self.twins.await_given(round.from)?;
+        if round.trouble == Trouble::Act {
+            unseal_all(self.talkers[round.client].client)?;
+        }
         progress(&format!("{round:?}: {given:?}"));
         findings.figures.add("moved", given.moved as f64);
         findings.figures.add("kept", given.kept as f64);
@@ -380,7 +392,7 @@ impl<'a> Stage<'a> {
             Trouble::Kill(Victim::Giver) => Some(self.servers[round.from]),
             Trouble::Kill(Victim::Taker) => Some(self.servers[1 - round.from]),
             Trouble::Kill(Victim::Client) => Some(self.talkers[round.client].client),
-            Trouble::Loss | Trouble::Move => None,
+            Trouble::Loss | Trouble::Move | Trouble::Act => None,
         }
     }
 
@@ -468,6 +480,36 @@ impl<'a> Stage<'a> {
         let [one, other] = self.servers;
         Ok([twins::sockets(one)?, twins::sockets(other)?].concat())
     }
+}
+
+/// A client's connections to the servers, by their ids.
+fn flows(client: &Host) -> Result<Vec<String>> {
+    let flows = agent::open_flows(client, SERVICE, "tcp")?;
+    Ok(flows.iter().filter_map(|flow| flow["flow"].as_str()).map(str::to_owned).collect())
+}
+
+/// Wants each of a client's connections sealed. Refused where one is on its way; one that is being sealed is not given
+/// meanwhile.
+fn seal_all(client: &Host, findings: &mut Findings) -> Result<()> {
+    for flow in flows(client)? {
+        match agent::set_stack(client, &flow, "secure") {
+            Ok(()) => findings.figures.add("acts_done", 1.0),
+            Err(error) => {
+                findings.figures.add("acts_refused", 1.0);
+                findings.note(format!("another act on a connection: {error:#}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes these orders back.
+fn unseal_all(client: &Host) -> Result<()> {
+    for flow in flows(client)? {
+        // There may have been none.
+        let _ = agent::margay(client, ["stack", "release", &flow]);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -72,6 +72,7 @@ mod resolve_script;
 mod roam;
 mod rolling_restart;
 mod round_trips;
+mod router_drain;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
@@ -201,6 +202,7 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,
+    router_drain::SCENARIO,
     rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,

@@ -1,6 +1,7 @@
 //! `sick-instance`: three web servers of one name are checked by their own agents. One after the other goes out of
 //! service: by an error page, by standing still, and by the end of its listener. It gets no new connections, those that
-//! are open live on, the lists say why, and it comes back.
+//! are open live on, the lists say why, and it comes back. A server whose cgroup waits for a processor loses a part of
+//! its weight.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::host::Host;
 use crate::program::wait_for;
 use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
 use crate::report::{Bound, bound};
-use crate::server::{Nginx, noise, sha256};
+use crate::server::{self, Nginx, noise, sha256};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -28,7 +29,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 11] = [
+const BOUNDS: [Bound; 12] = [
     bound("new_share_after_ms", Below(5000.0)),
     bound("back_s", AtMost(20.0)),
     bound("resets", Exactly(0.0)),
@@ -43,6 +44,8 @@ const BOUNDS: [Bound; 11] = [
     bound("requests", AtLeast(200.0)),
     bound("all_sick_served", Exactly(0.0)),
     bound("all_sick_refused_ms", Below(1000.0)),
+    // What is left of the weight while more programs of a cgroup want a processor than there are.
+    bound("pressed_percent", AtMost(PRESSED_PERCENT)),
 ];
 
 const SERVERS: [&str; 3] = ["web1", "web2", "web3"];
@@ -63,6 +66,23 @@ const DOWNLOADS: usize = 24;
 /// Longer than an instance takes to become sick.
 const DOWNLOAD_BYTES: usize = 1_200_000;
 const PACE: u64 = 200_000;
+
+/// Of the server whose load is the pressure on its cgroup.
+const PRESSED_SERVICE: &str = "pressed.shop";
+const PRESSED_PORT: u16 = 90;
+const PRESSED_PERCENT: f64 = 80.0;
+/// Makes the cgroup of the server, of process `$1`, and lets programs there want processors, for less time than the
+/// scenario has.
+const PRESS: &str = "\
+root=$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/mounts)
+mkdir -p $root/pressed
+echo $1 > $root/pressed/cgroup.procs
+for program in $(seq $((4 * $(nproc)))); do
+    timeout 15 sh -c \"echo \\$\\$ > $root/pressed/cgroup.procs; while :; do :; done\" &
+done
+wait
+";
+const RELEASE: &str = "echo 1 > $(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/mounts)/pressed/cgroup.kill";
 
 /// How an instance becomes sick.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -143,6 +163,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         }
         judge_refused(&mut connect(client, NAME)?, findings)
     });
+    pair::attempt_part("pressure on a server's cgroup", findings, |findings| press(client, servers[0], findings));
     Ok(())
 }
 
@@ -262,6 +283,37 @@ fn judge_while_out(fresh: &mut Arrivals, host: &Host, findings: &mut Findings) -
     }
     findings.figures.add("failed", wrong.len() as f64);
     Ok(())
+}
+
+/// A server has less of its weight while its cgroup waits for processors; one without a cgroup is told so.
+fn press(client: &Host, host: &Host, findings: &mut Findings) -> Result<()> {
+    let greeter = server::greeter(host, ([0; 4], PRESSED_PORT).into())?;
+    let options = ["--load-cpu", "--load-interval", "1s"];
+    agent::publish(host, PRESSED_SERVICE, &format!("0.0.0.0:{PRESSED_PORT}"), &options)?;
+    let shown = || Ok::<Value, anyhow::Error>(agent::show(host, PRESSED_SERVICE)?["service"].take());
+    wait_for("a word about the missing cgroup", LIMIT, || {
+        let shown = shown()?;
+        let why = shown["health"]["load_failure"].as_str().unwrap_or_default();
+        ensure!(why.contains("no cgroup of its own") && shown["effective_weight"] == 100, "it says {shown}");
+        Ok(())
+    })?;
+    let _programs = host.spawn("press", ["bash", "-euc", PRESS, "press", &greeter.pid().to_string()])?;
+    let percent = wait_for("less weight for a server that waits for processors", LIMIT, || {
+        let shown = shown()?;
+        let percent = shown["health"]["load_percent"].as_f64().context("its load is not known")?;
+        let is_told = shown["health"]["load_failure"] == "" && shown["effective_weight"].as_f64() == Some(percent);
+        ensure!(percent <= PRESSED_PERCENT && is_told, "it says {shown}");
+        Ok(percent)
+    })?;
+    findings.set("pressed_percent", percent);
+    let listed = wait_for("the router's list", LIMIT, || {
+        let resolved = agent::resolve(client, PRESSED_SERVICE)?;
+        let weight = resolved["instances"][0]["weight"].as_f64().context("it has no instance")?;
+        ensure!(weight <= PRESSED_PERCENT, "it has its weight: {resolved}");
+        Ok(weight)
+    });
+    host.shell(RELEASE)?;
+    listed.map(drop)
 }
 
 fn judge_downloads(results: &[downloads::Download], sha256: &str, findings: &mut Findings) {

@@ -34,7 +34,7 @@ pub async fn open(config: &Config, local: &Local, store: &Arc<Store>, clock: &Cl
     let Some(section) = config.router.etcd.as_ref().filter(|_| config.router.enabled) else { return Ok(None) };
     let address = address_of(config).await.map_err(|why| miette!("{why}"))?;
     check_address(&address).into_diagnostic()?;
-    let entry = RouterEntry { key: local.host_key.public(), address, name: local.host_name.clone() };
+    let entry = RouterEntry { key: local.host_key.public(), address, name: local.host_name.clone(), is_leaving: false };
     let cluster = section.cluster().map_err(|why| miette!("{why}"))?;
     Ok(Some(Cluster::start(cluster, entry, Arc::clone(store), clock.clone())))
 }

@@ -80,6 +80,10 @@ impl SalControl for CoreHandle {
         self.0.with_sal(|sal, _| sal.set_relation(host, relation));
     }
 
+    fn set_leaving(&self, router: HostId, is_leaving: bool) {
+        self.0.with_sal(|sal, now| sal.set_leaving(now, router, is_leaving));
+    }
+
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
         self.0.with_sal(|sal, now| sal.add_rule(now, prefix, rule))
     }

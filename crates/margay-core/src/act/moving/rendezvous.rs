@@ -32,6 +32,23 @@ impl Sal {
         Some(Extension::Rendezvous(router.remote))
     }
 
+    /// One of this host's routers wants to be asked no more, or again. Where peers shall ask another one than before
+    /// for this host, all that it shares flows with are told.
+    pub fn set_leaving(&mut self, now: Instant, router: HostId, is_leaving: bool) {
+        self.now = now;
+        let named = |sal: &Self| sal.associations.router().map(|router| router.remote);
+        let before = named(self);
+        self.associations.set_leaving(router, is_leaving);
+        if self.config.router || named(self) == before {
+            return;
+        }
+        let mut peers: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| self.is_followed(*peer));
+        peers.into_iter().for_each(|peer| self.tell_addresses(peer));
+    }
+
     /// By the routers that may know where the peer is: its own, if it has named one, and this host's, which may be the
     /// same, or which the peer knows by another address. They read the peer's host-ID where SYNs have a service.
     pub(crate) fn send_by_rendezvous(&mut self, scope: Scope) {

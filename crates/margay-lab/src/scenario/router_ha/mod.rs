@@ -2,14 +2,14 @@
 //! and all of etcd are lost and come back.
 
 mod exclusive;
-mod stage;
+pub(super) mod stage;
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::stage::{LIMIT, MEMBERS, ROUTERS, SERVERS, Stage};
+use self::stage::{Cast, LIMIT, MEMBERS, ROUTERS, SERVERS, Stage};
 use super::pair::attempt_part;
 use super::{Findings, Scenario, is_long};
 use crate::agent::{self, margay};
@@ -46,6 +46,8 @@ const BOUNDS: [Bound; 8] = [
 
 /// Three routers, three members, five partitions, and all of etcd with what happens meanwhile.
 const FAULTS: f64 = 15.0;
+const CAST: Cast =
+    Cast { name: SCENARIO.name, routers: &ROUTERS, members: &MEMBERS, servers: &SERVERS, late: &["late"] };
 const WHO: &str = "who.shop.sal.internal";
 const WHO_PORT: u16 = 70;
 /// Of the connections that are held.
@@ -69,7 +71,7 @@ struct Run<'a> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let stage = Stage::build(dir)?;
+    let stage = Stage::build(CAST, dir)?;
     let _programs = serve(&stage)?;
     let ends: Vec<&Host> = SERVERS.iter().chain(&["client"]).map(|name| stage.host(name)).collect::<Result<_>>()?;
     ends.iter().try_for_each(|host| count_resets(host))?;
@@ -135,7 +137,7 @@ fn take_out(stage: &Stage) -> Result<()> {
 }
 
 /// Counts resets of the connections that are held, and of no others: those that come and go are closed by either end.
-fn count_resets(host: &Host) -> Result<()> {
+pub(super) fn count_resets(host: &Host) -> Result<()> {
     for (name, port) in [("from_server", "sport"), ("to_server", "dport")] {
         let matching = |way: &str| format!("{way} sal0 tcp {port} {ECHO_PORT} tcp flags & rst == rst");
         observe::count(host, &format!("in_{name}"), Passing::In, &matching("iifname"))?;

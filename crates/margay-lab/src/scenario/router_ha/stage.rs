@@ -1,4 +1,5 @@
-//! Three routers, three members of etcd, servers and a client on one subnet; and what can happen to them.
+//! Routers and members of etcd, three of each or fewer, servers and a client on one subnet; and what can happen to
+//! them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,8 +26,24 @@ pub const SERVERS: [&str; 3] = ["web1", "web2", "web3"];
 pub const LIMIT: Duration = Duration::from_secs(20);
 const PREFIX: &str = "/margay/lab";
 
+/// Who is there.
+#[derive(Clone, Copy)]
+pub struct Cast {
+    /// The scenario.
+    pub name: &'static str,
+    /// The routers.
+    pub routers: &'static [&'static str],
+    /// The members of etcd.
+    pub members: &'static [&'static str],
+    /// The hosts that serve.
+    pub servers: &'static [&'static str],
+    /// Hosts that run no agent yet.
+    pub late: &'static [&'static str],
+}
+
 /// The lab, and what runs in it besides the agents.
 pub struct Stage {
+    cast: Cast,
     /// All hosts.
     pub lab: Lab,
     /// Join token of the authority.
@@ -34,15 +51,17 @@ pub struct Stage {
     members: RefCell<BTreeMap<&'static str, Program>>,
 }
 
-fn topology() -> Result<Topology> {
+fn topology(cast: &Cast) -> Result<Topology> {
     let mut text = "[subnet.site]\nv4 = \"10.1.0.0/24\"\n".to_owned();
-    let roles = [(&ROUTERS[..], "router"), (&MEMBERS, "plain"), (&SERVERS, "agent"), (&["client", "late"], "agent")];
+    let clients: &[&str] = &["client"];
+    let agents = [cast.servers, clients, cast.late].map(|names| (names, "agent"));
+    let roles = [(cast.routers, "router"), (cast.members, "plain")].into_iter().chain(agents);
     for (names, role) in roles {
         for name in names {
             text += &format!("[host.{name}]\nrole = \"{role}\"\nlinks = [{{ subnet = \"site\" }}]\n");
         }
     }
-    Ok(Topology::parse("router-ha", &text)?)
+    Ok(Topology::parse(cast.name, &text)?)
 }
 
 fn address(host: &Host) -> Result<IpAddr> {
@@ -50,16 +69,18 @@ fn address(host: &Host) -> Result<IpAddr> {
 }
 
 impl Stage {
-    /// Builds it and starts all of it; `late` has no agent yet.
-    pub fn build(dir: &Path) -> Result<Self> {
-        let lab = Lab::build(topology()?, dir)?;
-        let mut this = Self { lab, token: String::new(), members: RefCell::default() };
-        MEMBERS.iter().try_for_each(|member| this.start_member(member))?;
+    /// Builds it and starts all of it.
+    pub fn build(cast: Cast, dir: &Path) -> Result<Self> {
+        let lab = Lab::build(topology(&cast)?, dir)?;
+        let mut this = Self { cast, lab, token: String::new(), members: RefCell::default() };
+        cast.members.iter().try_for_each(|member| this.start_member(member))?;
         this.start_routers()?;
         this.token = wait_for("a join token", LIMIT, || {
-            Ok(margay(this.host("r1")?, ["id", "token", "create", "shop", "--uses", "100"])?.trim().to_owned())
+            Ok(margay(this.host(cast.routers[0])?, ["id", "token", "create", "shop", "--uses", "100"])?
+                .trim()
+                .to_owned())
         })?;
-        for name in SERVERS.iter().chain(&["client"]) {
+        for name in cast.servers.iter().chain(&["client"]) {
             agent::join(this.host(name)?, &this.token)?;
         }
         this.await_homes()?;
@@ -72,15 +93,19 @@ impl Stage {
     }
 
     fn endpoints(&self) -> Result<Vec<String>> {
-        MEMBERS.iter().map(|member| Ok(format!("http://{}:2379", address(self.host(member)?)?))).collect()
+        self.cast.members.iter().map(|member| Ok(format!("http://{}:2379", address(self.host(member)?)?))).collect()
     }
 
     /// Starts a member of etcd, with the data that it left.
     pub fn start_member(&self, name: &'static str) -> Result<()> {
         let host = self.host(name)?;
         let own = address(host)?;
-        let peers: Result<Vec<String>> =
-            MEMBERS.iter().map(|peer| Ok(format!("{peer}=http://{}:2380", address(self.host(peer)?)?))).collect();
+        let peers: Result<Vec<String>> = self
+            .cast
+            .members
+            .iter()
+            .map(|peer| Ok(format!("{peer}=http://{}:2380", address(self.host(peer)?)?)))
+            .collect();
         let data = host.dir.join("etcd");
         let argv = [
             "etcd".to_owned(),
@@ -109,12 +134,12 @@ impl Stage {
         let endpoints = self.endpoints()?.iter().map(|url| format!("{url:?}")).collect::<Vec<_>>().join(", ");
         let configuration =
             format!("[router]\nenabled = true\n[router.etcd]\nendpoints = [{endpoints}]\nprefix = \"{PREFIX}\"\n");
-        let first = self.host(ROUTERS[0])?;
-        for name in ROUTERS {
+        let first = self.host(self.cast.routers[0])?;
+        for name in self.cast.routers {
             let host = self.host(name)?;
             host.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{configuration}END\n"))?;
             margay(host, ["up"])?;
-            if name == first.name() {
+            if *name == first.name() {
                 margay(host, ["id", "authority", "create", "shop"])?;
                 continue;
             }
@@ -127,24 +152,24 @@ impl Stage {
 
     /// Waits until every host is registered with every router, routers know each other, and all follow etcd.
     pub fn await_homes(&self) -> Result<()> {
-        for name in SERVERS.iter().chain(&["client"]) {
+        for name in self.cast.servers.iter().chain(&["client"]) {
             wait_for(&format!("{name} is registered everywhere"), LIMIT, || {
                 let status = agent::status(self.host(name)?)?;
                 let routers = status["routers"].as_array().cloned().unwrap_or_default();
                 let connected = routers.iter().filter(|router| router["state"] == "connected").count();
-                if connected == ROUTERS.len() { Ok(()) } else { bail!("with {connected}: {routers:?}") }
+                if connected == self.cast.routers.len() { Ok(()) } else { bail!("with {connected}: {routers:?}") }
             })?;
         }
-        ROUTERS.iter().try_for_each(|name| self.await_router(name))
+        self.cast.routers.iter().try_for_each(|name| self.await_router(name))
     }
 
-    /// Waits until a router follows etcd and has both others.
+    /// Waits until a router follows etcd and has all others.
     pub fn await_router(&self, name: &str) -> Result<()> {
         wait_for(&format!("{name} is one of the cluster"), LIMIT, || {
             let cluster = agent::status(self.host(name)?)?["cluster"].clone();
             let routers = cluster["routers"].as_array().cloned().unwrap_or_default();
             let there = routers.iter().filter(|router| router["state"] != "unreachable").count();
-            if cluster["connected"] == true && there == ROUTERS.len() { Ok(()) } else { bail!("{cluster}") }
+            if cluster["connected"] == true && there == self.cast.routers.len() { Ok(()) } else { bail!("{cluster}") }
         })
     }
 

@@ -197,6 +197,18 @@ impl Active {
         self.0.as_ref().is_ok_and(|followed| followed.lock().set_weight(name, weight))
     }
 
+    /// Where cgroups are, and those of programs that were started for a name.
+    ///
+    /// # Errors
+    ///
+    /// There are no cgroups.
+    pub fn cgroups(&self, name: &Name) -> Result<(Hierarchy, Vec<PathBuf>), String> {
+        let followed = self.0.as_ref().map_err(Clone::clone)?.lock();
+        let serves = |owner: &&Owner| owner.program.offers.iter().any(|offer| offer.name.prefix() == name.prefix());
+        let cgroups = followed.owners.values().filter(serves).map(|owner| owner.program.cgroup.clone()).collect();
+        Ok((followed.hierarchy.clone(), cgroups))
+    }
+
     /// Names that have a program and no socket.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.0.as_ref().map(|followed| followed.lock().waiting()).unwrap_or_default()

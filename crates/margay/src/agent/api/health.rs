@@ -7,6 +7,7 @@ use tonic::{Request, Status};
 
 use super::misuse;
 use crate::agent::Agent;
+use crate::agent::health::pressure;
 use crate::agent::health::spec::{
     HealthSection, LoadSection, default_fall, default_interval, default_load_interval, default_rise, default_timeout,
     parse_interval, parse_slow_start, parse_streak, parse_timeout,
@@ -36,7 +37,12 @@ pub(super) fn checks(
     let wrong = |(what, advice): (String, String)| misuse(format!("{what}; {advice}"));
     checks.health.as_ref().map_or(Ok(()), |health| health.check(protocol)).map_err(wrong)?;
     checks.load.as_ref().map_or(Ok(()), LoadSection::check).map_err(wrong)?;
-    let has_command = checks.load.is_some() || checks.health.as_ref().is_some_and(|health| !health.command.is_empty());
+    if checks.load.as_ref().is_some_and(|load| load.cpu) {
+        pressure::check_kernel().map_err(Status::failed_precondition)?;
+    }
+    let commands = checks.load.as_ref().map(|load| &load.command);
+    let mut commands = commands.into_iter().chain(checks.health.as_ref().map(|health| &health.command));
+    let has_command = commands.any(|command| !command.is_empty());
     if has_command && !may_command {
         return Err(Status::permission_denied(
             "the agent runs commands as root, so that only root of this host may give one; let root do it, or write it \
@@ -74,9 +80,10 @@ fn load_of(check: LoadCheck) -> Result<LoadSection, String> {
     let interval = check.interval_ms.map(|ms| parse_interval(&written(ms))).transpose()?;
     let timeout = check.timeout_ms.map(|ms| parse_timeout(&written(ms))).transpose()?;
     Ok(LoadSection {
+        cpu: check.cpu,
         command: check.command,
         interval: interval.unwrap_or(default_load_interval()),
-        timeout: timeout.unwrap_or(default_timeout()),
+        timeout,
     })
 }
 
@@ -130,6 +137,19 @@ mod test {
         ] {
             let error = checks(Some(health), None, None, true).expect_err("refused");
             assert!(error.message().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn load_is_asked_of_a_command_or_of_the_kernel() {
+        let both = LoadCheck { command: vec!["/bin/true".to_owned()], cpu: true, ..LoadCheck::default() };
+        let error = checks(None, Some(both), None, true).expect_err("refused");
+        assert!(error.message().contains("one of them is wanted"), "{error}");
+        let cpu = LoadCheck { cpu: true, ..LoadCheck::default() };
+        let asked = checks(None, Some(cpu), None, false);
+        match pressure::check_kernel() {
+            Ok(()) => assert!(asked.expect("anybody may ask").load.is_some_and(|load| load.cpu)),
+            Err(why) => assert_eq!(asked.expect_err("this kernel does not tell it").message(), why),
         }
     }
 

@@ -82,7 +82,9 @@ pub enum DrainError {
     #[error("whether another host serves {0} is not known ({1}); --last drains it all the same")]
     Unasked(String, String),
     /// New hosts, and first packets, would find no router.
-    #[error("no other router is there to be asked for names; --last drains this one all the same")]
+    #[error(
+        "no other router is there to be asked for names, or all others are drained; --last drains this one all the same"
+    )]
     LastRouter,
     /// There is no drain of it.
     #[error("{0} is not drained; `margay service list` shows what is")]
@@ -262,13 +264,19 @@ impl Drains {
 /// Lets everybody know of what is drained. Gives the routers that do not answer.
 async fn announce(agent: &Agent) -> Vec<String> {
     let drained = agent.drains.drained();
-    agent.router.iter().for_each(|router| router.set_leaving(drained.host));
+    tell_as_router(agent, drained.host);
     agent.services.set_drained(drained).await
+}
+
+/// Where this host is a router: whether hosts, and the other routers of its cluster, are to ask it no more.
+fn tell_as_router(agent: &Agent, is_leaving: bool) {
+    agent.router.iter().for_each(|router| router.set_leaving(is_leaving));
+    agent.cluster.iter().for_each(|cluster| cluster.set_leaving(is_leaving));
 }
 
 /// Goes on with the drains of the start before.
 pub fn resume(agent: &Arc<Agent>) {
-    agent.router.iter().for_each(|router| router.set_leaving(agent.drains.drained().host));
+    tell_as_router(agent, agent.drains.drained().host);
     for drain in agent.drains.all.lock().iter() {
         if drain.is_over() {
             // Programs that come may bring connections with them.
@@ -353,10 +361,12 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
     Ok(drain)
 }
 
-/// Whether this host is a router, and the only one.
+/// Whether this host is a router, and no other one of its cluster is there to be asked.
 fn is_last_router(agent: &Agent) -> bool {
-    let has_others = agent.cluster.as_ref().is_some_and(|cluster| cluster.routers().len() > 1);
-    agent.router.is_some() && !has_others
+    let Some(router) = &agent.router else { return false };
+    let there = router.links();
+    let others = agent.cluster.iter().flat_map(|cluster| cluster.routers());
+    !others.into_iter().any(|other| there.contains(&other.id()) && !other.is_leaving)
 }
 
 /// Whether another host takes new flows for a name, as far as routers know.

@@ -2,10 +2,12 @@
 //! new flows until they succeed again (decision 0067).
 //!
 //! Reading order: [`spec`] (what is checked), [`state`] (when a service is sick), [`probe`] and [`command`] (one
-//! check), [`watched`] (one service), this file (which services are checked), [`kept`].
+//! check), [`pressure`] (load by the kernel's word), [`watched`] (one service), this file (which services are checked),
+//! [`kept`].
 
 pub mod command;
 mod kept;
+pub mod pressure;
 pub mod probe;
 pub mod spec;
 pub mod state;

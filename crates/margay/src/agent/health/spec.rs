@@ -64,14 +64,20 @@ pub struct HealthSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadSection {
-    /// A program, by its absolute path, and its arguments; it prints how much of the weight is to stay: 0 to 100.
+    /// The pressure on the processors of the host, as the kernel has it of the program's cgroup (`cpu.pressure`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cpu: bool,
+    /// Instead: a program, by its absolute path, and its arguments; it prints how much of the weight is to stay: 0 to
+    /// 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// From one question to the next: `1s` to `1h`.
     #[serde(default = "default_load_interval", deserialize_with = "interval", serialize_with = "written_time")]
     pub interval: Duration,
-    /// An answer that takes longer is not waited for, and the last one holds: `50ms` to `1m`.
-    #[serde(default = "default_timeout", deserialize_with = "timeout", serialize_with = "written_time")]
-    pub timeout: Duration,
+    /// With `command`: an answer that takes longer is not waited for, and the last one holds: `50ms` to `1m`; `1s`
+    /// unless given.
+    #[serde(default, deserialize_with = "some_timeout", serialize_with = "written_some_time")]
+    pub timeout: Option<Duration>,
 }
 
 /// What is done to find out whether a service is well.
@@ -140,13 +146,33 @@ impl HealthSection {
 }
 
 impl LoadSection {
+    /// How long a command has for its answer.
+    pub fn limit(&self) -> Duration {
+        self.timeout.unwrap_or(default_timeout())
+    }
+
     /// What is wrong with it as a whole, and what to do.
     ///
     /// # Errors
     ///
-    /// Its command is none.
+    /// It says no way to know the load, or two; or its command is none.
     pub fn check(&self) -> Result<(), (String, String)> {
-        check_command(&self.command)
+        match (self.cpu, self.command.is_empty()) {
+            (false, false) => check_command(&self.command),
+            (false, true) => Err((
+                "`load` says no way to find out how loaded a service is".to_owned(),
+                "write `cpu = true`, or `command = [\"/path\"]`".to_owned(),
+            )),
+            (true, false) => Err((
+                "`load` has `cpu` and a command, and one of them is wanted".to_owned(),
+                "remove `cpu`, or let the command print what both say together".to_owned(),
+            )),
+            (true, true) if self.timeout.is_some() => Err((
+                "`timeout` is about the answer of a command, and `load` has none".to_owned(),
+                "remove `timeout`".to_owned(),
+            )),
+            (true, true) => Ok(()),
+        }
     }
 }
 
@@ -291,6 +317,11 @@ fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     parse_timeout(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
+fn some_timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = Option::<String>::deserialize(from)?;
+    text.map(|text| parse_timeout(&text)).transpose().map_err(D::Error::custom)
+}
+
 fn some_slow_start<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     text.map(|text| parse_slow_start(&text)).transpose().map_err(D::Error::custom)
@@ -385,8 +416,33 @@ mod test {
             let kept = serde_json::to_string(&section).expect("plain data");
             assert_eq!(serde_json::from_str::<HealthSection>(&kept).expect("read"), section, "{kept}");
         }
-        let load: LoadSection = toml::from_str("command = [\"/a\", \"b\"]\ninterval = \"10s\"").expect("read");
-        let kept = serde_json::to_string(&load).expect("plain data");
-        assert_eq!(serde_json::from_str::<LoadSection>(&kept).expect("read"), load, "{kept}");
+        for text in
+            ["command = [\"/a\", \"b\"]\ninterval = \"10s\"", "cpu = true", "command = [\"/a\"]\ntimeout = \"2s\""]
+        {
+            let load: LoadSection = toml::from_str(text).expect("read");
+            let kept = serde_json::to_string(&load).expect("plain data");
+            assert_eq!(serde_json::from_str::<LoadSection>(&kept).expect("read"), load, "{kept}");
+        }
+        // As earlier versions have kept it.
+        let kept = r#"{"command":["/a"],"interval":"5s","timeout":"1s"}"#;
+        assert_eq!(serde_json::from_str::<LoadSection>(kept).expect("read").limit(), SECOND);
+    }
+
+    #[test]
+    fn load_is_known_in_one_way() {
+        let load = |text: &str| toml::from_str::<LoadSection>(text).expect("read");
+        for text in ["cpu = true", "cpu = true\ninterval = \"10s\"", "command = [\"/a\"]\ntimeout = \"2s\""] {
+            assert_eq!(load(text).check(), Ok(()), "{text}");
+        }
+        for (text, why) in [
+            ("", "no way to find out"),
+            ("cpu = false", "no way to find out"),
+            ("cpu = true\ncommand = [\"/a\"]", "one of them is wanted"),
+            ("cpu = true\ntimeout = \"2s\"", "`load` has none"),
+            ("command = [\"a\"]", "no absolute path"),
+        ] {
+            let (what, _) = load(text).check().expect_err("refused");
+            assert!(what.contains(why), "{text}: {what}");
+        }
     }
 }

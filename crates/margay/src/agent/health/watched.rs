@@ -10,7 +10,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::probe::{self, Failure};
 use super::state::{Machine, Phase};
-use super::{Agent, command};
+use super::{Agent, command, pressure};
 use crate::agent::service::checks::Checks;
 use crate::agent::service::fitness::{Fitness, Sick};
 
@@ -199,8 +199,12 @@ async fn ask_again(agent: &Agent, watched: &Watched) {
     let mut rounds = rounds(load.interval);
     loop {
         rounds.tick().await;
-        let answer = command::run(&load.command, load.timeout).await;
-        watched.note_load(answer.and_then(|text| percent(&text)));
+        let answer = if load.cpu {
+            tokio::task::block_in_place(|| pressure::percent_left(agent, &watched.name))
+        } else {
+            command::run(&load.command, load.limit()).await.and_then(|text| percent(&text))
+        };
+        watched.note_load(answer);
         watched.tell(agent).await;
     }
 }

@@ -25,9 +25,9 @@ use rustix::net::sockopt::socket_cookie;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::Outcome;
 use super::mailbox::Mailbox;
 use super::transfer::{Answer, Outgoing};
+use super::{Outcome, Relocations};
 use crate::agent::programs::hand_over::{Gift, tuple_of};
 use crate::agent::programs::request::No;
 use crate::agent::{Agent, home, naming};
@@ -74,14 +74,14 @@ enum Failure {
 
 /// A socket that is on its way; it is no longer when this is dropped.
 struct Claim<'a> {
-    agent: &'a Agent,
+    relocations: &'a Relocations,
     cookie: u64,
 }
 
 impl<'a> Claim<'a> {
-    fn new(agent: &'a Agent, cookie: u64) -> Result<Self, No> {
-        if agent.relocations.moving.lock().insert(cookie) {
-            return Ok(Self { agent, cookie });
+    fn new(relocations: &'a Relocations, cookie: u64) -> Result<Self, No> {
+        if relocations.moving.lock().insert(cookie) {
+            return Ok(Self { relocations, cookie });
         }
         Err((Errno::EALREADY, "this connection is being handed over already".to_owned()))
     }
@@ -89,7 +89,7 @@ impl<'a> Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.agent.relocations.moving.lock().remove(&self.cookie);
+        self.relocations.moving.lock().remove(&self.cookie);
     }
 }
 
@@ -117,7 +117,7 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
 
 async fn give_whole(agent: &Agent, gift: Gift, host: &str) -> Result<(), No> {
     let cookie = socket_cookie(&gift.socket).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?;
-    let _claim = Claim::new(agent, cookie)?;
+    let _claim = Claim::new(&agent.relocations, cookie)?;
     let _turn = turn(agent).await?;
     let connection = connection(agent, gift)?;
     let places = places(agent, &connection.service, host).await?;
@@ -476,7 +476,9 @@ fn close(frozen: Option<Frozen>) {
 mod test {
     use std::io::{Seek as _, Write as _};
 
+    use super::super::Words;
     use super::*;
+    use crate::agent::instance_addresses::InstanceAddresses;
 
     fn instance(n: u8, priority: u32, weight: u32) -> Instance {
         Instance {
@@ -496,6 +498,17 @@ mod test {
     fn asked(found: &[Instance], start: u32) -> Vec<String> {
         let places = any_of(found.to_vec(), HostId([1; 16]), start).expect("there are some");
         places.into_iter().map(|place| place.name).collect()
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_given_twice_is_on_its_way_once() {
+        let relocations = Relocations::new(&Words::default(), &InstanceAddresses::default());
+        let claim = Claim::new(&relocations, 7);
+        assert!(claim.is_ok() && Claim::new(&relocations, 8).is_ok());
+        let Err((errno, why)) = Claim::new(&relocations, 7) else { panic!("it is given twice") };
+        assert_eq!((errno, why.as_str()), (Errno::EALREADY, "this connection is being handed over already"));
+        drop(claim);
+        assert!(Claim::new(&relocations, 7).is_ok());
     }
 
     #[test]

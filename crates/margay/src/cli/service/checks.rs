@@ -43,8 +43,12 @@ pub struct CheckOptions {
     /// follows, up to a `;`; for root alone
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true, value_terminator = ";")]
     load_command: Vec<String>,
-    /// From one question about load to the next: 1s to 1h; 5s unless given
-    #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "load_command")]
+    /// Instead: how long the program waits for a processor says how much of the weight the service keeps, 10 to 100
+    /// percent; by the kernel's pressure of its cgroup
+    #[arg(long, conflicts_with = "load_command")]
+    load_cpu: bool,
+    /// From one question about load to the next: 1s to 1h; 5s unless given. Needs --load-command or --load-cpu
+    #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     load_interval: Option<Duration>,
 }
 
@@ -70,11 +74,15 @@ impl CheckOptions {
         (check != HealthCheck::default()).then_some(check)
     }
 
-    /// How load is asked for.
+    /// How load is asked for. An interval alone comes to the agent, which refuses it.
     pub fn load(&self) -> Option<LoadCheck> {
-        let command = self.load_command.clone();
-        let interval_ms = self.load_interval.map(ms);
-        (!command.is_empty()).then_some(LoadCheck { command, interval_ms, timeout_ms: None })
+        let check = LoadCheck {
+            command: self.load_command.clone(),
+            cpu: self.load_cpu,
+            interval_ms: self.load_interval.map(ms),
+            timeout_ms: None,
+        };
+        (check != LoadCheck::default()).then_some(check)
     }
 }
 
@@ -162,6 +170,9 @@ mod test {
         let line = parse(&["--load-command", "/bin/load"]).expect("it is right");
         assert_eq!(line.checks.load().map(|load| load.command), Some(vec!["/bin/load".to_owned()]));
         assert_eq!(line.checks.health(), None);
+        let line = parse(&["--load-cpu", "--load-interval", "10s"]).expect("it is right");
+        let cpu = LoadCheck { cpu: true, interval_ms: Some(10_000), ..LoadCheck::default() };
+        assert_eq!(line.checks.load(), Some(cpu));
     }
 
     #[test]
@@ -171,7 +182,7 @@ mod test {
             &["--check-http", "/", "--check-command", "/bin/check"],
             &["--check-connect", "--check-status", "200"],
             &["--check-connect", "--check-interval", "10ms"],
-            &["--load-interval", "5s"],
+            &["--load-cpu", "--load-command", "/bin/load"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");
         }

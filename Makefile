@@ -13,7 +13,7 @@ export CARGO_BUILD_BUILD_DIR ?= $(HOME)/.cache/margay-build
 endif
 SDK_C := $(or $(CARGO_BUILD_BUILD_DIR),$(abspath $(TARGET)))/sdk-c
 
-.PHONY: help build demo test test-long verify bench figures reference fmt lint setup setup-apps apps install uninstall
+.PHONY: help build demo test check test-long verify bench figures reference fmt lint setup setup-apps apps install uninstall
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ demo: setup build ## show the main job on real programs, as root or not
 
 test: ## everything that must hold; ends with "N passed, N failed"
 	@scripts/test
+
+check: ## what one runs while working: format, lints, unit tests, simulator; minutes less than `make test`
+	@scripts/test --quick
 
 test-long: ## what takes longer: more seeds, larger worlds, every scenario three times
 	@scripts/test --long

@@ -30,7 +30,7 @@ use margay_wire::{
 use crate::act::moving::redirect::WISHES_MAX;
 use crate::act::moving::rendezvous::SEEKS_MAX;
 use crate::association::Association;
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Reply;
 use crate::association::draft::{Draft, answered_from, relay_part};
 use crate::association::location::Routes;
@@ -43,7 +43,6 @@ use crate::session::event::Event;
 use crate::session::flow::Flow;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
-use crate::types::name::ServiceId;
 use crate::types::time::Instant;
 
 /// RSYN is padded to this many bytes, so that no answer to it is longer.
@@ -499,15 +498,10 @@ impl Sal {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        message: &Message<'_>,
+        message: &Verified<'_>,
         datagram: &[u8],
     ) -> Result<(), DropReason> {
-        if let Some(resolvable) = message.resolvable
-            && !ServiceId(resolvable.service).is_at_host(self.host_id())
-        {
-            return self.forward_rsyn(from, &resolvable, datagram);
-        }
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let epoch = message.auth().map_or(0, |auth| auth.epoch);
         let scope = match self.scope_of(association, message) {
@@ -604,9 +598,9 @@ impl Sal {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        message: &Message<'_>,
+        message: &Verified<'_>,
     ) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let scope = self.scope_of(association, message)?;
         let source = answered_from(message, from);
@@ -681,9 +675,9 @@ impl Sal {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        message: &Message<'_>,
+        message: &Verified<'_>,
     ) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let scope = self.scope_of(association, message)?;
         if message.flags.contains(Flags::CONFIRM) {

@@ -144,7 +144,7 @@ impl Sal {
     /// The key of the host that answers: by the association of the two, or by the handshake, which goes no further.
     fn prove_router(&mut self, now: Instant, message: &Message<'_>) -> Result<HostPublic, DropReason> {
         let Some(exchange) = message.key_exchange() else {
-            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let association = auth::authenticate(&mut self.associations, message, now)?.association();
             let known = self.associations.get(association).map(|association| association.host_key);
             return known.ok_or(DropReason::UnknownAssociation);
         };

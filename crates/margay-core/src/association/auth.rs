@@ -1,5 +1,7 @@
 //! The one check that guards all signalling (DESIGN §3.5): a message that is to change anything comes through
-//! [`authenticate`] first, whatever its type.
+//! [`authenticate`] first, whatever its type, and is a [`Verified`] one from there on.
+
+use core::ops::Deref;
 
 use margay_wire::{HeaderRepr, Message, RESOLVABLE_LEN, RESOLVABLE_OFFSET};
 
@@ -9,6 +11,29 @@ use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
 const TAG_LEN: usize = 16;
+
+/// A message that has passed the check. [`authenticate`] alone makes one: a handler that takes it cannot be called with
+/// a message that nobody has checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Verified<'m> {
+    message: &'m Message<'m>,
+    association: u32,
+}
+
+impl Verified<'_> {
+    /// The local index of the association whose peer has sent the message.
+    pub const fn association(&self) -> u32 {
+        self.association
+    }
+}
+
+impl<'m> Deref for Verified<'m> {
+    type Target = Message<'m>;
+
+    fn deref(&self) -> &Message<'m> {
+        self.message
+    }
+}
 
 /// A datagram that should be tagged has no room for the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +68,16 @@ pub fn verify_with_key(key: &[u8; 32], message: &Message<'_>) -> Result<(), Drop
     if difference == 0 { Ok(()) } else { Err(DropReason::BadTag) }
 }
 
-/// The check: the association's local index, if the message is tagged by its peer, in its present or a newer epoch, and
-/// new.
+/// The check: the message is tagged by the peer of an association, in its present or a newer epoch, and new.
 ///
 /// # Errors
 ///
 /// What is wrong with it; nothing has changed then.
-pub fn authenticate(table: &mut AssociationTable, message: &Message<'_>, now: Instant) -> Result<u32, DropReason> {
+pub fn authenticate<'m>(
+    table: &mut AssociationTable,
+    message: &'m Message<'_>,
+    now: Instant,
+) -> Result<Verified<'m>, DropReason> {
     let auth = message.auth().ok_or(DropReason::Untagged)?;
     let association = table.get_mut(auth.assoc_id).ok_or(DropReason::UnknownAssociation)?;
     if auth.epoch < association.peer_epoch {
@@ -73,7 +101,7 @@ pub fn authenticate(table: &mut AssociationTable, message: &Message<'_>, now: In
     if !same_epoch {
         table.renewed.push(local_id);
     }
-    Ok(local_id)
+    Ok(Verified { message, association: local_id })
 }
 
 /// Writes the tag of a finished datagram whose AUTH extension has zeros in its place.
@@ -148,7 +176,8 @@ mod tests {
     }
 
     fn check(table: &mut AssociationTable, datagram: &[u8]) -> Result<u32, DropReason> {
-        authenticate(table, &Message::parse(datagram).map_err(|_| DropReason::Malformed)?, Instant::ZERO)
+        let message = Message::parse(datagram).map_err(|_| DropReason::Malformed)?;
+        authenticate(table, &message, Instant::ZERO).map(|verified| verified.association())
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::act::secure::Demands;
 use crate::act::stack_change::StackChanges;
 use crate::act::stack_rule::StackRules;
 use crate::association::AssociationTable;
+use crate::association::auth::{self, Verified};
 use crate::association::draft::Draft;
 use crate::association::location::{LocationTable, Routes};
 use crate::cache::entry::RemoveReason;
@@ -381,17 +382,37 @@ impl Sal {
             Kind::SynAck => self.handle_syn_ack(now, from, &message),
             Kind::Ack => self.handle_ack(now, from, &message),
             Kind::Error => self.handle_error(now, from, &message),
-            Kind::Fin => self.handle_fin(now, &message),
-            Kind::Fail | Kind::Rst => self.handle_fail(now, from, &message),
-            Kind::Probe => self.handle_probe(now, from, &message),
-            Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
-            Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
-            Kind::Change => self.handle_change(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
-            Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, &message),
-            Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
+            Kind::Rst if self.is_half_open_here(message.dst_flow) => self.handle_ack(now, from, &message),
+            _ => {
+                if let Some(resolvable) = self.rsyn_for_another(&message) {
+                    return self.forward_rsyn(from, &resolvable, datagram);
+                }
+                let verified = auth::authenticate(&mut self.associations, &message, now)?;
+                self.dispatch_verified(now, from, &verified, datagram)
+            }
+        }
+    }
+
+    /// What peers alone may say: no handler of these can be called without the check.
+    fn dispatch_verified(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Verified<'_>,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
+        match message.kind {
+            Kind::Fin => self.handle_fin(now, message),
+            Kind::Fail | Kind::Rst => self.handle_fail(now, message),
+            Kind::Probe => self.handle_probe(now, from, message),
+            Kind::Rsyn => self.handle_rsyn(now, from, message, datagram),
+            Kind::RsynAck => self.handle_rsyn_ack(now, from, message),
+            Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, message),
+            Kind::RsynDone => self.handle_rsyn_done(now, from, message),
+            Kind::Change => self.handle_change(now, from, message),
             Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel => {
-                self.handle_lock(now, &message)
+                self.handle_lock(now, message)
             }
             _ => Err(DropReason::Unexpected),
         }

@@ -181,6 +181,12 @@ impl Sal {
         Ok(())
     }
 
+    /// The resolvable part of an RSYN that is for another host than this one, which only passes it on.
+    pub(crate) fn rsyn_for_another(&self, message: &Message<'_>) -> Option<ResolvableRepr> {
+        let of_another = |part: &ResolvableRepr| !ServiceId(part.service).is_at_host(self.host_id());
+        message.resolvable.filter(|part| message.kind == Kind::Rsyn && of_another(part))
+    }
+
     /// An RSYN for a host that is registered here: to where its own association leads. Nothing is kept.
     pub(crate) fn forward_rsyn(
         &mut self,

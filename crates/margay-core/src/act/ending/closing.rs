@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
+use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind};
 
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::association::location::Scope;
 use crate::association::twin::Twin;
@@ -250,16 +250,8 @@ impl Sal {
     }
 
     /// A tagged FAIL or RST of the peer.
-    pub(crate) fn handle_fail(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        message: &Message<'_>,
-    ) -> Result<(), DropReason> {
-        if message.kind == Kind::Rst && self.is_half_open_here(message.dst_flow) {
-            return self.handle_ack(now, from, message);
-        }
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+    pub(crate) fn handle_fail(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
+        let association = message.association();
         if message.error().is_some_and(|error| error.code == ErrorCode::KeptOut)
             && let Some(peer) = self.associations.get(association).map(|association| association.host)
         {
@@ -290,7 +282,7 @@ impl Sal {
         Ok(())
     }
 
-    fn is_half_open_here(&self, id: FlowId) -> bool {
+    pub(crate) fn is_half_open_here(&self, id: FlowId) -> bool {
         self.flows.get(id).is_some_and(|flow| matches!(flow.setup, Setup::Responder(_)))
     }
 
@@ -456,6 +448,8 @@ impl Sal {
 
 #[cfg(test)]
 mod tests {
+    use margay_wire::Message;
+
     use super::*;
     use crate::act::handover::HandoverRecord;
     use crate::act::handover::tests::{meet_peer, record, sal};

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, QuietRepr};
 
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
@@ -145,8 +145,8 @@ impl Sal {
     }
 
     /// A tagged FIN: an instance asks for a quiet end, or a client's host answers.
-    pub(crate) fn handle_fin(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+    pub(crate) fn handle_fin(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
+        let association = message.association();
         let of_peer = |flow: &&Flow| self.associations.is_same_peer(flow.association, association);
         let flow = self.flows.get(message.dst_flow).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         let (id, app) = (flow.id, flow.app);

@@ -3,10 +3,11 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message, SessionId};
+use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, SessionId};
 
 use super::{HAND_OVERS_MAX, HandOverError, LEASE, PARTED, TCP, handover};
 use crate::act::setup::{SETUP_TIMEOUT, retry_after};
+use crate::association::auth::Verified;
 use crate::cache::entry::{EntryUpdate, RemoveReason};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
@@ -209,10 +210,10 @@ impl Sal {
     pub(super) fn hear_of_lock(
         &mut self,
         now: Instant,
-        message: &Message<'_>,
-        association: u32,
+        message: &Verified<'_>,
         ticket: Ticket,
     ) -> Result<(), DropReason> {
+        let association = message.association();
         let giving = self.fetches.giving.get(&ticket).ok_or(DropReason::Unexpected)?;
         let is_its = self.flows.get(giving.flow).is_some_and(|flow| {
             flow.id == message.dst_flow && self.associations.is_same_peer(flow.association, association)

@@ -6,6 +6,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{HAND_OVERS_MAX, LEASE, TCP, handover, tuple_between};
 use crate::act::setup::Start;
+use crate::association::auth::Verified;
 use crate::cache::entry::{EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::Unreachable;
@@ -65,10 +66,10 @@ impl Sal {
     pub(super) fn asked_to_fetch(
         &mut self,
         now: Instant,
-        message: &Message<'_>,
-        association: u32,
+        message: &Verified<'_>,
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
+        let association = message.association();
         let ticket = Ticket(repr.ticket);
         if let Some(fetching) = self.fetches.fetching.get(&ticket) {
             let (is_its, is_ready) = (fetching.old == message.dst_flow, fetching.is_ready);
@@ -227,12 +228,8 @@ impl Sal {
     }
 
     /// A giver does not know what became of its hand-over.
-    pub(super) fn asked_for_word(
-        &mut self,
-        message: &Message<'_>,
-        association: u32,
-        repr: HandoverRepr,
-    ) -> Result<(), DropReason> {
+    pub(super) fn asked_for_word(&mut self, message: &Verified<'_>, repr: HandoverRepr) -> Result<(), DropReason> {
+        let association = message.association();
         let is_fetched = self.fetches.fetching.get(&Ticket(repr.ticket)).is_some_and(|one| one.old == message.dst_flow);
         // Otherwise it is still open, and the giver hears of it.
         if !is_fetched || self.fetchable(message, association).is_none() {
@@ -245,10 +242,10 @@ impl Sal {
     pub(super) fn asked_to_leave(
         &mut self,
         now: Instant,
-        message: &Message<'_>,
-        association: u32,
+        message: &Verified<'_>,
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
+        let association = message.association();
         let ticket = Ticket(repr.ticket);
         let is_its = self.fetchable(message, association).is_some();
         if is_its && self.fetches.fetching.get(&ticket).is_some_and(|one| one.old == message.dst_flow) {
@@ -275,10 +272,10 @@ impl Sal {
     pub(super) fn hear_ready(
         &mut self,
         now: Instant,
-        message: &Message<'_>,
-        association: u32,
+        message: &Verified<'_>,
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
+        let association = message.association();
         let ticket = Ticket(repr.ticket);
         let id = message.dst_flow;
         let is_its = self.fetchable(message, association).is_some();

@@ -21,9 +21,9 @@ use alloc::string::String;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, HandoverRepr, Kind, Message};
+use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, HandoverRepr, Kind};
 
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::machine::sal::Sal;
 use crate::session::hand_over::Ticket;
@@ -161,14 +161,13 @@ impl Sal {
     }
 
     /// A message of the lock of a session: hand-overs alone ask for it.
-    pub(crate) fn handle_lock(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+    pub(crate) fn handle_lock(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
         let repr = message.handover().ok_or(DropReason::Unexpected)?;
         match message.kind {
-            Kind::RequestLock if repr.address.port() != 0 => self.asked_to_fetch(now, message, association, repr),
-            Kind::RequestLock => self.asked_for_word(message, association, repr),
-            Kind::CancelLock => self.asked_to_leave(now, message, association, repr),
-            _ => self.hear_of_lock(now, message, association, Ticket(repr.ticket)),
+            Kind::RequestLock if repr.address.port() != 0 => self.asked_to_fetch(now, message, repr),
+            Kind::RequestLock => self.asked_for_word(message, repr),
+            Kind::CancelLock => self.asked_to_leave(now, message, repr),
+            _ => self.hear_of_lock(now, message, Ticket(repr.ticket)),
         }
     }
 

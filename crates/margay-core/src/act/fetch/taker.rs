@@ -6,7 +6,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{HAND_OVERS_MAX, LEASE, handover};
 use crate::act::setup::retry_after;
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
@@ -100,11 +100,11 @@ impl Sal {
     }
 
     /// RSYN-DONE of a hand-over: at the initiator, the taker has the connection; at the taker, the initiator's word.
-    pub(crate) fn handle_hand_over_done(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+    pub(crate) fn handle_hand_over_done(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
+        let association = message.association();
         let repr = message.handover().ok_or(DropReason::Unexpected)?;
         if !message.flags.contains(Flags::CONFIRM) {
-            return self.hear_ready(now, message, association, repr);
+            return self.hear_ready(now, message, repr);
         }
         let ticket = Ticket(repr.ticket);
         let awaited = self.fetches.awaited.get(&ticket).ok_or(DropReason::Unexpected)?;

@@ -10,7 +10,7 @@ use core::time::Duration;
 use margay_wire::{Addresses, Extension, Flags, FlowId, Kind, Message, MoveFlags, MoveRepr};
 
 use crate::association::Association;
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::association::location::{Cause, Location, Moving, PAIRS_MAX, Pair, Scope, Suspicion, Trouble};
 use crate::machine::sal::Sal;
@@ -202,9 +202,9 @@ impl Sal {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        message: &Message<'_>,
+        message: &Verified<'_>,
     ) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = message.association();
         let host = self.associations.get(association).map(|association| association.host);
         let host = host.ok_or(DropReason::UnknownAssociation)?;
         if let Some(said) = message.stripe() {

@@ -409,7 +409,7 @@ impl Sal {
     /// Checks who answered: by the association's tag, or by finishing the handshake.
     fn prove_answer(&mut self, now: Instant, message: &Message<'_>, from: SocketAddr) -> Result<Answer, DropReason> {
         let Some(exchange) = message.key_exchange() else {
-            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let association = auth::authenticate(&mut self.associations, message, now)?.association();
             return Ok(Answer { association, message_3: None });
         };
         let (local_id, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
@@ -640,7 +640,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let Some(exchange) = message.key_exchange() else {
             let now = self.now;
-            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let association = auth::authenticate(&mut self.associations, message, now)?.association();
             self.say_reset(association, message, None);
             return Ok(());
         };

@@ -135,7 +135,7 @@ impl Sal {
         if error.code == ErrorCode::UnknownCritical && message.auth().is_none() && self.hear_of_older_agent(now, id) {
             return Ok(());
         }
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = auth::authenticate(&mut self.associations, message, now)?.association();
         if message.resolvable.is_some() {
             return self.pass_on_nobody(association, message);
         }

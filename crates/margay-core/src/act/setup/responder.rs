@@ -519,14 +519,14 @@ impl Sal {
         message: &Message<'_>,
     ) -> Result<(), DropReason> {
         if message.flags.contains(Flags::CONFIRM) {
-            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let association = auth::authenticate(&mut self.associations, message, now)?.association();
             return self.handle_confirm(now, message, association);
         }
         // A router may have passed it on.
         let (sender, from) = (from, answered_from(message, from));
         let id = message.dst_flow;
         if let Some((given, peer_grant)) = self.grants.given_by(id) {
-            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let association = auth::authenticate(&mut self.associations, message, now)?.association();
             if association != given {
                 return Err(DropReason::Unexpected);
             }
@@ -539,7 +539,7 @@ impl Sal {
         let association = if fresh {
             self.finish_handshake(now, from, message)?
         } else {
-            auth::authenticate(&mut self.associations, message, now)?
+            auth::authenticate(&mut self.associations, message, now)?.association()
         };
         let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
         if flow.lifecycle != Lifecycle::Connecting {

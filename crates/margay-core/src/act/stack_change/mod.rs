@@ -39,10 +39,10 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, STACK_ENCAP};
+use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, STACK_ENCAP};
 
 use crate::act::setup::retry_after;
-use crate::association::auth;
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
@@ -318,9 +318,9 @@ impl Sal {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        message: &Message<'_>,
+        message: &Verified<'_>,
     ) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let association = message.association();
         let said = message.change().ok_or(DropReason::Malformed)?;
         let id = message.dst_flow;
         if self.flows.get(id).is_none() {

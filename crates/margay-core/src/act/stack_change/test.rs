@@ -5,7 +5,7 @@ use crate::act::handover::HandoverRecord;
 use crate::act::handover::tests::{meet_peer, record, sal};
 use crate::cache::output::Output;
 use crate::types::config::Limits;
-use margay_wire::CHANGES;
+use margay_wire::{CHANGES, Message};
 
 #[test]
 fn the_whole_matrix_of_the_leading_end() {

@@ -92,6 +92,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let (encapsulated_v4, encapsulated_v6) = agent::virtual_addresses(encapsulated, SERVICE)?;
     let (sealed_v4, sealed_v6) = agent::virtual_addresses(sealed, SERVICE)?;
     let part = |name, client, address, is_sealed| Part { name, client, address, is_sealed };
+    // Two of each client.
     let parts: [Part<'_>; PARTS] = [
         part("direct, IPv4", client, &direct_v4, false),
         part("direct, IPv6", client, &direct_v6, false),
@@ -102,8 +103,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     ];
     let mut first = Findings::default();
     let mut stage = Stage::new(twins, 1, &mut first);
-    // What the first of all flows needs, and what two servers need that have not met, is no leak.
-    parts.iter().try_for_each(|part| stage.part(part))?;
+    // What the first flow of a client needs, and what two servers need that have not met, is no leak.
+    parts.iter().step_by(2).try_for_each(|part| stage.part(part))?;
     let before = Entries::settled(&hosts)?;
     hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 

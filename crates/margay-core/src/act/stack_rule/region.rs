@@ -1,5 +1,5 @@
-//! Between which values of a fact no condition changes. A fact such as a flow's age is another one with each look, but a
-//! condition that compares it with ten seconds changes once: in between, the look costs a comparison for each fact
+//! Between which values of a fact no condition changes. A fact such as a flow's age is another one with each look, but
+//! a condition that compares it with ten seconds changes once: in between, the look costs a comparison for each fact
 //! instead of an evaluation for each rule.
 
 use alloc::vec::Vec;

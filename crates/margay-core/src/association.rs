@@ -5,6 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use hashbrown::HashMap;
+use margay_wire::STACK_FEC;
 
 use crate::certificate::Membership;
 use crate::changes::Changes;
@@ -130,6 +131,9 @@ pub struct Association {
     listed: Option<Listed>,
 }
 
+/// Bit of [`Association::stacks`]: the peer has `fec`, and says what it has received of a flow.
+pub(crate) const FEC: u32 = 1 << STACK_FEC;
+
 impl Association {
     /// A new association. `initiator`: this end started the handshake.
     pub fn new(
@@ -181,6 +185,11 @@ impl Association {
     pub fn with_itself(mut self) -> Self {
         self.with_itself = true;
         self
+    }
+
+    /// Whether the peer has `fec`.
+    pub fn has_fec(&self) -> bool {
+        self.stacks & FEC != 0
     }
 
     /// Whether the peer is this host.

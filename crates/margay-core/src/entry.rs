@@ -12,6 +12,7 @@ use core::time::Duration;
 use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
 use crate::event::Role;
+use crate::loss::Loss;
 use crate::secure::SealKeys;
 use crate::stack_change::Stacks;
 use crate::time::Instant;
@@ -353,6 +354,15 @@ pub enum EntryUpdate {
         flow: FlowId,
         /// What is new.
         news: StripeNews,
+    },
+    /// [`Sal::handle_counted`](crate::Sal::handle_counted) is to be told what the cache has counted of a flow by now.
+    Count(FlowId),
+    /// What is lost of what this end sends of a flow: as much is added to repair it, where the flow goes by `fec`.
+    Loss {
+        /// The local identifier of the flow.
+        flow: FlowId,
+        /// What is lost.
+        loss: Loss,
     },
     /// Forget an entry.
     Remove {

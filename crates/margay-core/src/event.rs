@@ -15,6 +15,7 @@ use crate::fetch::HandOver;
 use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
+use crate::loss::FlowLoss;
 use crate::name::{Prefix, ServiceId};
 use crate::output::Direction;
 use crate::patience::GiveUpCause;
@@ -191,6 +192,8 @@ pub struct FlowInfo {
     pub why: Why,
     /// How its DATA is sealed, if it is.
     pub secure: Option<Cipher>,
+    /// What is lost of its datagrams, where that is measured.
+    pub loss: FlowLoss,
     /// Its stack, and why that is so.
     pub stack: StackInfo,
     /// This host's address that its packets leave with, where that is known.
@@ -252,6 +255,8 @@ pub struct AssociationInfo {
     pub moves: u32,
     /// The last round trip of signalling.
     pub rtt: Option<Duration>,
+    /// What is lost of the datagrams of that flow whose loss is measured and greatest, of a million.
+    pub loss_ppm: Option<u32>,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
     /// The peer's epoch.

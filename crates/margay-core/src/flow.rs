@@ -19,6 +19,7 @@ use crate::chain::{ChainRecord, Chained};
 use crate::direct::Direct;
 use crate::entry::{Entry, PathId, Tuple, Wire};
 use crate::event::{FlowInfo, Lifecycle, Role};
+use crate::loss::FlowLoss;
 use crate::name::ServiceId;
 use crate::output::Direction;
 use crate::secure::SealKeys;
@@ -306,6 +307,7 @@ impl Flow {
             carriage_since: self.direct.since,
             why: self.direct.why,
             secure: self.seal.as_ref().filter(|_| self.is_sealed()).map(|keys| keys.cipher),
+            loss: FlowLoss::default(),
             stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),

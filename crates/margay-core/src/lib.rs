@@ -45,6 +45,7 @@ pub mod key_revocation;
 pub mod lifetime;
 mod liveness;
 pub mod location;
+pub mod loss;
 mod moving;
 pub mod name;
 pub mod notice;

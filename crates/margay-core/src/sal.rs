@@ -29,6 +29,7 @@ use crate::instance::Instance;
 use crate::key::HostId;
 use crate::lifetime::Lifetimes;
 use crate::location::LocationTable;
+use crate::loss::Losses;
 use crate::name::{Prefix, ServiceId};
 use crate::notice::Notices;
 use crate::output::{AppVerdict, Direction, DropReason, Output};
@@ -153,6 +154,8 @@ pub struct Sal {
     pub(crate) stack_changes: StackChanges,
     /// What wants flows carried in one way or another.
     pub(crate) stack_rules: StackRules,
+    /// What is lost of flows of datagrams.
+    pub(crate) losses: Losses,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
     pub(crate) locks: SessionLocks,
     /// Those of them that acts of one flow have taken.
@@ -243,6 +246,7 @@ impl Sal {
             fences: Fences::default(),
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
+            losses: Losses::default(),
             stack_rules: StackRules::default(),
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
@@ -414,11 +418,12 @@ impl Sal {
     }
 
     /// The flow carried data since it was last asked about.
-    pub fn handle_activity(&mut self, now: Instant, flow: FlowId) {
+    pub fn handle_activity(&mut self, now: Instant, id: FlowId) {
         self.now = now;
-        if let Some(flow) = self.flows.get_mut(flow) {
+        if let Some(flow) = self.flows.get_mut(id) {
             flow.active = now;
         }
+        self.losses.stir(now, id);
     }
 
     /// The instant that [`poll_timeout`](Self::poll_timeout) gave has come.
@@ -440,6 +445,7 @@ impl Sal {
         self.patience_due(now);
         self.fetches_due(now);
         self.stack_changes_due(now);
+        self.losses_due(now);
         self.guards_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
@@ -487,6 +493,7 @@ impl Sal {
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
             .chain(self.stack_changes.next_deadline())
+            .chain(self.losses.next_deadline())
             .chain(self.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)

@@ -65,6 +65,8 @@ pub enum Notice {
     Silence(FlowId, Duration),
     /// Data of it that went unanswered for long has been answered.
     Answer(FlowId),
+    /// The core wants to know what was counted of it.
+    Count(FlowId),
     /// An application has acknowledged a FIN of its peer's that waited for that.
     Acknowledged,
 }

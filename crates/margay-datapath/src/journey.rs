@@ -33,6 +33,7 @@ fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
         wants_pinhole: false,
         takes_end: false,
         seal: None,
+        fec: None,
         silence: None,
         stripe: None,
     }

@@ -21,11 +21,13 @@ use std::time::Duration;
 use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
+use crate::fec::Fec;
 use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::stacks::LastPacket;
+use crate::table::stacks::{Admitted, Sends};
 use crate::turning::Turn;
 
 /// Entries per block.
@@ -53,6 +55,8 @@ pub struct EgressRoute {
     /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not
     /// told.
     pub silence: Option<Duration>,
+    /// What numbers and repairs its chunks.
+    pub fec: Option<Arc<Fec>>,
     /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
     pub stripe: Option<Arc<Stripe>>,
 }
@@ -68,6 +72,8 @@ pub struct IngressRoute {
     pub is_sending: bool,
     /// What its chunks are to be opened with, if they are sealed.
     pub seal: Option<Arc<Seal>>,
+    /// What puts its chunks in order, and repairs them.
+    pub fec: Option<Arc<Fec>>,
     /// The peer turns to another stack: this one, or the one that it is of.
     pub turn: Option<(Arc<Turn>, Stack)>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
@@ -125,9 +131,11 @@ struct Slot {
     wants_pinhole: AtomicBool,
     /// Where any of it is sent or taken sealed.
     seal: Option<Arc<Seal>>,
+    /// Where any of it is sent or taken by `fec`.
+    fec: Option<Arc<Fec>>,
     /// As the entry says. By which stack it is sent now says the next one.
     stacks: Stacks,
-    is_sealing: AtomicBool,
+    sends: Sends,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it
     /// has.
     unanswered_since: AtomicU64,
@@ -163,8 +171,9 @@ impl Slot {
             segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
             seal: None,
+            fec: None,
             stacks: Stacks::only(Stack::Plain),
-            is_sealing: AtomicBool::new(false),
+            sends: Sends::new(Stack::Plain),
             unanswered_since: AtomicU64::new(0),
             is_silence_told: AtomicBool::new(false),
         }
@@ -275,6 +284,8 @@ pub struct Table {
     numbers: HashMap<FlowId, u64>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
+    /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
+    fecs: HashMap<FlowId, Arc<Fec>>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -300,6 +311,8 @@ impl Table {
             EntryUpdate::Path(path) => self.set_path(path),
             // Nothing that packets here need.
             EntryUpdate::Show { .. }
+            | EntryUpdate::Count(_)
+            | EntryUpdate::Loss { .. }
             | EntryUpdate::Grant(_)
             | EntryUpdate::StopGrant(_)
             | EntryUpdate::RemoveGrant(_) => Applied::Done,
@@ -349,7 +362,8 @@ impl Table {
         let flow = slot.flow;
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
-        let seal = slot.seal.clone().filter(|_| slot.is_sealing());
+        let seal = slot.seal.clone().filter(|_| slot.sends.now() == Stack::Secure);
+        let fec = slot.fec.clone().filter(|_| slot.sends.now() == Stack::Fec);
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -360,6 +374,7 @@ impl Table {
             takes_end,
             silence,
             seal,
+            fec,
             stripe,
         })
     }
@@ -378,9 +393,9 @@ impl Table {
         (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
     }
 
-    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Sealed flows have none.
+    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Only plain flows have one.
     pub fn mark_route(&self, flow: FlowId) -> Option<EgressRoute> {
-        self.bare_route(self.find(flow).filter(|slot| !slot.is_sealing())?)
+        self.bare_route(self.find(flow).filter(|slot| slot.sends.now() == Stack::Plain)?)
     }
 
     fn bare_route(&self, slot: &Slot) -> Option<EgressRoute> {
@@ -398,6 +413,7 @@ impl Table {
             takes_end: false,
             silence: None,
             seal: None,
+            fec: None,
             stripe: None,
         })
     }
@@ -466,7 +482,7 @@ impl Table {
         } else if !record.path.expected.is_some_and(is_same) && !record.former.is_some_and(is_late) {
             return Err(DropReason::WrongPath);
         }
-        let (stack, seal) = slot.admit(data)?;
+        let Admitted { stack, seal, fec } = slot.admit(data)?;
         let turn = self.turn_of(slot).map(|turn| (turn, stack));
         slot.mark_active();
         let ends_silence = slot.note_answer();
@@ -476,7 +492,7 @@ impl Table {
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
         let key = slot.key.reversed();
         let is_opening = slot.is_opening();
-        Ok(IngressRoute { key, is_back, is_sending, seal, turn, ends_silence, is_opening, stripe })
+        Ok(IngressRoute { key, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -654,11 +670,10 @@ impl Table {
         self.displace(&key);
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
-        let is_sealing = (entry.stacks.sends == Stack::Secure).into();
+        let sends = Sends::new(entry.stacks.sends);
         let left_to_core = opening::of_new(key.protocol);
         let flow = entry.flow;
-        *self.slot_mut(index) =
-            Slot { key, occupied: true, flow, next_packet, is_sealing, left_to_core, ..Slot::vacant() };
+        *self.slot_mut(index) = Slot { key, occupied: true, flow, next_packet, sends, left_to_core, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);
@@ -671,9 +686,12 @@ impl Table {
         self.follow_stripe(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
-        let last = if self.slot(index).is_sealing() { self.seals.get(&entry.flow).cloned() } else { None };
+        let sends = self.slot(index).sends.now();
+        let last = if sends == Stack::Secure { self.seals.get(&entry.flow).cloned() } else { None };
+        let fec = self.follow_fec(entry.flow, entry.stacks);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
+        slot.fec = fec.or_else(|| slot.fec.take().filter(|_| sends == Stack::Fec));
         slot.stacks = entry.stacks;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
@@ -684,7 +702,7 @@ impl Table {
         slot.follow_hold(entry.is_held);
         if entry.is_held {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
-            *slot.is_sealing.get_mut() = entry.stacks.sends == Stack::Secure && slot.seal.is_some();
+            slot.sends.set(entry.stacks.sends);
         }
     }
 
@@ -709,6 +727,7 @@ impl Table {
 
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
         self.seals.remove(&flow);
+        self.fecs.remove(&flow);
         self.stripes.remove(&flow);
         self.turns.remove(&flow);
         self.numbers.remove(&flow);

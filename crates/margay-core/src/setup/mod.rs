@@ -26,7 +26,7 @@ use margay_wire::{
     KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
-use crate::association::Association;
+use crate::association::{Association, FEC};
 use crate::auth;
 use crate::fetch::Fetch;
 use crate::grant::{Asks, Granted, Offer};
@@ -395,7 +395,7 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
-        let stacks = STACK_ENCAP | CHANGES | self.secure_stacks();
+        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks();
         Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
     }
 

@@ -1,15 +1,16 @@
 //! By which stack flows are sent, and what of each is taken (docs/decisions/0073).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use margay_core::output::DropReason;
-use margay_core::stack_change::{Stack, Taking};
+use margay_core::stack_change::{Stack, Stacks, Taking};
 use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};
 
 use super::{EgressRoute, PathRecord, Slot, Table};
 use crate::clock;
+use crate::fec::Fec;
 use crate::seal::Seal;
 use crate::turning::Turn;
 
@@ -19,28 +20,61 @@ const COMPLAIN_US: u64 = 100_000;
 /// The last packet of the stack that a flow has had.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LastPacket {
-    /// Where it goes, and what it is sealed with.
+    /// Where it goes, what it is sealed with, or what repairs those before it.
     pub route: EgressRoute,
     /// The number of the change.
     pub change: u32,
 }
 
-impl Slot {
-    /// Whether it is sent sealed now.
-    pub(super) fn is_sealing(&self) -> bool {
-        self.is_sealing.load(Ordering::Relaxed)
+/// By which stack a flow is sent now.
+#[derive(Debug)]
+pub(super) struct Sends(AtomicU8);
+
+impl Sends {
+    pub const fn new(stack: Stack) -> Self {
+        Self(AtomicU8::new(stack as u8))
     }
 
-    /// What DATA is opened with, if it is of a stack that this flow may have; and the stack.
-    pub(super) fn admit(&self, data: &DataRepr) -> Result<(Stack, Option<Arc<Seal>>), DropReason> {
-        let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes.has(*stack));
-        match stack.ok_or(DropReason::OtherStack)? {
-            Stack::Plain => Ok((Stack::Plain, None)),
-            Stack::Secure => {
-                let seal = self.seal.as_ref().filter(|seal| seal.stack() == data.stack);
-                seal.map(|seal| (Stack::Secure, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
-            }
-        }
+    pub fn now(&self) -> Stack {
+        of_place(self.0.load(Ordering::Relaxed))
+    }
+
+    pub fn set(&mut self, stack: Stack) {
+        *self.0.get_mut() = stack as u8;
+    }
+
+    /// From here on it is another one. Gives the one before.
+    fn turn(&self, stack: Stack) -> Stack {
+        of_place(self.0.swap(stack as u8, Ordering::Relaxed))
+    }
+}
+
+fn of_place(place: u8) -> Stack {
+    // Whatever is stored is one of them.
+    Stack::ALL.into_iter().find(|stack| *stack as u8 == place).unwrap_or_default()
+}
+
+/// What DATA is opened, or put in order, with.
+#[derive(Debug, Default)]
+pub(super) struct Admitted {
+    pub stack: Stack,
+    pub seal: Option<Arc<Seal>>,
+    pub fec: Option<Arc<Fec>>,
+}
+
+impl Slot {
+    /// What becomes of DATA, if it is of a stack that this flow may have.
+    pub(super) fn admit(&self, data: &DataRepr) -> Result<Admitted, DropReason> {
+        let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes(*stack));
+        let stack = stack.ok_or(DropReason::OtherStack)?;
+        let seal = self.seal.as_ref().filter(|seal| stack == Stack::Secure && seal.stack() == data.stack).cloned();
+        let fec = self.fec.as_ref().filter(|_| stack == Stack::Fec).cloned();
+        let is_known = match stack {
+            Stack::Plain => true,
+            Stack::Fec => fec.is_some(),
+            Stack::Secure => seal.is_some(),
+        };
+        if is_known { Ok(Admitted { stack, seal, fec }) } else { Err(DropReason::OtherStack) }
     }
 }
 
@@ -59,18 +93,46 @@ impl PathRecord {
 impl Table {
     /// Whether a flow is to be sent by another stack than it is.
     pub fn is_to_turn(&self, flow: FlowId) -> bool {
-        self.find(flow).is_some_and(|slot| slot.is_sealing() != (slot.stacks.sends == Stack::Secure))
+        self.find(flow).is_some_and(|slot| slot.sends.now() != slot.stacks.sends)
     }
 
     /// From here on a flow is sent by the stack that its entry says. `None` if it is already.
     pub fn begin_turn(&self, flow: FlowId) -> Option<LastPacket> {
         let slot = self.find(flow)?;
-        let seals = slot.stacks.sends == Stack::Secure;
-        if slot.is_sealing.swap(seals, Ordering::Relaxed) == seals {
+        let before = slot.sends.turn(slot.stacks.sends);
+        if before == slot.stacks.sends {
             return None;
         }
-        let seal = if seals { None } else { Some(self.seals.get(&flow).cloned()?) };
-        Some(LastPacket { route: EgressRoute { seal, ..self.bare_route(slot)? }, change: slot.stacks.change })
+        let bare = self.bare_route(slot)?;
+        let route = match before {
+            Stack::Plain => bare,
+            Stack::Fec => EgressRoute { fec: Some(slot.fec.clone()?), ..bare },
+            Stack::Secure => EgressRoute { seal: Some(self.seals.get(&flow).cloned()?), ..bare },
+        };
+        Some(LastPacket { route, change: slot.stacks.change })
+    }
+
+    /// Where something of the cache's own goes, by whatever stack.
+    pub fn bare_route_of(&self, flow: FlowId) -> Option<EgressRoute> {
+        self.bare_route(self.find(flow)?)
+    }
+
+    /// What numbers and repairs a flow.
+    pub fn fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
+        // Few flows are, so slots are not looked through.
+        if self.fecs.is_empty() { None } else { self.fecs.get(&flow).cloned() }
+    }
+
+    /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, and gives it.
+    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks) -> Option<Arc<Fec>> {
+        if !stacks.has(Stack::Fec) {
+            if !self.fecs.is_empty() {
+                self.fecs.remove(&flow);
+            }
+            return None;
+        }
+        let fresh = || Arc::new(Fec::new(flow, stacks.change));
+        Some(Arc::clone(self.fecs.entry(flow).or_insert_with(fresh)))
     }
 
     /// Whether the core is to hear that something of another stack than its flow's has come.

@@ -309,6 +309,8 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn whatever_the_network_does_order_is_kept_and_nothing_is_given_twice(
         first in any::<u32>(),

@@ -111,6 +111,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _agents = Agents::start(&lab)?;
     findings.figures.add("failed", 0.0);
     let sink = start_sink(server, "frame-sink", PORT)?;
+    let _ruled_sink = start_sink(server, "numbered-sink", RULED_PORT)?;
     agent::publish(server, SERVICE, &format!("0.0.0.0:{PORT}"), &[])?;
     agent::publish(server, RULED_SERVICE, &format!("0.0.0.0:{RULED_PORT}"), &[])?;
     agent::await_instances(client, SERVICE, 1)?;
@@ -223,7 +224,6 @@ fn follow_rule(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     for figure in ["turned_on", "turned_off"] {
         findings.set(figure, 0.0);
     }
-    let _sink = start_sink(stage.server, "numbered-sink", RULED_PORT)?;
     let [port, rate] = [u64::from(RULED_PORT), RULED_RATE].map(|word| word.to_string());
     let words = ["numbered", RULED_NAME, &port, "--run", "1", "--rate", &rate, "--bytes", "200"].map(str::to_owned);
     let series: Series<Sent> = Series::start(stage.client, &words)?;

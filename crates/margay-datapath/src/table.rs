@@ -27,7 +27,7 @@ use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::stacks::LastPacket;
-use crate::table::stacks::{Admitted, Sends};
+use crate::table::stacks::{KeptFec, Sends};
 use crate::turning::Turn;
 
 /// Entries per block.
@@ -131,8 +131,6 @@ struct Slot {
     wants_pinhole: AtomicBool,
     /// Where any of it is sent or taken sealed.
     seal: Option<Arc<Seal>>,
-    /// Where any of it is sent or taken by `fec`.
-    fec: Option<Arc<Fec>>,
     /// As the entry says. By which stack it is sent now says the next one.
     stacks: Stacks,
     sends: Sends,
@@ -171,7 +169,6 @@ impl Slot {
             segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
             seal: None,
-            fec: None,
             stacks: Stacks::only(Stack::Plain),
             sends: Sends::new(Stack::Plain),
             unanswered_since: AtomicU64::new(0),
@@ -285,7 +282,7 @@ pub struct Table {
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
     /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
-    fecs: HashMap<FlowId, Arc<Fec>>,
+    fecs: HashMap<FlowId, KeptFec>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -363,7 +360,7 @@ impl Table {
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
         let seal = slot.seal.clone().filter(|_| slot.sends.now() == Stack::Secure);
-        let fec = slot.fec.clone().filter(|_| slot.sends.now() == Stack::Fec);
+        let fec = if slot.sends.now() == Stack::Fec { self.kept_fec(flow) } else { None };
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -482,7 +479,8 @@ impl Table {
         } else if !record.path.expected.is_some_and(is_same) && !record.former.is_some_and(is_late) {
             return Err(DropReason::WrongPath);
         }
-        let Admitted { stack, seal, fec } = slot.admit(data)?;
+        let (stack, seal) = slot.admit(data)?;
+        let fec = if stack == Stack::Fec { Some(self.fec(flow).ok_or(DropReason::OtherStack)?) } else { None };
         let turn = self.turn_of(slot).map(|turn| (turn, stack));
         slot.mark_active();
         let ends_silence = slot.note_answer();
@@ -688,10 +686,9 @@ impl Table {
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.now();
         let last = if sends == Stack::Secure { self.seals.get(&entry.flow).cloned() } else { None };
-        let fec = self.follow_fec(entry.flow, entry.stacks);
+        self.follow_fec(entry.flow, entry.stacks, sends);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
-        slot.fec = fec.or_else(|| slot.fec.take().filter(|_| sends == Stack::Fec));
         slot.stacks = entry.stacks;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;

@@ -54,27 +54,25 @@ fn of_place(place: u8) -> Stack {
     Stack::ALL.into_iter().find(|stack| *stack as u8 == place).unwrap_or_default()
 }
 
-/// What DATA is opened, or put in order, with.
-#[derive(Debug, Default)]
-pub(super) struct Admitted {
-    pub stack: Stack,
-    pub seal: Option<Arc<Seal>>,
-    pub fec: Option<Arc<Fec>>,
+/// What numbers and repairs a flow.
+#[derive(Debug)]
+pub(super) struct KeptFec {
+    fec: Arc<Fec>,
+    /// The flow goes by another stack; but the last packet of this one is not sent yet.
+    is_left: bool,
 }
 
 impl Slot {
-    /// What becomes of DATA, if it is of a stack that this flow may have.
-    pub(super) fn admit(&self, data: &DataRepr) -> Result<Admitted, DropReason> {
+    /// What DATA is opened with, if it is of a stack that this flow may have; and the stack.
+    pub(super) fn admit(&self, data: &DataRepr) -> Result<(Stack, Option<Arc<Seal>>), DropReason> {
         let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes(*stack));
-        let stack = stack.ok_or(DropReason::OtherStack)?;
-        let seal = self.seal.as_ref().filter(|seal| stack == Stack::Secure && seal.stack() == data.stack).cloned();
-        let fec = self.fec.as_ref().filter(|_| stack == Stack::Fec).cloned();
-        let is_known = match stack {
-            Stack::Plain => true,
-            Stack::Fec => fec.is_some(),
-            Stack::Secure => seal.is_some(),
-        };
-        if is_known { Ok(Admitted { stack, seal, fec }) } else { Err(DropReason::OtherStack) }
+        match stack.ok_or(DropReason::OtherStack)? {
+            stack @ (Stack::Plain | Stack::Fec) => Ok((stack, None)),
+            Stack::Secure => {
+                let seal = self.seal.as_ref().filter(|seal| seal.stack() == data.stack);
+                seal.map(|seal| (Stack::Secure, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
+            }
+        }
     }
 }
 
@@ -106,7 +104,7 @@ impl Table {
         let bare = self.bare_route(slot)?;
         let route = match before {
             Stack::Plain => bare,
-            Stack::Fec => EgressRoute { fec: Some(slot.fec.clone()?), ..bare },
+            Stack::Fec => EgressRoute { fec: Some(self.kept_fec(flow)?), ..bare },
             Stack::Secure => EgressRoute { seal: Some(self.seals.get(&flow).cloned()?), ..bare },
         };
         Some(LastPacket { route, change: slot.stacks.change })
@@ -117,22 +115,32 @@ impl Table {
         self.bare_route(self.find(flow)?)
     }
 
-    /// What numbers and repairs a flow.
+    /// What numbers and repairs a flow that goes by `fec`.
     pub fn fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
-        // Few flows are, so slots are not looked through.
-        if self.fecs.is_empty() { None } else { self.fecs.get(&flow).cloned() }
-    }
-
-    /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, and gives it.
-    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks) -> Option<Arc<Fec>> {
-        if !stacks.has(Stack::Fec) {
-            if !self.fecs.is_empty() {
-                self.fecs.remove(&flow);
-            }
+        // There seldom is any.
+        if self.fecs.is_empty() {
             return None;
         }
-        let fresh = || Arc::new(Fec::new(flow, stacks.change));
-        Some(Arc::clone(self.fecs.entry(flow).or_insert_with(fresh)))
+        self.fecs.get(&flow).filter(|kept| !kept.is_left).map(|kept| Arc::clone(&kept.fec))
+    }
+
+    /// The same, also of one whose last packet is to be sent.
+    pub(super) fn kept_fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
+        self.fecs.get(&flow).map(|kept| Arc::clone(&kept.fec))
+    }
+
+    /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, or it is sent so.
+    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks, sends: Stack) {
+        if stacks.has(Stack::Fec) {
+            if self.fec(flow).is_none() {
+                let fec = Arc::new(Fec::new(flow, stacks.change));
+                self.fecs.insert(flow, KeptFec { fec, is_left: false });
+            }
+        } else if sends != Stack::Fec {
+            self.fecs.remove(&flow);
+        } else if let Some(kept) = self.fecs.get_mut(&flow) {
+            kept.is_left = true;
+        }
     }
 
     /// Whether the core is to hear that something of another stack than its flow's has come.

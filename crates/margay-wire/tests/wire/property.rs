@@ -259,7 +259,7 @@ proptest! {
             },
             "chunk": chunk,
         });
-        if index == 0 && !margay_wire::is_sealed(stack) {
+        if index == 0 && !margay_wire::is_sealed(stack) && stack != margay_wire::STACK_FEC {
             fields["train"] =
                 json!({"gso": gso, "partial_checksum": partial, "segment_size": size, "inner_len": inner_len});
         }

@@ -217,7 +217,7 @@ impl Sal {
         }
         if let Some(loss) = message.loss() {
             let scope = self.scope_of(association, message)?;
-            return self.note_loss(scope, message, loss);
+            return self.note_loss(scope.flow, loss, message.flags.contains(Flags::CONFIRM));
         }
         let probe = message.location();
         if let Some(probe) = probe {

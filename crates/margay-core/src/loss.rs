@@ -12,12 +12,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr, Message};
+use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr};
 
 use crate::entry::EntryUpdate;
 use crate::flow::Flow;
 use crate::key::HostId;
-use crate::location::Scope;
 use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::setup::Draft;
@@ -227,15 +226,14 @@ impl Sal {
         self.losses.next = self.losses.flows.values().filter_map(|measured| measured.next).min();
     }
 
-    /// A proved PROBE about what has come of a flow.
-    pub(crate) fn note_loss(&mut self, scope: Scope, message: &Message<'_>, said: LossRepr) -> Result<(), DropReason> {
-        let is_answer = message.flags.contains(Flags::CONFIRM);
-        if is_answer && !self.losses.flows.contains_key(&scope.flow) {
+    /// What the peer has said of a flow in a proved PROBE: a question, or an answer.
+    pub(crate) fn note_loss(&mut self, id: FlowId, said: LossRepr, is_answer: bool) -> Result<(), DropReason> {
+        if is_answer && !self.losses.flows.contains_key(&id) {
             return Err(DropReason::Unexpected);
         }
-        let measured = self.losses.entry(scope.flow).ok_or(DropReason::Full)?;
+        let measured = self.losses.entry(id).ok_or(DropReason::Full)?;
         *(if is_answer { &mut measured.answer } else { &mut measured.question }) = Some(said);
-        self.queue.update(EntryUpdate::Count(scope.flow));
+        self.queue.update(EntryUpdate::Count(id));
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::setup::Draft;
 use crate::side_path::MoveRefused;
+use crate::stack_change::Stack;
 use crate::time::Instant;
 
 /// Flows that are striped, at most.
@@ -118,6 +119,9 @@ impl Sal {
         }
         if self.stack_rules.has_floor_for(&flow.service) {
             return Err(MoveRefused::Floor);
+        }
+        if flow.stacks.has(Stack::Fec) {
+            return Err(MoveRefused::Fec);
         }
         if self.stack_changes.under_way(id).is_some() {
             return Err(MoveRefused::Changing);

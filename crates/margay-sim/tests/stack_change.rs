@@ -415,6 +415,36 @@ fn either_agent_starts_again_at_any_step_and_both_ends_agree() {
 }
 
 #[test]
+fn either_agent_starts_again_while_a_flow_goes_by_fec_or_shall_and_both_ends_agree() {
+    for case in 0..3 * 2 * 16 {
+        let to = Stack::ALL[case / 32];
+        let which = case / 16 % 2;
+        let step = case as u64 % 16;
+        let what = format!("to {to}, host {which}, step {step}");
+        let mut pair = pair(6, slow(5), true, (false, false), Plan::LISTEN);
+        pair.open();
+        pair.chat(SECOND / 10);
+        if to != Stack::Fec {
+            assert_eq!(pair.order(pair.client, Stack::Fec), Ok(true), "{what}");
+            pair.world.run_for(SECOND);
+        }
+        assert_eq!(pair.order(pair.client, to), Ok(true), "{what}");
+        pair.world.run_for(Duration::from_millis(2 * step));
+        let host = pair.hosts()[which];
+        pair.world.kill_agent(host);
+        pair.world.run_for(Duration::from_millis(300));
+        pair.world.start_agent(host);
+        pair.chat(SECOND * 6);
+        let [client, server] = pair.stacks();
+        assert!(client == server && pair.is_settled(client) && pair.locked() == 0, "{what}: {client} and {server}");
+        let next = if client == Stack::Fec { Stack::Plain } else { Stack::Fec };
+        assert_eq!(pair.order(pair.server, next), Ok(true), "{what}");
+        pair.world.run_for(SECOND);
+        assert!(pair.is_settled(next), "{what}");
+    }
+}
+
+#[test]
 fn who_demands_a_sealed_flow_is_never_given_less() {
     for demands in [(true, false), (false, true), (true, true)] {
         let what = format!("{demands:?}");

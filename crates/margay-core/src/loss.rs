@@ -2,8 +2,8 @@
 //!
 //! Each end counts what its programs send and what comes. Who wants to know asks the peer twice a second, by a PROBE of
 //! the flow that says how many were sent; the answer says how many had come when the PROBE came. The PROBE goes the
-//! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`, its
-//! datagrams have numbers, and these are counted instead.
+//! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`,
+//! its datagrams have numbers, and these are counted instead.
 //!
 //! The counts are the flow cache's: the core asks for them ([`EntryUpdate::Count`]) and is told
 //! ([`Sal::handle_counted`]).

@@ -73,8 +73,8 @@ pub enum MoveRefused {
     Floor,
     /// Its datagrams are numbered by one pair.
     #[error(
-        "the flow goes by `fec`, which uses one pair of addresses; have it carried plainly first (`margay stack set FLOW \
-         plain`)"
+        "the flow goes by `fec`, which uses one pair of addresses; have it carried plainly first \
+         (`margay stack set FLOW plain`)"
     )]
     Fec,
     /// Too many.

@@ -1,5 +1,5 @@
-//! Flows that go by `fec` (docs/decisions/0081): what is sent of them gets numbers and repairs, and what comes is put in
-//! order and repaired. Chunks of trains are what is numbered: so a packet of any size can go this way.
+//! Flows that go by `fec` (docs/decisions/0081): what is sent of them gets numbers and repairs, and what comes is put
+//! in order and repaired. Chunks of trains are what is numbered: so a packet of any size can go this way.
 
 use std::sync::Arc;
 
@@ -218,7 +218,9 @@ impl Fec {
     ) {
         let now = clock::now();
         self.with_decoder(shared, |decoder, scratch| {
-            for (index, datagram) in (header.index..).zip(datagrams.chunks(stride)) {
+            for (at, datagram) in datagrams.chunks(stride).enumerate() {
+                // A receive has no more datagrams than that.
+                let index = header.index.wrapping_add(at as u16);
                 let body = &datagram[DATA_HEADER_LEN..];
                 let give = |given: Given<'_>| give_chunk(self.flow, scratch, given, &mut give);
                 let taken = if header.flags & REPAIR == 0 {
@@ -291,5 +293,51 @@ fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut 
 pub(crate) fn close_due<C>(shared: &Shared<C>) {
     for fec in shared.block_ends.take(clock::now()) {
         fec.close_due(shared);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(packet_number: u32, index: u16) -> DataRepr {
+        DataRepr { stack: STACK_FEC, flags: 0, dst_flow: FlowId(7), packet_number, index, count: BLOCK_MAX }
+    }
+
+    #[test]
+    fn datagrams_and_repairs_are_as_written_in_the_book_and_go_in_as_few_sends_as_there_are_lengths() {
+        let mut parts = Parts::default();
+        let place = PlaceRepr { index: 0, count: 1 }.emit();
+        parts.add(header(9, 0), &place, b"ab");
+        parts.add(header(9, 1), &place, b"c");
+        parts.add(header(9, 2), &place, b"de");
+        let repair = Repair { base: 9, datagrams: 3, index: 1, count: 2, symbol: &[0xaa, 0xbb] };
+        parts.add_repair(FlowId(7), &repair);
+        let sends: Vec<(usize, usize)> = parts.0.iter().map(|part| (part.segment, part.bytes.len())).collect();
+        assert_eq!(sends, [(22, 22 + 21), (22, 22 + 22)], "a shorter one ends a send");
+        let first = [1, 32, 5, 0, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 32, 0, 0, 0, 1, b'a', b'b'];
+        assert_eq!(parts.0[0].bytes[..22], first);
+        let last = [1, 32, 5, 4, 0, 0, 0, 7, 0, 0, 0, 9, 0, 1, 0, 2, 0, 3, 0, 0, 0xaa, 0xbb];
+        assert_eq!(parts.0[1].bytes[22..], last);
+        let mut many = Parts::default();
+        (0..200).for_each(|at| many.add(header(at, 0), &place, &[0; 1400]));
+        assert!(many.0.iter().all(|part| part.bytes.len() <= SEND_MAX && part.bytes.len() / 1420 <= SEGMENTS_MAX));
+        assert_eq!(many.bytes(), 200 * 1420);
+    }
+
+    #[test]
+    fn what_is_given_is_a_chunk_of_its_train() {
+        let mut scratch = Vec::new();
+        let payload = [0, 2, 0, 3, b'x', b'y'];
+        let mut given = Vec::new();
+        let mut give = |run: &Run<'_>| given.push((run.header, run.datagrams().map(<[u8]>::to_vec).next()));
+        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &payload }, &mut give);
+        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &[0, 3, 0, 3, b'x'] }, &mut give);
+        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &[0, 3] }, &mut give);
+        let header = DataRepr { packet_number: u32::MAX, index: 2, count: 3, ..header(0, 0) };
+        let mut datagram = vec![0; DATA_HEADER_LEN];
+        header.emit(&mut datagram);
+        datagram.extend_from_slice(b"xy");
+        assert_eq!(given, [(header, Some(datagram))], "the other two have no place");
     }
 }

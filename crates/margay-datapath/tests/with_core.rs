@@ -207,7 +207,8 @@ fn a_busy_connection_is_sealed_and_carried_plainly_in_turns() {
         thread::scope(|scope| {
             let talking = scope.spawn(move || exchange(stream, 64 << 20));
             while !talking.is_finished() {
-                changes += usize::from(change(&network, changes / 2 % 2, [Stack::Plain, Stack::Secure][(changes + 1) % 2]));
+                let to = if changes.is_multiple_of(2) { Stack::Secure } else { Stack::Plain };
+                changes += usize::from(change(&network, changes / 2 % 2, to));
             }
             talking.join().unwrap();
         });

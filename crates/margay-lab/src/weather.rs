@@ -1,6 +1,6 @@
 //! Bad weather for signalling alone: of the datagrams of the SAL port, all but DATA are lost, doubled and late by
-//! chance. Data, direct or encapsulated, and registration, which is TCP, pass as ever. And losses of whatever passes. It
-//! is made where packets are delayed ([`crate::pump`]), and may become another while the lab runs.
+//! chance. Data, direct or encapsulated, and registration, which is TCP, pass as ever. And losses of whatever passes.
+//! It is made where packets are delayed ([`crate::pump`]), and may become another while the lab runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};

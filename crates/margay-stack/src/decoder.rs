@@ -25,8 +25,8 @@ const OVERHEAD_BYTES: usize = 64;
 const REACH: u64 = 256;
 /// So many datagrams in a row are believed whose numbers are far ahead of what is expected, and near each other.
 const AHEAD_BELIEVED: u32 = 3;
-/// The same of numbers far behind: to believe them may be to give a datagram twice, and never to do so would let whoever
-/// forges a few numbers ahead end the flow.
+/// The same of numbers far behind: to believe them may be to give a datagram twice, and never to do so would let
+/// whoever forges a few numbers ahead end the flow.
 const BEHIND_BELIEVED: u32 = 32;
 /// The first number as it is reckoned with: high enough to go back from.
 const FIRST_ROUND: u64 = 1 << 32;

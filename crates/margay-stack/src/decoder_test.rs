@@ -360,7 +360,10 @@ proptest! {
     #[test]
     fn whatever_is_forged_nothing_breaks(
         first in any::<u32>(),
-        all in prop::collection::vec((any::<u32>(), 0..40_u16, 0..40_u16, 0..40_u16, 0..80_usize, any::<bool>()), 0..200),
+        all in prop::collection::vec(
+            (any::<u32>(), 0..40_u16, 0..40_u16, 0..40_u16, 0..80_usize, any::<bool>()),
+            0..200,
+        ),
     ) {
         let mut pair = Pair::new(first, 0);
         for (millis, (base, index, count, datagrams, len, is_near)) in (0..).zip(all) {

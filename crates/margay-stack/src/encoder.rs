@@ -66,8 +66,8 @@ impl Encoder {
         self.plan.note(loss);
     }
 
-    /// Numbers a datagram of these two parts, which is to be sent at once. Before, a block that [`is_due`](Self::is_due), and after, one
-    /// that [`is_full`](Self::is_full), is to be [`close`](Self::close)d.
+    /// Numbers a datagram of these two parts, which is to be sent at once. Before, a block that
+    /// [`is_due`](Self::is_due), and after, one that [`is_full`](Self::is_full), is to be [`close`](Self::close)d.
     pub fn add(&mut self, now: Instant, head: &[u8], rest: &[u8]) -> Slot {
         let slot = Slot { base: self.base, index: self.len };
         if self.len == 0 {

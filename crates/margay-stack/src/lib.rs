@@ -1,7 +1,8 @@
 //! Stacks that put something of their own into a flow of datagrams (DESIGN §12; docs/decisions/0081).
 //!
 //! There is one: `fec`, which repairs what the network loses. It is pure, as the core is: datagrams and `now` in;
-//! datagrams, one deadline and counts out. `encap` and `secure` put nothing into a flow but a header, and need no engine.
+//! datagrams, one deadline and counts out. `encap` and `secure` put nothing into a flow but a header, and need no
+//! engine.
 //!
 //! Reading order: [`plan`] says how many repairs a block needs, [`encoder`] makes blocks and repairs, [`decoder`] puts
 //! them together again.

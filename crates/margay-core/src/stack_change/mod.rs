@@ -123,7 +123,8 @@ pub enum Taking {
     /// What is of this stack.
     Only(Stack),
     /// What is of the stack [before](Stacks::before), until its FENCE; from there on what is of this one. The peer has
-    /// not said yet that it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
+    /// not said yet that it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this
+    /// stack.
     Ready(Stack),
     /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for
     /// long.

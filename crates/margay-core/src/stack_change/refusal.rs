@@ -95,8 +95,8 @@ pub enum ChangeRefused {
 fn demanded(end: &End) -> &'static str {
     match end {
         End::This => {
-            "the configuration of this host demands `secure` for this name, and the flow gets no less; what goes by `fec` \
-             is not sealed"
+            "the configuration of this host demands `secure` for this name, and the flow gets no less; what goes by \
+             `fec` is not sealed"
         }
         End::Peer => "the peer demands `secure` for this flow, and it gets no less",
     }

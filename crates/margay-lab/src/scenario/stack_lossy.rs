@@ -1,6 +1,6 @@
-//! `stack-lossy`: frames of a camera over a path that loses datagrams, at random and in rows: two flows side by side, one
-//! plain and one by `fec`. A frame counts when all of it comes within 100 ms. And a rule turns `fec` on when a flow loses
-//! datagrams, and off when it does not any more.
+//! `stack-lossy`: frames of a camera over a path that loses datagrams, at random and in rows: two flows side by side,
+//! one plain and one by `fec`. A frame counts when all of it comes within 100 ms. And a rule turns `fec` on when a flow
+//! loses datagrams, and off when it does not any more.
 
 use std::path::Path;
 use std::thread::sleep;

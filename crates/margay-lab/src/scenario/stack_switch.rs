@@ -1,7 +1,7 @@
 //! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried in one way and
-//! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`. Then TCP transfers, every byte checked, whose flows are
-//! changed one after the other. How long nothing comes at a change is held against as long a time in which the agent is
-//! only asked something.
+//! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`. Then
+//! TCP transfers, every byte checked, whose flows are changed one after the other. How long nothing comes at a change
+//! is held against as long a time in which the agent is only asked something.
 
 use std::path::Path;
 use std::thread::sleep;

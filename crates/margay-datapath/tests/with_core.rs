@@ -203,7 +203,7 @@ fn a_busy_connection_is_sealed_and_carried_plainly_in_turns() {
         let server = serve(&network, listener, 1);
         let stream =
             network.hosts[0].run(|| TcpStream::connect_timeout(&SocketAddr::new(WEB_V4.into(), 80), PATIENCE).unwrap());
-        let mut changes = 0;
+        let mut changes = 0_usize;
         thread::scope(|scope| {
             let talking = scope.spawn(move || exchange(stream, 64 << 20));
             while !talking.is_finished() {

@@ -10,9 +10,9 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use hashbrown::HashMap;
+use margay_wire::STACK_FEC;
 
-use crate::table::changes::Changes;
-use crate::table::changes::Part;
+use crate::table::changes::{Changes, Part};
 use crate::trust::certificate::Membership;
 use crate::trust::handshake::Keys;
 use crate::trust::standing::{Listed, Standing, Standings};
@@ -135,6 +135,9 @@ pub struct Association {
     listed: Option<Listed>,
 }
 
+/// Bit of [`Association::stacks`]: the peer has `fec`, and says what it has received of a flow.
+pub(crate) const FEC: u32 = 1 << STACK_FEC;
+
 impl Association {
     /// A new association. `initiator`: this end started the handshake.
     pub fn new(
@@ -186,6 +189,11 @@ impl Association {
     pub fn with_itself(mut self) -> Self {
         self.with_itself = true;
         self
+    }
+
+    /// Whether the peer has `fec`.
+    pub fn has_fec(&self) -> bool {
+        self.stacks & FEC != 0
     }
 
     /// Whether the peer is this host.

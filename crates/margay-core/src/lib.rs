@@ -33,7 +33,7 @@ pub use cache::packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use cache::{entry, output};
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};
-pub use leg::{carriage, reorder, stripe};
+pub use leg::{carriage, loss, reorder, stripe};
 pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
 pub use machine::sal::Sal;

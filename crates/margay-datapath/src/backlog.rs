@@ -8,8 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_core::DirectEvent;
-use margay_core::{Direction, DropReason};
+use margay_core::{DirectEvent, Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
@@ -65,6 +64,8 @@ pub enum Notice {
     Silence(FlowId, Duration),
     /// Data of it that went unanswered for long has been answered.
     Answer(FlowId),
+    /// The core wants to know what was counted of it.
+    Count(FlowId),
     /// An application has acknowledged a FIN of its peer's that waited for that.
     Acknowledged,
 }

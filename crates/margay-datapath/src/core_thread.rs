@@ -12,8 +12,7 @@ use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::stack_change::Stack;
 use margay_core::time::Instant;
-use margay_core::{DirectEvent, Event};
-use margay_core::{Direction, DropReason};
+use margay_core::{DirectEvent, Direction, DropReason, Event};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};
@@ -273,6 +272,7 @@ impl<C: Core> CoreSide<C> {
                 }
             }
             Notice::StrangeSeal(flow) => self.core.handle_strange_seal(now, flow),
+            Notice::Count(flow) => self.core.handle_counted(now, flow, &shared.count(flow)),
             Notice::Turned(flow, change) => self.core.handle_turned(now, flow, change),
             Notice::StrangeStack(flow) => self.core.handle_strange_stack(now, flow),
             Notice::Beside(flow) => {
@@ -520,6 +520,12 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             // Not under the table's lock, for which whoever sends waits.
             let stripe = shared.table.read().stripe(flow);
             stripe.into_iter().for_each(|stripe| stripe.note(news));
+        }
+        // Whoever counts takes the lock that is held here.
+        EntryUpdate::Count(flow) => shared.notice(Notice::Count(flow)),
+        EntryUpdate::Loss { flow, loss } => {
+            let fec = shared.table.read().fec(flow);
+            fec.into_iter().for_each(|fec| fec.note_loss(loss));
         }
         EntryUpdate::Show { surrogate, address } => {
             if let Some(unconnected) = &shared.unconnected

@@ -72,6 +72,14 @@ counters! {
     restarts,
     /// Fragments of applications.
     fragments,
+    /// Bytes of datagrams that were sent by `fec`, repairs apart.
+    fec_bytes,
+    /// Bytes of repairs that were sent.
+    fec_repair_bytes,
+    /// Datagrams that were repaired in time.
+    fec_repaired,
+    /// Datagrams that could not be repaired, or not in time.
+    fec_lost,
 }
 
 /// One of each reason for a drop.

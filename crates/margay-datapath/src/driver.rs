@@ -23,13 +23,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use margay_core::DirectEvent;
-use margay_core::Tuple;
 use margay_core::entry::{PathId, Survey, Wire};
+use margay_core::loss::FlowCount;
 use margay_core::output::{AppVerdict, Output};
 use margay_core::time::Instant;
-use margay_core::{Direction, DropReason};
-use margay_core::{Event, FlowCounters, Sal};
+use margay_core::{DirectEvent, Direction, DropReason, Event, FlowCounters, Sal, Tuple};
 use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
 
@@ -41,6 +39,7 @@ use crate::due_flows::DueFlows;
 use crate::egress::EgressSide;
 use crate::ending::{Arrived, Endings};
 use crate::error::Error;
+use crate::fec::Fec;
 use crate::kernel::{KernelCache, Unjudged};
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
@@ -72,6 +71,8 @@ pub trait Core: Send + 'static {
     fn handle_turned(&mut self, now: Instant, flow: FlowId, change: u32);
     /// See [`Sal::handle_strange_stack`].
     fn handle_strange_stack(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_counted`].
+    fn handle_counted(&mut self, now: Instant, flow: FlowId, count: &FlowCount);
     /// See [`Sal::handle_opened`].
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
     /// See [`Sal::untold`].
@@ -133,6 +134,10 @@ impl Core for Sal {
 
     fn handle_strange_stack(&mut self, now: Instant, flow: FlowId) {
         self.handle_strange_stack(now, flow);
+    }
+
+    fn handle_counted(&mut self, now: Instant, flow: FlowId, count: &FlowCount) {
+        self.handle_counted(now, flow, count);
     }
 
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
@@ -245,6 +250,10 @@ pub(crate) struct Shared<C> {
     pub pacing: Agenda,
     /// What of striped flows waits for what was sent before it.
     pub ordering: Agenda,
+    /// Blocks of flows that go by `fec` end.
+    pub block_ends: Agenda<Fec>,
+    /// What of them waits for what is missing.
+    pub holes: Agenda<Fec>,
     /// What of flows that turn to another stack waits for a FENCE.
     pub overtaking: Overtaking,
     /// Flows that this end is to turn.
@@ -300,6 +309,8 @@ impl<C: Core> Datapath<C> {
             segments: Segments::default(),
             pacing: Agenda::new().map_err(descriptors)?,
             ordering: Agenda::new().map_err(descriptors)?,
+            block_ends: Agenda::new().map_err(descriptors)?,
+            holes: Agenda::new().map_err(descriptors)?,
             overtaking: Overtaking::new().map_err(descriptors)?,
             turns: DueFlows::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
@@ -376,8 +387,7 @@ impl<C: Core> Datapath<C> {
 
     /// What a cached flow has carried.
     pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
-        let counted = self.shared.table.read().counters(flow)?;
-        Some(self.shared.direct.counters(flow).map_or(counted, |direct| counted + direct))
+        self.shared.flow_counters(flow)
     }
 
     /// What goes by each place of a striped flow.
@@ -625,6 +635,20 @@ impl<C> Shared<C> {
     }
 
     /// Tells the core's thread what was seen of a flow.
+    /// What a cached flow has carried.
+    pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
+        let counted = self.table.read().counters(flow)?;
+        Some(self.direct.counters(flow).map_or(counted, |direct| counted + direct))
+    }
+
+    /// The same for the core, which reckons what is lost.
+    pub fn count(&self, flow: FlowId) -> FlowCount {
+        let counters = self.flow_counters(flow).unwrap_or_default();
+        let numbered = self.table.read().fec(flow).map(|fec| fec.numbered());
+        // Counts wrap.
+        FlowCount { sent: counters.egress_segments as u32, received: counters.ingress_segments as u32, numbered }
+    }
+
     pub fn notice(&self, notice: Notice) {
         if let Err(reason) = self.backlog.notice(notice) {
             self.counting.drop(reason);

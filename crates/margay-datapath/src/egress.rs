@@ -13,6 +13,7 @@ use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
+use crate::fec::{self, Fec, NARROWER_BYTES};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
@@ -44,10 +45,12 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     while !shared.is_stopping() {
         let is_drained = shared.egress.lock().work(shared, BURST)?;
         striped::send_due(shared);
+        fec::close_due(shared);
         if is_drained {
             let turns = shared.turns.as_fd();
             let [tun, fences] = [shared.tun.as_fd(), shared.direct.fences.as_fd()];
-            readable([tun, fences, turns, shared.pacing.as_fd(), shared.stop.as_fd()])?;
+            let [pacing, block_ends] = [shared.pacing.as_fd(), shared.block_ends.as_fd()];
+            readable([tun, fences, turns, pacing, block_ends, shared.stop.as_fd()])?;
         }
     }
     Ok(())
@@ -199,9 +202,10 @@ pub(crate) fn carry<C: Core>(
     shared.counting.egress_bytes.add(bytes as u64);
     let before = outbox.relaid();
     let loaded = Loaded { len: found.total_len, ..loaded };
-    let carried = match route.stripe.clone() {
-        Some(stripe) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
-        None => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
+    let carried = match (route.stripe.clone(), &route.fec) {
+        (Some(stripe), _) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
+        (None, Some(fec)) => carry_by_fec(shared, outbox, &loaded, (&train, &route), fec, patient),
+        (None, None) => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
     };
     if let Err(reason) = carried {
         shared.counting.drop(reason);
@@ -243,6 +247,26 @@ fn carry_striped<C: Core>(
     let mut send =
         |datagrams: &[u8], segment: usize, to: &Destination| stripe.send(shared, (place, at), datagrams, segment, to);
     outbox.carry(loaded, train, &route, &mut send)?;
+    outbox.flush(&mut send);
+    Ok(())
+}
+
+/// Carries a packet of a flow that goes by `fec`: its chunks get numbers of their own.
+fn carry_by_fec<C: Core>(
+    shared: &Shared<C>,
+    outbox: &mut Outbox,
+    loaded: &Loaded,
+    (train, route): (&TrainRepr, &EgressRoute),
+    fec: &Arc<Fec>,
+    patient: bool,
+) -> Result<(), DropReason> {
+    outbox.send_earlier(&mut sender(shared, patient));
+    let datagram_max = route.to.datagram_max.saturating_sub(NARROWER_BYTES);
+    let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, ..route.clone() };
+    let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
+        fec.send(shared, (datagrams, segment), &route.to, patient);
+    };
+    outbox.carry(loaded, train, &narrow, &mut send)?;
     outbox.flush(&mut send);
     Ok(())
 }

@@ -3,11 +3,11 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use margay_core::DirectEvent;
 use margay_core::reorder::Part;
 use margay_core::segment::is_for_all;
-use margay_core::{Direction, DropReason};
+use margay_core::{DirectEvent, Direction, DropReason};
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::Notice;
@@ -15,6 +15,7 @@ use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
 use crate::ending::Arrived;
+use crate::fec::Fec;
 use crate::packet::{FlowKey, UDP};
 use crate::table::IngressRoute;
 use crate::train::{Assembler, Run, measure, open_run};
@@ -29,10 +30,12 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut detours = Detours::default();
     while !shared.is_stopping() {
         work_agenda(shared, &mut assembler);
+        fill_holes(shared, &mut assembler);
         turning::release_due(shared, &mut assembler);
         let Some(received) = shared.sockets.data.receive(&mut buffer)? else {
-            let waits = [shared.ordering.as_fd(), shared.overtaking.as_fd()];
-            readable([shared.sockets.data.as_fd(), waits[0], waits[1], shared.stop.as_fd()])?;
+            let [ordering, holes, overtaking] =
+                [shared.ordering.as_fd(), shared.holes.as_fd(), shared.overtaking.as_fd()];
+            readable([shared.sockets.data.as_fd(), ordering, holes, overtaking, shared.stop.as_fd()])?;
             continue;
         };
         // What is for all hosts comes to every socket of the port, and the one for signalling takes it.
@@ -113,6 +116,9 @@ pub(crate) fn take<C: Core>(
     if route.ends_silence {
         shared.notice(Notice::Answer(header.dst_flow));
     }
+    if let Some(fec) = &route.fec {
+        return take_of_fec(shared, assembler, header, (datagrams, stride), (fec, &route));
+    }
     let Some(seal) = &route.seal else {
         return accept(shared, assembler, &Run::new(header, datagrams, stride), &route);
     };
@@ -125,6 +131,27 @@ pub(crate) fn take<C: Core>(
         shared.counting.drop(reason);
     });
     Ok(())
+}
+
+/// Takes datagrams and repairs of a flow that goes by `fec`; or the last one, behind which there is another stack.
+fn take_of_fec<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    header: DataRepr,
+    (datagrams, stride): (&[u8], usize),
+    (fec, route): (&Arc<Fec>, &IngressRoute),
+) -> Result<(), DropReason> {
+    if header.flags & FENCE == 0 {
+        fec.receive(shared, header, (datagrams, stride), |run| give_or_count(shared, assembler, run, &route.key));
+        return Ok(());
+    }
+    let last = Run::new(header, datagrams, stride);
+    let change = last.turns().ok_or(DropReason::Malformed)?;
+    let is_known = route.turn.as_ref().is_some_and(|(turn, _)| turn.change == change);
+    if is_known {
+        fec.finish(shared, |run| give_or_count(shared, assembler, run, &route.key));
+    }
+    accept(shared, assembler, &last, route)
 }
 
 /// The number of the train that so many chunks from this one on end, if they do.
@@ -191,6 +218,19 @@ fn give_or_count<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, run: &R
     }
     if let Err(reason) = give(shared, assembler, run, key) {
         shared.counting.drop(reason);
+    }
+}
+
+/// Flows that go by `fec`, of which something has waited for long enough.
+fn fill_holes<C: Core>(shared: &Shared<C>, assembler: &mut Assembler) {
+    for fec in shared.holes.take(clock::now()) {
+        // Of a flow that is no more, nothing is given.
+        let key = shared.table.read().key(fec.flow).map(FlowKey::reversed);
+        fec.work(shared, |run| {
+            if let Some(key) = &key {
+                give_or_count(shared, assembler, run, key);
+            }
+        });
     }
 }
 

@@ -6,9 +6,8 @@ use margay_core::entry::PathId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use margay_core::Cipher;
-use margay_core::DropReason;
 use margay_core::time::Instant;
+use margay_core::{Cipher, DropReason};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, TRAIN_HEADER_LEN, TrainRepr};
 use proptest::prelude::*;
 
@@ -34,6 +33,7 @@ fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
         wants_pinhole: false,
         takes_end: false,
         seal: None,
+        fec: None,
         silence: None,
         stripe: None,
     }

@@ -16,6 +16,7 @@ mod due_flows;
 mod egress;
 mod ending;
 pub mod error;
+pub mod fec;
 pub mod fragment;
 mod ingress;
 #[cfg(test)]

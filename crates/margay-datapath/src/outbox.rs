@@ -8,9 +8,14 @@
 use std::io::{self, IoSliceMut};
 
 use margay_core::DropReason;
-use margay_wire::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, is_sealed,
-};
+use margay_wire::BESIDE;
+use margay_wire::DATA_HEADER_LEN;
+use margay_wire::DataRepr;
+use margay_wire::GsoKind;
+use margay_wire::SEAL_TAG_LEN;
+use margay_wire::STACK_ENCAP;
+use margay_wire::TRAIN_HEADER_LEN;
+use margay_wire::TrainRepr;
 
 use crate::packet::{HEADERS_MAX, TCP, Transport, UDP};
 use crate::table::{Destination, EgressRoute};
@@ -318,15 +323,15 @@ pub fn train_header(vnet: &Vnet, found: &Transport) -> Option<TrainRepr> {
 }
 
 /// Cuts trains that were too large for their path anew, for datagrams of `datagram_max` bytes. Only whole trains can
-/// be: of one that needs several sends the rest is gone already. Nor sealed ones, whose numbers are used up: what was
-/// in them is gone. Gives datagrams and their size for each.
+/// be: of one that needs several sends the rest is gone already. Nor what is sealed or goes by `fec`, whose numbers are
+/// used up: what was in it is gone. Gives datagrams and their size for each.
 pub fn recut(datagrams: &[u8], segment: usize, datagram_max: u16) -> Vec<(Vec<u8>, usize)> {
     let stride = usize::from(clamp(datagram_max));
     let whole_trains = train::pieces(datagrams, segment).filter_map(|piece| match piece {
         Piece::Run(run)
             if run.header.index == 0
                 && run.chunks() == usize::from(run.header.count)
-                && !is_sealed(run.header.stack) =>
+                && run.header.stack == STACK_ENCAP =>
         {
             Some(run)
         }

@@ -7,12 +7,10 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use margay_core::Direction;
-use margay_core::DropReason;
-use margay_core::SealKeys;
 use margay_core::entry::{Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::stack_change::{Stack, Stacks};
 use margay_core::time::Instant;
+use margay_core::{Direction, DropReason, SealKeys};
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -21,11 +19,13 @@ use std::time::Duration;
 use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
+use crate::fec::Fec;
 use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::stacks::LastPacket;
+use crate::table::stacks::{KeptFec, Sends};
 use crate::turning::Turn;
 
 /// Entries per block.
@@ -53,6 +53,8 @@ pub struct EgressRoute {
     /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not
     /// told.
     pub silence: Option<Duration>,
+    /// What numbers and repairs its chunks.
+    pub fec: Option<Arc<Fec>>,
     /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
     pub stripe: Option<Arc<Stripe>>,
 }
@@ -68,6 +70,8 @@ pub struct IngressRoute {
     pub is_sending: bool,
     /// What its chunks are to be opened with, if they are sealed.
     pub seal: Option<Arc<Seal>>,
+    /// What puts its chunks in order, and repairs them.
+    pub fec: Option<Arc<Fec>>,
     /// The peer turns to another stack: this one, or the one that it is of.
     pub turn: Option<(Arc<Turn>, Stack)>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
@@ -127,7 +131,7 @@ struct Slot {
     seal: Option<Arc<Seal>>,
     /// As the entry says. By which stack it is sent now says the next one.
     stacks: Stacks,
-    is_sealing: AtomicBool,
+    sends: Sends,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it
     /// has.
     unanswered_since: AtomicU64,
@@ -164,7 +168,7 @@ impl Slot {
             wants_pinhole: AtomicBool::new(false),
             seal: None,
             stacks: Stacks::only(Stack::Plain),
-            is_sealing: AtomicBool::new(false),
+            sends: Sends::new(Stack::Plain),
             unanswered_since: AtomicU64::new(0),
             is_silence_told: AtomicBool::new(false),
         }
@@ -275,6 +279,8 @@ pub struct Table {
     numbers: HashMap<FlowId, u64>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
+    /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
+    fecs: HashMap<FlowId, KeptFec>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -300,6 +306,8 @@ impl Table {
             EntryUpdate::Path(path) => self.set_path(path),
             // Nothing that packets here need.
             EntryUpdate::Show { .. }
+            | EntryUpdate::Count(_)
+            | EntryUpdate::Loss { .. }
             | EntryUpdate::Grant(_)
             | EntryUpdate::StopGrant(_)
             | EntryUpdate::RemoveGrant(_) => Applied::Done,
@@ -349,7 +357,8 @@ impl Table {
         let flow = slot.flow;
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
-        let seal = slot.seal.clone().filter(|_| slot.is_sealing());
+        let seal = slot.seal.clone().filter(|_| slot.sends.now() == Stack::Secure);
+        let fec = if slot.sends.now() == Stack::Fec { self.kept_fec(flow) } else { None };
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -360,6 +369,7 @@ impl Table {
             takes_end,
             silence,
             seal,
+            fec,
             stripe,
         })
     }
@@ -378,9 +388,9 @@ impl Table {
         (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
     }
 
-    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Sealed flows have none.
+    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Only plain flows have one.
     pub fn mark_route(&self, flow: FlowId) -> Option<EgressRoute> {
-        self.bare_route(self.find(flow).filter(|slot| !slot.is_sealing())?)
+        self.bare_route(self.find(flow).filter(|slot| slot.sends.now() == Stack::Plain)?)
     }
 
     fn bare_route(&self, slot: &Slot) -> Option<EgressRoute> {
@@ -398,6 +408,7 @@ impl Table {
             takes_end: false,
             silence: None,
             seal: None,
+            fec: None,
             stripe: None,
         })
     }
@@ -467,6 +478,7 @@ impl Table {
             return Err(DropReason::WrongPath);
         }
         let (stack, seal) = slot.admit(data)?;
+        let fec = if stack == Stack::Fec { Some(self.fec(flow).ok_or(DropReason::OtherStack)?) } else { None };
         let turn = self.turn_of(slot).map(|turn| (turn, stack));
         slot.mark_active();
         let ends_silence = slot.note_answer();
@@ -476,7 +488,7 @@ impl Table {
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
         let key = slot.key.reversed();
         let is_opening = slot.is_opening();
-        Ok(IngressRoute { key, is_back, is_sending, seal, turn, ends_silence, is_opening, stripe })
+        Ok(IngressRoute { key, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -654,11 +666,10 @@ impl Table {
         self.displace(&key);
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
-        let is_sealing = (entry.stacks.sends == Stack::Secure).into();
+        let sends = Sends::new(entry.stacks.sends);
         let left_to_core = opening::of_new(key.protocol);
         let flow = entry.flow;
-        *self.slot_mut(index) =
-            Slot { key, occupied: true, flow, next_packet, is_sealing, left_to_core, ..Slot::vacant() };
+        *self.slot_mut(index) = Slot { key, occupied: true, flow, next_packet, sends, left_to_core, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);
@@ -671,7 +682,9 @@ impl Table {
         self.follow_stripe(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
-        let last = if self.slot(index).is_sealing() { self.seals.get(&entry.flow).cloned() } else { None };
+        let sends = self.slot(index).sends.now();
+        let last = if sends == Stack::Secure { self.seals.get(&entry.flow).cloned() } else { None };
+        self.follow_fec(entry.flow, entry.stacks, sends);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
         slot.stacks = entry.stacks;
@@ -684,7 +697,7 @@ impl Table {
         slot.follow_hold(entry.is_held);
         if entry.is_held {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
-            *slot.is_sealing.get_mut() = entry.stacks.sends == Stack::Secure && slot.seal.is_some();
+            slot.sends.set(entry.stacks.sends);
         }
     }
 
@@ -709,6 +722,7 @@ impl Table {
 
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
         self.seals.remove(&flow);
+        self.fecs.remove(&flow);
         self.stripes.remove(&flow);
         self.turns.remove(&flow);
         self.numbers.remove(&flow);

@@ -6,11 +6,10 @@ use crate::kernel::Unjudged;
 use crate::packet::{ACK, RST, TCP, UDP};
 use crate::sample;
 use crate::train::Delivered;
-use margay_core::Cipher;
-use margay_core::Tuple;
 use margay_core::entry::Place;
 use margay_core::stack_change::Taking;
-use margay_wire::STACK_ENCAP;
+use margay_core::{Cipher, Tuple};
+use margay_wire::{STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -111,6 +110,7 @@ fn found_both_ways_and_counted() {
         is_back: false,
         is_sending: false,
         seal: None,
+        fec: None,
         turn: None,
         ends_silence: false,
         is_opening: false,
@@ -365,7 +365,7 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
         route.map(|route| (route.seal.is_some(), route.turn.map(|(turn, of)| (turn.change, of))))
     };
     let update = |generation, sends, takes, change, seal| {
-        let stacks = Stacks { sends, takes, change };
+        let stacks = Stacks { sends, takes, before: Stack::Plain, change };
         EntryUpdate::Install(Entry { seal, stacks, ..entry(7, generation, 100) })
     };
     let plain = STACK_ENCAP;
@@ -399,12 +399,54 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
 }
 
 #[test]
+fn what_numbers_and_repairs_a_flow_is_there_from_its_change_on_and_is_another_one_after_the_next() {
+    let mut table = table();
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let sends = |table: &Table| table.egress(&key, 1, 1, None, false).expect("cached").fec;
+    let takes = |table: &Table, stack| {
+        let data = DataRepr { stack, ..data(0, 0) };
+        table.ingress(FlowId(7), (None, from), &data).map(|route| route.fec)
+    };
+    let update = |generation, sends, takes, before, change| {
+        let stacks = Stacks { sends, takes, before, change };
+        EntryUpdate::Install(Entry { stacks, ..entry(7, generation, 100) })
+    };
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    assert_eq!(takes(&table, STACK_FEC), Err(DropReason::OtherStack));
+    table.apply(update(2, Stack::Plain, Taking::Ready(Stack::Fec), Stack::Plain, 9));
+    let fec = table.fec(FlowId(7)).expect("ready");
+    assert_eq!((takes(&table, STACK_FEC), takes(&table, STACK_ENCAP)), (Ok(Some(Arc::clone(&fec))), Ok(None)));
+    assert!(sends(&table).is_none());
+    table.apply(update(3, Stack::Fec, Taking::Turning(Stack::Fec), Stack::Plain, 9));
+    let last = table.begin_turn(FlowId(7)).expect("it turns");
+    assert_eq!((last.change, last.route.fec, last.route.seal), (9, None, None));
+    assert_eq!(sends(&table), Some(Arc::clone(&fec)));
+    assert!(table.mark_route(FlowId(7)).is_none());
+    table.apply(update(4, Stack::Fec, Taking::Only(Stack::Fec), Stack::Fec, 9));
+    assert_eq!(takes(&table, STACK_ENCAP), Err(DropReason::OtherStack));
+    // The number of the next change is there before that change is made; and caches are emptied.
+    table.clear();
+    table.apply(update(5, Stack::Fec, Taking::Only(Stack::Fec), Stack::Fec, 10));
+    assert_eq!((sends(&table), table.fec(FlowId(7))), (Some(Arc::clone(&fec)), Some(Arc::clone(&fec))));
+    table.apply(update(6, Stack::Plain, Taking::Only(Stack::Plain), Stack::Plain, 10));
+    assert_eq!(sends(&table), Some(Arc::clone(&fec)), "until its last packet");
+    let last = table.begin_turn(FlowId(7)).expect("it turns");
+    assert_eq!((last.change, last.route.fec), (10, Some(Arc::clone(&fec))));
+    assert_eq!((sends(&table), table.fec(FlowId(7))), (None, None));
+    table.apply(update(7, Stack::Fec, Taking::Turning(Stack::Fec), Stack::Plain, 11));
+    assert!(table.fec(FlowId(7)).is_some_and(|other| other != fec), "numbers begin anew");
+    table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
+    assert!(table.fecs.is_empty());
+}
+
+#[test]
 fn a_turn_that_is_over_stays_until_nothing_waits_of_it() {
     let mut table = table();
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
     let from = "10.0.0.2:54324".parse().expect("literal");
     let update = |generation, takes, change| {
-        let stacks = Stacks { sends: Stack::Plain, takes, change };
+        let stacks = Stacks { sends: Stack::Plain, takes, before: Stack::Plain, change };
         EntryUpdate::Install(Entry { seal: Some(keys), stacks, ..entry(7, generation, 100) })
     };
     let turn_of = |table: &Table| table.ingress(FlowId(7), (None, from), &data(0, 0)).map(|route| route.turn);

@@ -13,8 +13,8 @@ use margay_core::DropReason;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
 use margay_wire::{
-    DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, change_of_fence,
-    is_sealed,
+    DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, TrainRepr,
+    change_of_fence, is_sealed,
 };
 
 use crate::checksum::sum;
@@ -359,8 +359,9 @@ impl Assembler {
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
         let (header, len) = (&run.header, run.chunks());
-        // Nobody but the opener makes a run with tails.
-        if header.stack != STACK_ENCAP && !(is_sealed(header.stack) && run.tail > 0) {
+        // Nobody but the opener makes a run with tails; and what has come by `fec` is chunks again.
+        let is_taken = matches!(header.stack, STACK_ENCAP | STACK_FEC) || is_sealed(header.stack) && run.tail > 0;
+        if !is_taken {
             return Err(DropReason::Protocol);
         }
         let count = usize::from(header.count);

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use margay_core::stack_change::Stack;
 use margay_core::time::Instant;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, TRAIN_HEADER_LEN, fence_of_change};
+use margay_wire::{
+    DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, fence_of_change,
+};
 use parking_lot::Mutex;
 
 use crate::backlog::Notice;
-use crate::clock;
 use crate::driver::{Core, Shared};
-use crate::ingress;
 use crate::train::Assembler;
+use crate::{clock, ingress};
 
 /// A FENCE that is lost holds up what has overtaken it for so long at most.
 const FENCE_WAIT: Duration = Duration::from_millis(50);
@@ -209,10 +210,17 @@ impl<C> Shared<C> {
             }
             return;
         }
+        let stack = match &route.fec {
+            Some(fec) => {
+                fec.close(self, route.peer_flow, &route.to);
+                STACK_FEC
+            }
+            None => STACK_ENCAP,
+        };
         let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN];
         let dst_flow = route.peer_flow;
         let packet_number = route.packet_number;
-        DataRepr { stack: STACK_ENCAP, flags: FENCE, dst_flow, packet_number, index: 0, count: 1 }.emit(&mut datagram);
+        DataRepr { stack, flags: FENCE, dst_flow, packet_number, index: 0, count: 1 }.emit(&mut datagram);
         datagram[DATA_HEADER_LEN..].copy_from_slice(&fence_of_change(last.change));
         self.send_data(&datagram, datagram.len(), &route.to, false);
     }

@@ -89,6 +89,7 @@ fn carry(
 
 fn take_in(from: &SyncDevice, way: &Way, treatment: Treatment, overflows: &AtomicU64, sky: Option<&Sky>) {
     let mut dice = Dice(treatment.seed | 1);
+    let mut row = 0;
     let mut buffer = vec![0; FRAME_MAX];
     // Reading fails while the device is down or after it is gone; a lab's links live as long as the lab.
     loop {
@@ -96,7 +97,7 @@ fn take_in(from: &SyncDevice, way: &Way, treatment: Treatment, overflows: &Atomi
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
-        if dice.hits(treatment.loss) {
+        if dice.hits(treatment.loss) || sky.is_some_and(|sky| sky.loses(&mut row, &mut dice)) {
             continue;
         }
         let frame = &buffer[..length];

@@ -1,6 +1,6 @@
 //! Bad weather for signalling alone: of the datagrams of the SAL port, all but DATA are lost, doubled and late by
-//! chance. Data, direct or encapsulated, and registration, which is TCP, pass as ever. It is made where packets are
-//! delayed ([`crate::pump`]).
+//! chance. Data, direct or encapsulated, and registration, which is TCP, pass as ever. And losses of whatever passes.
+//! It is made where packets are delayed ([`crate::pump`]), and may become another while the lab runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -26,10 +26,20 @@ pub struct Weather {
     pub late_max: Duration,
 }
 
+/// Frames of any kind that are lost by chance.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Losses {
+    /// From 0 to 1.
+    pub share: f64,
+    /// So many in a row; 0 is as 1.
+    pub row: u32,
+}
+
 /// The weather over a lab, and what it has done so far.
 #[derive(Default)]
 pub struct Sky {
     weather: RwLock<Weather>,
+    losses: RwLock<Losses>,
     passed: AtomicU64,
     lost: AtomicU64,
     doubled: AtomicU64,
@@ -53,6 +63,25 @@ impl Sky {
     /// From now on.
     pub fn set(&self, weather: Weather) {
         *self.weather.write().unwrap_or_else(PoisonError::into_inner) = weather;
+    }
+
+    /// From now on so much of whatever hosts send is lost.
+    pub fn lose(&self, losses: Losses) {
+        *self.losses.write().unwrap_or_else(PoisonError::into_inner) = losses;
+    }
+
+    /// Whether the next frame is lost. `left`: how many of the present row still are.
+    pub fn loses(&self, left: &mut u32, dice: &mut Dice) -> bool {
+        let Losses { share, row } = *self.losses.read().unwrap_or_else(PoisonError::into_inner);
+        if *left == 0 && share > 0.0 {
+            // Between two rows of losses there are on the average as many frames as the share asks for.
+            let row = row.max(1);
+            let begins = 1.0 / (1.0 + f64::from(row) * (1.0 - share) / share);
+            *left = if dice.hits(begins) { row } else { 0 };
+        }
+        let is_lost = *left > 0;
+        *left = left.saturating_sub(1);
+        is_lost
     }
 
     /// What has become of messages so far.
@@ -127,6 +156,22 @@ mod tests {
         frame.extend(port.to_be_bytes());
         frame.extend([0, 20, 0, 0, 1, kind, 0, 0]);
         frame
+    }
+
+    #[test]
+    fn as_many_are_lost_as_was_asked_for_and_in_rows() {
+        for row in [1, 3] {
+            let sky = Sky::default();
+            let mut dice = Dice::new(3);
+            let mut left = 0;
+            assert!(!(0..1000).any(|_| sky.loses(&mut left, &mut dice)));
+            sky.lose(Losses { share: 0.02, row });
+            let fates: Vec<bool> = (0..300_000).map(|_| sky.loses(&mut left, &mut dice)).collect();
+            let lost = fates.iter().filter(|lost| **lost).count();
+            assert!((5400..6600).contains(&lost), "{lost}");
+            let rows = fates.windows(2).filter(|two| !two[0] && two[1]).count();
+            assert!((lost as f64 / rows as f64 - f64::from(row)).abs() < 0.2, "{lost} in {rows}");
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use margay_core::{
     Taking, Tuple, Wire,
 };
 use margay_wire::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
-    change_of_fence, fence_of_change,
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, TrainRepr,
+    change_of_fence, fence_of_change, is_sealed,
 };
 
 use crate::kernel::{Ending, Kernel, Wanted};
@@ -152,8 +152,12 @@ impl Cache {
                 self.paths.remove(&id);
                 self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
             }
-            // Simulated programs know surrogates, and striped flows take their places in turn.
-            EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}
+            // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` nothing is
+            // repaired here, nor measured.
+            EntryUpdate::Show { .. }
+            | EntryUpdate::Stripe { .. }
+            | EntryUpdate::Count(_)
+            | EntryUpdate::Loss { .. } => {}
             EntryUpdate::Begun { next, expected, .. } => self.last_begun = Some((next, expected)),
             EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(now, entry),
             EntryUpdate::Grant(grant) => {
@@ -251,7 +255,7 @@ impl Cache {
     pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
         let stacks = self.by_flow.get(&data.dst_flow)?.entry.stacks;
-        let stack = Stack::of_number(data.stack);
+        let stack = Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack));
         let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
         self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
         self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
@@ -455,9 +459,9 @@ impl Cache {
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
-        let opened = match self.seals.get_mut(&flow).filter(|_| data.stack != STACK_ENCAP) {
+        let opened = match self.seals.get_mut(&flow).filter(|_| is_sealed(data.stack)) {
             Some(seal) => seal.open(&data, datagram).map(Some),
-            None if data.stack != STACK_ENCAP => Err(Refused::Dropped),
+            None if is_sealed(data.stack) => Err(Refused::Dropped),
             None => Ok(None),
         };
         // What a sealed datagram says is inside.
@@ -520,7 +524,7 @@ impl Slot {
 
     fn header(&self, flags: u8) -> Vec<u8> {
         let data = DataRepr {
-            stack: STACK_ENCAP,
+            stack: if self.entry.stacks.sends == Stack::Fec { STACK_FEC } else { STACK_ENCAP },
             flags,
             dst_flow: self.entry.peer_flow,
             packet_number: self.packet_number,

@@ -21,6 +21,8 @@ const BULK: Plan = Plan { write: 12_000, every: Duration::from_millis(10), write
 /// Who writes: the client and the server.
 const TALKS: [(Plan, Plan); 4] = [(CHAT, CHAT), (CHAT, Plan::LISTEN), (Plan::LISTEN, BULK), (BULK, Plan::LISTEN)];
 const PORT: u16 = 53;
+/// What connections are carried by: `fec` is for datagrams.
+const OF_CONNECTIONS: [Stack; 2] = [Stack::Plain, Stack::Secure];
 
 struct Pair {
     world: World,
@@ -276,7 +278,7 @@ fn whatever_the_network_does_both_ends_end_with_the_same_stack() {
         for _ in 0..30 {
             let random = pair.world.random();
             let host = pair.hosts()[random as usize & 1];
-            let to = Stack::ALL[random as usize >> 1 & 1];
+            let to = OF_CONNECTIONS[random as usize >> 1 & 1];
             // One may be under way: then this one is refused.
             let _ = pair.order(host, to);
             pair.world.run_for(Duration::from_millis((random >> 8 & 0x3ff).into()));
@@ -302,7 +304,7 @@ fn datagrams_are_heard_once_whatever_the_network_loses() {
         pair.chat(SECOND);
         pair.world.network.weather = loses;
         for turn in 0..10 {
-            let _ = pair.order(pair.hosts()[turn % 2], Stack::ALL[(turn + 1) % 2]);
+            let _ = pair.order(pair.hosts()[turn % 2], Stack::ALL[(turn + 1) % 3]);
             pair.chat(SECOND);
         }
         pair.world.network.weather = slow(5);
@@ -376,7 +378,7 @@ fn changes_and_moves_do_not_disturb_each_other() {
 #[test]
 fn either_agent_starts_again_at_any_step_and_both_ends_agree() {
     for is_direct in [false, true] {
-        for to in Stack::ALL {
+        for to in OF_CONNECTIONS {
             for which in [0, 1] {
                 for step in 0..16 {
                     let what = format!("direct {is_direct}, to {to}, host {which}, step {step}");
@@ -409,6 +411,36 @@ fn either_agent_starts_again_at_any_step_and_both_ends_agree() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn either_agent_starts_again_while_a_flow_goes_by_fec_or_shall_and_both_ends_agree() {
+    for case in 0..3 * 2 * 8 {
+        let to = Stack::ALL[case / 16];
+        let which = case / 8 % 2;
+        let step = case as u64 % 8 * 2;
+        let what = format!("to {to}, host {which}, step {step}");
+        let mut pair = pair(6, slow(5), true, (false, false), Plan::LISTEN);
+        pair.open();
+        pair.chat(SECOND / 10);
+        if to != Stack::Fec {
+            assert_eq!(pair.order(pair.client, Stack::Fec), Ok(true), "{what}");
+            pair.world.run_for(SECOND);
+        }
+        assert_eq!(pair.order(pair.client, to), Ok(true), "{what}");
+        pair.world.run_for(Duration::from_millis(2 * step));
+        let host = pair.hosts()[which];
+        pair.world.kill_agent(host);
+        pair.world.run_for(Duration::from_millis(300));
+        pair.world.start_agent(host);
+        pair.chat(SECOND * 5);
+        let [client, server] = pair.stacks();
+        assert!(client == server && pair.is_settled(client) && pair.locked() == 0, "{what}: {client} and {server}");
+        let next = if client == Stack::Fec { Stack::Plain } else { Stack::Fec };
+        assert_eq!(pair.order(pair.server, next), Ok(true), "{what}");
+        pair.world.run_for(SECOND);
+        assert!(pair.is_settled(next), "{what}");
     }
 }
 

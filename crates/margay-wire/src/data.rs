@@ -15,12 +15,16 @@ pub const STACK_ENCAP: u8 = 2;
 pub const STACK_SECURE_AES: u8 = 3;
 /// Stack: `secure`, sealed with ChaCha20-Poly1305.
 pub const STACK_SECURE_CHACHA: u8 = 4;
+/// Stack: `fec`, datagrams and what repairs those that are lost ([`RepairRepr`](crate::RepairRepr)).
+pub const STACK_FEC: u8 = 5;
 /// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18); or, of any stack, its last packet
 /// before it sends by another one: then there is no inner packet, and the train header has the change's number in the
 /// place of a length ([`change_of_fence`]).
 pub const FENCE: u8 = 1;
 /// Flag: the sender sends this flow direct, and only this packet could not go so.
 pub const BESIDE: u8 = 2;
+/// Flag, of [`STACK_FEC`]: it repairs a block of datagrams.
+pub const REPAIR: u8 = 4;
 const PARTIAL_CHECKSUM: u8 = 1;
 
 mod field {
@@ -80,16 +84,17 @@ pub fn change_of_fence(chunk: &[u8]) -> Option<u32> {
 pub struct DataRepr {
     /// How the flow is carried: [`STACK_ENCAP`], say.
     pub stack: u8,
-    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`FENCE`] and [`epochs`].
+    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`FENCE`] and [`epochs`]; of `fec` [`FENCE`] and [`REPAIR`].
     pub flags: u8,
     /// The receiver's flow.
     pub dst_flow: FlowId,
     /// Low 32 bits of the train's number. The next train's is one more; of sealed trains it is more by this one's
-    /// chunks, so that number and place name a chunk for ever.
+    /// chunks, so that number and place name a chunk for ever. Of `fec` the number of the first datagram of the block.
     pub packet_number: u32,
-    /// Place of the chunk in its train.
+    /// Place of the chunk in its train; of `fec` that of the datagram in its block, or of the repair among those of the
+    /// block.
     pub index: u16,
-    /// Chunks of the train.
+    /// Chunks of the train; of `fec` [`BLOCK_MAX`](crate::BLOCK_MAX), or the repairs of the block.
     pub count: u16,
 }
 

@@ -8,6 +8,7 @@ use crate::change::{CHANGE_LEN, ChangeRepr, DEMANDS};
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
+use crate::loss::{LOSS_LEN, LossRepr};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
@@ -54,6 +55,7 @@ pub mod extension_type {
     pub const FENCE_NUMBER: u8 = 23;
     pub const CHANGE: u8 = 24 | CRITICAL;
     pub const CHAIN_SEEN: u8 = 25;
+    pub const LOSS: u8 = 26;
 }
 use extension_type as kind;
 
@@ -142,6 +144,8 @@ error_codes! {
     BoxAmbiguous = 30;
     /// A rule wants a change that an order at the receiver's host, or a rule there, is against.
     Outranked = 31;
+    /// The stack is for flows of datagrams, and this is a connection.
+    DatagramsOnly = 32;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -356,6 +360,8 @@ pub enum Extension<'a> {
     Change(ChangeRepr),
     /// A digest of what the sender's SYN has said of its chain.
     ChainSeen([u8; 32]),
+    /// How much of a flow has arrived.
+    Loss(LossRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -470,6 +476,7 @@ impl<'a> Extension<'a> {
             }
             kind::FENCE_NUMBER => Self::FenceNumber(u64::from_be_bytes(whole(value)?)),
             kind::CHAIN_SEEN => Self::ChainSeen(whole(value)?),
+            kind::LOSS => Self::Loss(LossRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -523,6 +530,7 @@ impl<'a> Extension<'a> {
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::Change(_) => kind::CHANGE,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
+            Self::Loss(_) => kind::LOSS,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -547,6 +555,7 @@ impl<'a> Extension<'a> {
             Self::Grant(_) => GRANT_LEN,
             Self::Handover(_) => HANDOVER_LEN,
             Self::Change(_) => CHANGE_LEN,
+            Self::Loss(_) => LOSS_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -636,6 +645,7 @@ impl<'a> Extension<'a> {
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
             Self::Change(change) => change.emit(value),
+            Self::Loss(loss) => loss.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

@@ -8,10 +8,12 @@ mod chain;
 mod change;
 mod data;
 mod extension;
+mod fec;
 mod framed;
 mod grant;
 mod handover;
 mod header;
+mod loss;
 mod message;
 mod notice;
 mod program;
@@ -22,10 +24,11 @@ mod stripe;
 pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use data::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, REPAIR, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SECURE_AES,
     STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence, epochs, fence_of_change, is_sealed,
 };
 pub use extension::*;
+pub use fec::{BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SYMBOL_HEAD_LEN};
 pub use framed::{
     AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
     LostNumbers,
@@ -33,6 +36,7 @@ pub use framed::{
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use handover::HandoverRepr;
 pub use header::*;
+pub use loss::LossRepr;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;
 pub use program::{

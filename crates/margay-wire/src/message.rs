@@ -11,6 +11,7 @@ use crate::extension::{
 use crate::grant::GrantRepr;
 use crate::handover::HandoverRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
+use crate::loss::LossRepr;
 use crate::notice::NoticeRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 use crate::stripe::{ArrivalsRepr, StripeRepr};
@@ -171,6 +172,11 @@ impl<'a> Message<'a> {
     /// STRIPE.
     pub fn stripe(&self) -> Option<StripeRepr> {
         self.find(|extension| if let Extension::Stripe(stripe) = extension { Some(stripe) } else { None })
+    }
+
+    /// LOSS.
+    pub fn loss(&self) -> Option<LossRepr> {
+        self.find(|extension| if let Extension::Loss(loss) = extension { Some(loss) } else { None })
     }
 
     /// ARRIVALS.

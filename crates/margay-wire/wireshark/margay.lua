@@ -12,6 +12,7 @@ local RESOLVABLE_LEN = 88
 local DATA_HEADER_LEN = 16
 local TRAIN_HEADER_LEN = 8
 local DATA = 32
+local FEC = 5
 local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
@@ -32,7 +33,7 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN",
+    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -55,9 +56,10 @@ local error_codes = {
     [29] = "NO_ROOM_FOR_TAG",
     [30] = "BOX_AMBIGUOUS",
     [31] = "OUTRANKED",
+    [32] = "DATAGRAMS_ONLY",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
-    [4] = "secure (ChaCha20-Poly1305)" }
+    [4] = "secure (ChaCha20-Poly1305)", [5] = "fec" }
 local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse", [5] = "confirm", [6] = "done",
     [7] = "abandon", [8] = "tell" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
@@ -148,6 +150,11 @@ local f = {
     handover_address = ProtoField.ipv6("margay.handover.address", "Address"),
     handover_port = ProtoField.uint16("margay.handover.port", "Port"),
     quiet = ProtoField.uint32("margay.quiet.quiet_ms", "Ends if nothing was carried for", base.UNIT_STRING, { " ms" }),
+    loss_basis = ProtoField.uint32("margay.loss.basis", "Counted from this change on, if not zero"),
+    loss_expected = ProtoField.uint32("margay.loss.expected", "Datagrams that should have come"),
+    loss_sent = ProtoField.uint32("margay.loss.sent", "Datagrams sent"),
+    loss_received = ProtoField.uint32("margay.loss.received", "Datagrams that have come"),
+    loss_gaps = ProtoField.uint32("margay.loss.gaps", "Gaps"),
     fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
     chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
@@ -182,6 +189,7 @@ local f = {
     data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
     data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
     data_fence = ProtoField.bool("margay.data.flags.fence", "Fence: the last before direct packets", 8, nil, 0x01),
+    data_repair = ProtoField.bool("margay.data.flags.repair", "Repair of a block", 8, nil, 0x04),
     data_beside = ProtoField.bool("margay.data.flags.beside", "Beside: the flow is sent direct", 8, nil, 0x02),
     packet_number = ProtoField.uint32("margay.data.packet_number", "Packet number (low 32 bits)"),
     index = ProtoField.uint16("margay.data.index", "Chunk"),
@@ -364,6 +372,13 @@ local readers = {
     [21] = { len = 4, add = function(tree, value) tree:add(f.quiet, value(0, 4)) end },
     [23] = { len = 8, add = function(tree, value) tree:add(f.fence_number, value(0, 8)) end },
     [25] = { len = 32, add = function(tree, value) tree:add(f.chain_seen, value(0, 32)) end },
+    [26] = { len = 20, add = function(tree, value)
+        tree:add(f.loss_basis, value(0, 4))
+        tree:add(f.loss_sent, value(4, 4))
+        tree:add(f.loss_expected, value(8, 4))
+        tree:add(f.loss_received, value(12, 4))
+        tree:add(f.loss_gaps, value(16, 4))
+    end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))
@@ -555,6 +570,7 @@ local function dissect_data(tvb, pinfo, tree, root)
     local flags = tree:add(f.data_flags, tvb(3, 1))
     flags:add(f.data_fence, tvb(3, 1))
     flags:add(f.data_beside, tvb(3, 1))
+    if tvb(2, 1):uint() == FEC then flags:add(f.data_repair, tvb(3, 1)) end
     tree:add(f.dst_flow, tvb(4, 4))
     tree:add(f.packet_number, tvb(8, 4))
     tree:add(f.index, tvb(12, 2))
@@ -567,7 +583,8 @@ local function dissect_data(tvb, pinfo, tree, root)
     local at = DATA_HEADER_LEN
     local stack = tvb(2, 1):uint()
     local is_sealed = stack == 3 or stack == 4
-    if index == 0 and not is_sealed then
+    -- Of `fec` a chunk has its place in its train before it, or a symbol the length of its block.
+    if index == 0 and not is_sealed and stack ~= FEC then
         if not dissect_train(tvb, pinfo, tree) then return false end
         at = at + TRAIN_HEADER_LEN
     end

@@ -21,6 +21,7 @@ use margay_wire::{
 
 use crate::act::stack_change::{Stack, Stacks};
 use crate::association::draft::Draft;
+use crate::leg::carriage::Why;
 use crate::leg::seal::{Cipher, SealKeys};
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, seen};
@@ -186,7 +187,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen |= seen::SECURE;
         }
-        self.park_direct(now, id);
+        self.park_direct(now, id, Why::Secure);
     }
 
     /// A flow whose association and peer are known is sealed from its first packet on.

@@ -12,6 +12,7 @@ use core::time::Duration;
 use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
 use crate::act::stack_change::Stacks;
+use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -325,6 +326,15 @@ pub enum EntryUpdate {
         flow: FlowId,
         /// What is new.
         news: StripeNews,
+    },
+    /// [`Sal::handle_counted`](crate::Sal::handle_counted) is to be told what the cache has counted of a flow by now.
+    Count(FlowId),
+    /// What is lost of what this end sends of a flow: as much is added to repair it, where the flow goes by `fec`.
+    Loss {
+        /// The local identifier of the flow.
+        flow: FlowId,
+        /// What is lost.
+        loss: Loss,
     },
     /// Forget an entry.
     Remove {

@@ -1,6 +1,7 @@
 //! How a flow is carried, what changes it, and why it is as it is: the states of the direct path, declared as data
 //! ([`direct`](crate::act::path::direct) is what happens at a change).
 
+use crate::act::stack_change::Stack;
 use crate::types::role::Role;
 
 /// How an established flow is carried. The declared states of the direct path.
@@ -91,6 +92,8 @@ pub enum Why {
     PeerHasNone,
     /// It is sealed, and only user space can do that.
     Secure,
+    /// It goes by `fec`, and only user space can do that.
+    Fec,
     /// It goes by several pairs of addresses at once, and only user space can do that.
     Striped,
     /// Both ends are on this host.
@@ -118,12 +121,21 @@ pub enum Why {
 }
 
 impl Why {
+    /// Why a flow of this stack is never direct.
+    pub(crate) const fn of_stack(stack: Stack) -> Self {
+        match stack {
+            Stack::Fec => Self::Fec,
+            Stack::Plain | Stack::Secure => Self::Secure,
+        }
+    }
+
     /// A sentence for lists.
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoCache => "this host has no eBPF flow cache; `margay check` says why",
             Self::PeerHasNone => "the peer offers no direct path",
             Self::Secure => "it is carried `secure`, which is never direct",
+            Self::Fec => "it is carried by `fec`, which is never direct",
             Self::Striped => "it is striped over several pairs of addresses, which is never direct",
             Self::SameHost => "both ends are on this host",
             Self::PortsTaken => "its pair of flow ports is in use",

@@ -2,6 +2,7 @@
 
 pub mod carriage;
 pub(crate) mod flow_ports;
+pub mod loss;
 pub mod reorder;
 pub mod seal;
 pub mod stripe;

@@ -395,6 +395,7 @@ impl Sal {
     pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {
         let mut info = flow.info();
         info.stack = self.stack_info(flow);
+        info.loss = self.losses.of(flow.id);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
             info.places = striping.list();
@@ -495,6 +496,7 @@ impl Sal {
             moved: location.and_then(|location| location.moved),
             moves: location.map_or(0, |location| location.moves),
             rtt: association.rtt,
+            loss_ppm: self.worst_loss(association.host),
             datagram_max: association.datagram_max,
             epoch: association.peer_epoch,
             flows: association.flows,

@@ -17,18 +17,20 @@ use crate::act::fetch::Fetches;
 use crate::act::flow_lock::FlowLocks;
 use crate::act::grant::Grants;
 use crate::act::moving::twin::Twins;
+use crate::act::path::loss::Losses;
 use crate::act::path::policy::Policy;
 use crate::act::path::side_path::SidePath;
 use crate::act::secure::Demands;
 use crate::act::stack_change::StackChanges;
 use crate::act::stack_rule::StackRules;
-use crate::association::AssociationTable;
-use crate::association::auth::{self, Verified};
+use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::association::location::{LocationTable, Routes};
+use crate::association::{AssociationTable, auth};
 use crate::cache::entry::RemoveReason;
 use crate::cache::output::{AppVerdict, Output};
-use crate::cache::packet::{self, Parsed, Unreachable};
+use crate::cache::packet;
+use crate::cache::packet::{Parsed, Unreachable};
 use crate::cache::queue::OutputQueue;
 use crate::leg::flow_ports::FlowPorts;
 use crate::machine::counters::Counters;
@@ -160,6 +162,8 @@ pub struct Sal {
     pub(crate) stack_changes: StackChanges,
     /// What wants flows carried in one way or another.
     pub(crate) stack_rules: StackRules,
+    /// What is lost of flows of datagrams.
+    pub(crate) losses: Losses,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
     pub(crate) locks: SessionLocks,
     /// Those of them that acts of one flow have taken.
@@ -247,6 +251,7 @@ impl Sal {
             fences: Fences::default(),
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
+            losses: Losses::default(),
             stack_rules: StackRules::default(),
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
@@ -438,11 +443,12 @@ impl Sal {
     }
 
     /// The flow carried data since it was last asked about.
-    pub fn handle_activity(&mut self, now: Instant, flow: FlowId) {
+    pub fn handle_activity(&mut self, now: Instant, id: FlowId) {
         self.now = now;
-        if let Some(flow) = self.flows.get_mut(flow) {
+        if let Some(flow) = self.flows.get_mut(id) {
             flow.active = now;
         }
+        self.losses.stir(now, id);
     }
 
     /// The instant that [`poll_timeout`](Self::poll_timeout) gave has come.
@@ -464,6 +470,7 @@ impl Sal {
         self.patience_due(now);
         self.fetches_due(now);
         self.stack_changes_due(now);
+        self.losses_due(now);
         self.guards_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
@@ -511,6 +518,7 @@ impl Sal {
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
             .chain(self.stack_changes.next_deadline())
+            .chain(self.losses.next_deadline())
             .chain(self.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)

@@ -14,6 +14,7 @@ use crate::association::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::association::twin::Twin;
 use crate::cache::entry::{FlowCounters, Passage, RemoveReason};
 use crate::leg::carriage::{Carriage, Why};
+use crate::leg::loss::FlowLoss;
 use crate::leg::seal::Cipher;
 use crate::session::give_up::GiveUpCause;
 use crate::session::hand_over::HandOver;
@@ -181,6 +182,8 @@ pub struct FlowInfo {
     pub why: Why,
     /// How its DATA is sealed, if it is.
     pub secure: Option<Cipher>,
+    /// What is lost of its datagrams, where that is measured.
+    pub loss: FlowLoss,
     /// Its stack, and why that is so.
     pub stack: StackInfo,
     /// This host's address that its packets leave with, where that is known.
@@ -242,6 +245,8 @@ pub struct AssociationInfo {
     pub moves: u32,
     /// The last round trip of signalling.
     pub rtt: Option<Duration>,
+    /// What is lost of the datagrams of that flow whose loss is measured and greatest, of a million.
+    pub loss_ppm: Option<u32>,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
     /// The peer's epoch.

@@ -20,6 +20,7 @@ use crate::act::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::act::stack_change::{Stack, StackInfo, Stacks};
 use crate::cache::entry::{Entry, PathId, Wire};
 use crate::leg::carriage::Why;
+use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
 use crate::session::event::FlowInfo;
 use crate::types::direction::Direction;
@@ -296,6 +297,7 @@ impl Flow {
             carriage_since: self.direct.since,
             why: self.direct.why,
             secure: self.seal.as_ref().filter(|_| self.is_sealed()).map(|keys| keys.cipher),
+            loss: FlowLoss::default(),
             stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),

@@ -99,6 +99,8 @@ drop_reasons! {
     KeptOut = 37, "kept_out";
     /// Another act is changing the session. It is heard when it comes again later.
     Locked = 38, "locked";
+    /// A datagram of `fec` that has come twice, or after it was given up, or whose number is far from the others.
+    LateDatagram = 39, "late_datagram";
 }
 
 impl fmt::Display for DropReason {

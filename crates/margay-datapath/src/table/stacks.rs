@@ -1,15 +1,16 @@
 //! By which stack flows are sent, and what of each is taken (docs/decisions/0073).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use margay_core::DropReason;
-use margay_core::stack_change::{Stack, Taking};
+use margay_core::stack_change::{Stack, Stacks, Taking};
 use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};
 
 use super::{EgressRoute, PathRecord, Slot, Table};
 use crate::clock;
+use crate::fec::Fec;
 use crate::seal::Seal;
 use crate::turning::Turn;
 
@@ -19,23 +20,54 @@ const COMPLAIN_US: u64 = 100_000;
 /// The last packet of the stack that a flow has had.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LastPacket {
-    /// Where it goes, and what it is sealed with.
+    /// Where it goes, what it is sealed with, or what repairs those before it.
     pub route: EgressRoute,
     /// The number of the change.
     pub change: u32,
 }
 
-impl Slot {
-    /// Whether it is sent sealed now.
-    pub(super) fn is_sealing(&self) -> bool {
-        self.is_sealing.load(Ordering::Relaxed)
+/// By which stack a flow is sent now.
+#[derive(Debug)]
+pub(super) struct Sends(AtomicU8);
+
+impl Sends {
+    pub const fn new(stack: Stack) -> Self {
+        Self(AtomicU8::new(stack as u8))
     }
 
+    pub fn now(&self) -> Stack {
+        of_place(self.0.load(Ordering::Relaxed))
+    }
+
+    pub fn set(&mut self, stack: Stack) {
+        *self.0.get_mut() = stack as u8;
+    }
+
+    /// From here on it is another one. Gives the one before.
+    fn turn(&self, stack: Stack) -> Stack {
+        of_place(self.0.swap(stack as u8, Ordering::Relaxed))
+    }
+}
+
+fn of_place(place: u8) -> Stack {
+    // Whatever is stored is one of them.
+    Stack::ALL.into_iter().find(|stack| *stack as u8 == place).unwrap_or_default()
+}
+
+/// What numbers and repairs a flow.
+#[derive(Debug)]
+pub(super) struct KeptFec {
+    fec: Arc<Fec>,
+    /// The flow goes by another stack; but the last packet of this one is not sent yet.
+    is_left: bool,
+}
+
+impl Slot {
     /// What DATA is opened with, if it is of a stack that this flow may have; and the stack.
     pub(super) fn admit(&self, data: &DataRepr) -> Result<(Stack, Option<Arc<Seal>>), DropReason> {
-        let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes.has(*stack));
+        let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes(*stack));
         match stack.ok_or(DropReason::OtherStack)? {
-            Stack::Plain => Ok((Stack::Plain, None)),
+            stack @ (Stack::Plain | Stack::Fec) => Ok((stack, None)),
             Stack::Secure => {
                 let seal = self.seal.as_ref().filter(|seal| seal.stack() == data.stack);
                 seal.map(|seal| (Stack::Secure, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
@@ -59,18 +91,56 @@ impl PathRecord {
 impl Table {
     /// Whether a flow is to be sent by another stack than it is.
     pub fn is_to_turn(&self, flow: FlowId) -> bool {
-        self.find(flow).is_some_and(|slot| slot.is_sealing() != (slot.stacks.sends == Stack::Secure))
+        self.find(flow).is_some_and(|slot| slot.sends.now() != slot.stacks.sends)
     }
 
     /// From here on a flow is sent by the stack that its entry says. `None` if it is already.
     pub fn begin_turn(&self, flow: FlowId) -> Option<LastPacket> {
         let slot = self.find(flow)?;
-        let seals = slot.stacks.sends == Stack::Secure;
-        if slot.is_sealing.swap(seals, Ordering::Relaxed) == seals {
+        let before = slot.sends.turn(slot.stacks.sends);
+        if before == slot.stacks.sends {
             return None;
         }
-        let seal = if seals { None } else { Some(self.seals.get(&flow).cloned()?) };
-        Some(LastPacket { route: EgressRoute { seal, ..self.bare_route(slot)? }, change: slot.stacks.change })
+        let bare = self.bare_route(slot)?;
+        let route = match before {
+            Stack::Plain => bare,
+            Stack::Fec => EgressRoute { fec: Some(self.kept_fec(flow)?), ..bare },
+            Stack::Secure => EgressRoute { seal: Some(self.seals.get(&flow).cloned()?), ..bare },
+        };
+        Some(LastPacket { route, change: slot.stacks.change })
+    }
+
+    /// Where something of the cache's own goes, by whatever stack.
+    pub fn bare_route_of(&self, flow: FlowId) -> Option<EgressRoute> {
+        self.bare_route(self.find(flow)?)
+    }
+
+    /// What numbers and repairs a flow that goes by `fec`.
+    pub fn fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
+        // There seldom is any.
+        if self.fecs.is_empty() {
+            return None;
+        }
+        self.fecs.get(&flow).filter(|kept| !kept.is_left).map(|kept| Arc::clone(&kept.fec))
+    }
+
+    /// The same, also of one whose last packet is to be sent.
+    pub(super) fn kept_fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
+        self.fecs.get(&flow).map(|kept| Arc::clone(&kept.fec))
+    }
+
+    /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, or it is sent so.
+    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks, sends: Stack) {
+        if stacks.has(Stack::Fec) {
+            if self.fec(flow).is_none() {
+                let fec = Arc::new(Fec::new(flow, stacks.change));
+                self.fecs.insert(flow, KeptFec { fec, is_left: false });
+            }
+        } else if sends != Stack::Fec {
+            self.fecs.remove(&flow);
+        } else if let Some(kept) = self.fecs.get_mut(&flow) {
+            kept.is_left = true;
+        }
     }
 
     /// Whether the core is to hear that something of another stack than its flow's has come.

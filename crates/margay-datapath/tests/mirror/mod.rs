@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use margay_core::loss::FlowCount;
 use margay_core::{
     AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
     PathId, RemoveReason, Role, Stack, Stacks, Survey, Tuple, Wire,
@@ -168,6 +169,8 @@ impl Core for Mirror {
             _ => AppVerdict::Drop(DropReason::Protocol),
         }
     }
+
+    fn handle_counted(&mut self, _: Instant, _: FlowId, _: &FlowCount) {}
 
     fn handle_opened(&mut self, _now: Instant, flow: FlowId, app: &Tuple) {
         let Some((grant, at)) = self.strange(flow) else { return };

@@ -84,6 +84,7 @@ mod short_connections;
 mod sick_instance;
 pub mod site;
 mod stack_attacks;
+mod stack_lossy;
 mod stack_switch;
 mod tampered_host;
 mod trace;
@@ -230,6 +231,7 @@ pub const ALL: &[Scenario] = &[
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
     stack_attacks::SCENARIO,
+    stack_lossy::SCENARIO,
     stack_switch::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,

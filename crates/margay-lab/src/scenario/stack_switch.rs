@@ -1,7 +1,7 @@
-//! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried plain and
-//! sealed in turns: encapsulated and sealed, direct and sealed. Then TCP transfers, every byte checked, whose flows are
-//! changed one after the other. How long nothing comes at a change is held against as long a time in which the agent is
-//! only asked something.
+//! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried in one way and
+//! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`. Then
+//! TCP transfers, every byte checked, whose flows are changed one after the other. How long nothing comes at a change
+//! is held against as long a time in which the agent is only asked something.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -25,7 +25,7 @@ use crate::transfers::{Order, Server, Transfers};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "stack-switch",
-    summary: "numbered datagrams and TCP transfers whose live flows are carried plain and sealed in turns",
+    summary: "numbered datagrams and TCP transfers whose live flows are carried plain, sealed and by `fec` in turns",
     bounds: &BOUNDS,
     run,
 };
@@ -94,11 +94,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut gaps = Gaps::default();
     let (rounds, turns) = if is_long() { (6, 10) } else { (2, 3) };
     for round in 0..rounds {
-        for is_direct in [false, true] {
-            let what = format!("round {round}, direct {is_direct}");
-            pair::attempt_part(&what, findings, |findings| {
-                switch(&mut stage, is_direct, rate, turns, &mut gaps, findings)
-            });
+        for (is_direct, other) in [(false, "secure"), (true, "secure"), (false, "fec"), (true, "fec")] {
+            let what = format!("round {round}, direct {is_direct}, {other}");
+            let pair = Ways { is_direct, other };
+            pair::attempt_part(&what, findings, |findings| switch(&mut stage, pair, rate, turns, &mut gaps, findings));
         }
     }
     findings.set("gap_first_ms_p50", median(&gaps.first_ms));
@@ -196,17 +195,21 @@ fn flows(host: &Host, service: &str, protocol: &str) -> Result<Vec<String>> {
     Ok(own.filter_map(|flow| flow["flow"].as_str()).map(str::to_owned).collect())
 }
 
-/// How many datagrams a second arrive of a sealed flow.
+/// How many datagrams a second arrive of a flow that goes by the slower of the two other stacks.
 fn slower_rate(stage: &mut Stage<'_>) -> Result<u64> {
+    Ok(rate_of(stage, "secure")?.min(rate_of(stage, "fec")?))
+}
+
+fn rate_of(stage: &mut Stage<'_>, stack: &str) -> Result<u64> {
     let (run, series, flow) = stage.begin(0)?;
-    agent::set_stack(stage.client, &flow, "secure")?;
+    agent::set_stack(stage.client, &flow, stack)?;
     let from = received(stage, run);
     let start = Instant::now();
     sleep(MEASURED);
     let rate = (received(stage, run) - from) as f64 / start.elapsed().as_secs_f64();
     // How many of those were lost that came too fast is of no interest.
     series.finish(LIMIT)?;
-    ensure!(rate >= 100.0, "no more than {rate} datagrams/s arrive sealed");
+    ensure!(rate >= 100.0, "no more than {rate} datagrams/s arrive by `{stack}`");
     Ok(rate as u64)
 }
 
@@ -214,10 +217,19 @@ fn received(stage: &Stage<'_>, run: u32) -> u64 {
     stage.came(run).last().map_or(0, |came| came.received)
 }
 
-/// One flow of datagrams, plain and sealed in turns.
+/// How a flow is carried in turns.
+#[derive(Clone, Copy)]
+struct Ways {
+    /// Whether it goes direct while it is plain.
+    is_direct: bool,
+    /// The stack that it has otherwise.
+    other: &'static str,
+}
+
+/// One flow of datagrams, plain and otherwise in turns.
 fn switch(
     stage: &mut Stage<'_>,
-    is_direct: bool,
+    Ways { is_direct, other }: Ways,
     rate: u64,
     turns: usize,
     gaps: &mut Gaps,
@@ -229,8 +241,8 @@ fn switch(
     let (run, series, flow) = stage.begin(rate)?;
     let plain = if is_direct { "direct" } else { "encapsulated" };
     for turn in 0..turns * 2 {
-        let (to, path) = if turn % 2 == 0 { ("secure", "secure") } else { ("plain", plain) };
-        await_path(stage, &flow, if turn % 2 == 0 { plain } else { "secure" })?;
+        let (to, path) = if turn % 2 == 0 { (other, other) } else { ("plain", plain) };
+        await_path(stage, &flow, if turn % 2 == 0 { plain } else { other })?;
         // What the question itself takes of the machine is in both.
         let quiet_ms = now_ms();
         agent::stack(stage.client, &flow)?;

@@ -12,6 +12,7 @@ mod echo;
 mod fetches;
 mod flows;
 mod forger;
+pub mod frames;
 mod hijack;
 mod hostile;
 mod idle;
@@ -190,6 +191,14 @@ pub enum Traffic {
     Numbered(numbered::Plan),
     /// Say what has come of them
     NumberedSink {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Send frames of several datagrams each, so many a second, until the input ends
+    Frames(frames::Plan),
+    /// Say which of them have come whole and in time
+    FrameSink {
         /// Where to listen
         #[arg(long)]
         listen: SocketAddr,
@@ -460,6 +469,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Sink { listen } => datagrams::sink(listen),
         Traffic::Numbered(plan) => numbered::send(&plan),
         Traffic::NumberedSink { listen } => numbered::sink(listen),
+        Traffic::Frames(plan) => frames::send(&plan),
+        Traffic::FrameSink { listen } => frames::sink(listen),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }

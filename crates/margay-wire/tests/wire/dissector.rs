@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 108] = [
+const FIELDS: [&str; 113] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -88,6 +88,11 @@ const FIELDS: [&str; 108] = [
     "margay.quiet.quiet_ms",
     "margay.fence_number",
     "margay.chain_seen",
+    "margay.loss.basis",
+    "margay.loss.sent",
+    "margay.loss.expected",
+    "margay.loss.received",
+    "margay.loss.gaps",
     "margay.change.step",
     "margay.change.stack",
     "margay.change.demands",
@@ -251,6 +256,7 @@ fn type_byte(value: &Value) -> u64 {
         "QUIET" => 21,
         "FENCE_NUMBER" => 23,
         "CHAIN_SEEN" => 25,
+        "LOSS" => 26,
         "CHANGE" => 0x98,
         _ => value["number"].as_u64().expect("a number"),
     }
@@ -383,6 +389,7 @@ impl Expected {
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
             23 => self.number("fence_number", &value["number"]),
             25 => self.text("chain_seen", &value["digest"]),
+            26 => self.loss(value),
             0x98 => self.change(value),
             _ => {}
         }
@@ -410,6 +417,12 @@ impl Expected {
             self.number(&format!("change.{field}"), &value[field]);
         }
         self.put("change.demands", u8::from(value["demands"].as_bool().expect("a flag")));
+    }
+
+    fn loss(&mut self, value: &Value) {
+        for field in ["basis", "sent", "expected", "received", "gaps"] {
+            self.number(&format!("loss.{field}"), &value[field]);
+        }
     }
 
     fn grant(&mut self, value: &Value) {

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
     ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
-    GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
-    NoticeRepr, QuietRepr, ResolvableRepr, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr,
-    TrainRepr, is_sealed,
+    GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
+    NoticeRepr, QuietRepr, ResolvableRepr, STACK_FEC, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN,
+    TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -146,6 +146,14 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Handover(handover) => of_handover(handover),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
+        Extension::Loss(loss) => json!({
+            "type": "LOSS",
+            "basis": loss.basis,
+            "sent": loss.sent,
+            "expected": loss.expected,
+            "received": loss.received,
+            "gaps": loss.gaps,
+        }),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
@@ -319,6 +327,11 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),
         "CHANGE" => Extension::Change(change(value)?),
+        "LOSS" => {
+            let [basis, sent, expected] = ["basis", "sent", "expected"].map(|key| number(value, key));
+            let [received, gaps] = ["received", "gaps"].map(|key| number(value, key));
+            Extension::Loss(LossRepr { basis, sent, expected, received, gaps })
+        }
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
@@ -441,7 +454,7 @@ pub fn of_data(datagram: &[u8]) -> Result<Value, Error> {
         },
         "chunk": hex(chunk),
     });
-    if header.index == 0 && !is_sealed(header.stack) {
+    if header.index == 0 && !is_sealed(header.stack) && header.stack != STACK_FEC {
         let train = TrainRepr::parse(chunk)?;
         let gso = match train.gso {
             GsoKind::None => "none",

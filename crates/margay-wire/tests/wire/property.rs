@@ -9,9 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::{Value, json};
 
-use crate::json;
-use crate::mutation;
 use crate::vector::hex;
+use crate::{json, mutation};
 
 const TYPES: [&str; 18] = [
     "SYN",
@@ -145,14 +144,19 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let last = (chain(), seen, fence, change());
+    let loss = any::<[u32; 5]>().prop_map(|[basis, sent, expected, received, gaps]| {
+        json!({
+            "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
+        })
+    });
+    let last = (chain(), seen, fence, change(), loss);
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=24)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=25)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {
@@ -254,7 +258,7 @@ proptest! {
             },
             "chunk": chunk,
         });
-        if index == 0 && !margay_wire::is_sealed(stack) {
+        if index == 0 && !margay_wire::is_sealed(stack) && stack != margay_wire::STACK_FEC {
             fields["train"] =
                 json!({"gso": gso, "partial_checksum": partial, "segment_size": size, "inner_len": inner_len});
         }

@@ -127,6 +127,7 @@ mod test {
             carriage_since: margay_core::Instant::ZERO,
             why: Why::Unproved,
             secure: None,
+            loss: margay_core::loss::FlowLoss::default(),
             stack: StackInfo {
                 stack: Stack::Plain,
                 since: margay_core::Instant::ZERO,

@@ -270,8 +270,17 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
+    let lost = lost(flow).map(|lost| ("lost", lost));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(chain).chain(trouble).collect::<Vec<_>>())
+    out.facts(&facts.into_iter().chain(lost).chain(chain).chain(trouble).collect::<Vec<_>>())
+}
+
+/// What is lost of its datagrams, where that is known.
+fn lost(flow: &FlowInfo) -> Option<String> {
+    let share = |ppm: Option<u32>, what: &str| Some(format!("{:.1} % of what is {what}", f64::from(ppm?) / 1e4));
+    let ways = [share(flow.lost_sent_ppm, "sent"), share(flow.lost_received_ppm, "received")];
+    let known: Vec<String> = ways.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(", "))
 }
 
 /// How it is protected, why, and who demands that.

@@ -84,15 +84,17 @@ fn table(paths: &[PathInfo], out: &mut Out) -> Result<()> {
             0 => "-".to_owned(),
             us => format!("{:.1} ms", us as f64 / 1000.0),
         };
+        let lost = path.lost_ppm.map_or("-".to_owned(), |ppm| format!("{:.1} %", f64::from(ppm) / 1e4));
         vec![
             called(path),
             if path.local.is_empty() { "?".to_owned() } else { path.local.clone() },
             path.remote.clone(),
             if path.router { "router".to_owned() } else { path.flows.to_string() },
             round_trip,
+            lost,
             state(path),
             moved,
         ]
     });
-    out.table(&["PEER", "FROM", "TO", "FLOWS", "ROUND TRIP", "STATE", "MOVED"], rows.collect(), "no peers")
+    out.table(&["PEER", "FROM", "TO", "FLOWS", "ROUND TRIP", "LOST", "STATE", "MOVED"], rows.collect(), "no peers")
 }

@@ -74,6 +74,8 @@ pub enum RulesVerb {
 pub enum StackWord {
     /// Encapsulated, and direct where that can be
     Plain,
+    /// Flows of datagrams: what the network loses is repaired
+    Fec,
     /// Sealed
     Secure,
 }
@@ -82,6 +84,7 @@ impl std::fmt::Display for StackWord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Plain => "plain",
+            Self::Fec => "fec",
             Self::Secure => "secure",
         })
     }
@@ -258,7 +261,7 @@ fn because(stack: &FlowStack) -> String {
         ("", Some("rule")) => format!("rule {} wants it", last.map_or(0, |change| change.rule)),
         ("", Some("rule-ended")) => format!("rule {} has no say any more", last.map_or(0, |change| change.rule)),
         ("", Some("peer")) => "the peer wanted it".into(),
-        ("", Some("settled")) => "the two ends had different stacks, and took the sealed one".into(),
+        ("", Some("settled")) => "the two ends had different stacks, and took the same".into(),
         ("", Some(_)) => "an order was released".into(),
         ("", None) if stack.stack == "secure" => "sealed from its set-up on".into(),
         ("", None) => "nobody asked for more".into(),

@@ -46,8 +46,20 @@ pub struct StackRuleSection {
 pub enum StackUse {
     /// Encapsulated, and direct where that can be.
     Plain,
+    /// Flows of datagrams: encapsulated, and what the network loses is repaired.
+    Fec,
     /// Sealed.
     Secure,
+}
+
+impl StackUse {
+    const fn stack(self) -> Stack {
+        match self {
+            Self::Plain => Stack::Plain,
+            Self::Fec => Stack::Fec,
+            Self::Secure => Stack::Secure,
+        }
+    }
 }
 
 const fn default_hold_s() -> u32 {
@@ -70,9 +82,10 @@ impl StackRuleSection {
             _ if self.names.is_empty() => {
                 Err(("a [[stack_rule]] is about no name".into(), "write some `names`, or remove it".into()))
             }
-            _ if self.floor && self.r#use == StackUse::Plain => {
-                let what = "`floor` demands that flows are sealed, and `use` is \"plain\"";
-                Err((what.into(), "write `use = \"secure\"`, or remove `floor`".into()))
+            _ if self.floor && self.r#use != StackUse::Secure => {
+                let what =
+                    format!("`floor` demands that flows are sealed, and `use` is {:?}", self.r#use.stack().label());
+                Err((what, "write `use = \"secure\"`, or remove `floor`".into()))
             }
             Some((name, seconds)) => {
                 let what = format!("{name} is {seconds}, which is longer than an hour");
@@ -126,10 +139,7 @@ pub fn rules(sections: &[Spanned<StackRuleSection>], text: &str, host_name: &str
             names: this.names.iter().map(|name| name.0.prefix()).collect(),
             text: this.when.get_ref().clone(),
             when,
-            uses: match this.r#use {
-                StackUse::Plain => Stack::Plain,
-                StackUse::Secure => Stack::Secure,
-            },
+            uses: this.r#use.stack(),
             hold: Duration::from_secs(this.hold_s.into()),
             release: Duration::from_secs(this.release_s.into()),
             priority: this.priority,

@@ -215,6 +215,10 @@ impl Sal {
             let scope = self.scope_of(association, message)?;
             return self.note_arrivals(scope.flow, arrivals);
         }
+        if let Some(loss) = message.loss() {
+            let scope = self.scope_of(association, message)?;
+            return self.note_loss(scope.flow, loss, message.flags.contains(Flags::CONFIRM));
+        }
         let probe = message.location();
         if let Some(probe) = probe {
             let is_answer = message.flags.contains(Flags::CONFIRM);

@@ -42,8 +42,7 @@ use crate::cache::packet::{self, AppPacket};
 use crate::cache::waiting_packets::WaitingPackets;
 use crate::leg::carriage::{Carriage, DirectEvent, Why};
 use crate::machine::sal::Sal;
-use crate::session::flow::Flow;
-use crate::session::flow::Setup;
+use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::role::{Lifecycle, Role};
@@ -431,13 +430,13 @@ impl Sal {
         true
     }
 
-    /// The flow is sealed from here on: nothing of it goes direct. Its ports stay its own.
-    pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId) {
+    /// Nothing of the flow goes direct from here on. Its ports stay its own.
+    pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId, why: Why) {
         self.set_direct_due(id, None);
         let Some(flow) = self.flows.get_mut(id) else { return };
         let waiting = flow.direct.take_queued();
         let Direct { local_port, peer_port, peer, .. } = flow.direct;
-        flow.direct = Direct { local_port, peer_port, peer, ..Direct::never(Why::Secure, now) };
+        flow.direct = Direct { local_port, peer_port, peer, ..Direct::never(why, now) };
         waiting.iter().for_each(|packet| self.deliver_direct(id, packet));
     }
 

@@ -2,6 +2,7 @@
 
 pub mod direct;
 pub(crate) mod hold;
+pub(crate) mod loss;
 pub mod policy;
 pub(crate) mod related;
 pub(crate) mod side_path;

@@ -72,6 +72,12 @@ pub enum MoveRefused {
     /// It would go by addresses where a rule demands that it is sealed.
     #[error("a stack rule with `floor` is about this name: its flows go by one pair of addresses each")]
     Floor,
+    /// Its datagrams are numbered by one pair.
+    #[error(
+        "the flow goes by `fec`, which uses one pair of addresses; have it carried plainly first \
+         (`margay stack set FLOW plain`)"
+    )]
+    Fec,
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,

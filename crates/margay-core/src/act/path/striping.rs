@@ -13,6 +13,7 @@ use core::time::Duration;
 use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, StripeRepr};
 
 use crate::act::path::side_path::MoveRefused;
+use crate::act::stack_change::Stack;
 use crate::association::Association;
 use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
@@ -107,6 +108,9 @@ impl Sal {
         }
         if self.stack_rules.has_floor_for(&flow.service) {
             return Err(MoveRefused::Floor);
+        }
+        if flow.stacks.has(Stack::Fec) {
+            return Err(MoveRefused::Fec);
         }
         if self.stack_changes.under_way(id).is_some() {
             return Err(MoveRefused::Changing);

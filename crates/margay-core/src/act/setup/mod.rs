@@ -28,9 +28,11 @@ use margay_wire::{
 use crate::act::fetch::Fetch;
 use crate::act::grant::{Asks, Granted, Offer};
 use crate::act::path::related::Related;
+use crate::association::FEC;
 use crate::association::draft::{Arrival, Reply};
 use crate::association::location::Pair;
-use crate::cache::packet::{self, Parsed, Unreachable};
+use crate::cache::packet;
+use crate::cache::packet::{Parsed, Unreachable};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::table::Allow;
@@ -298,7 +300,7 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
-        let stacks = STACK_ENCAP | CHANGES | self.secure_stacks();
+        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks();
         Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
     }
 

@@ -3,6 +3,7 @@
 use margay_wire::FlowId;
 
 use super::{Stack, Stacks, Taking};
+use crate::leg::carriage::Why;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::seen;
@@ -12,6 +13,9 @@ impl Sal {
     /// From here on this end sends by a stack: the flow cache says so by a FENCE of the one before.
     pub(super) fn turn(&mut self, id: FlowId, to: Stack, takes: Taking) {
         if let Some(flow) = self.flows.get_mut(id) {
+            if flow.stacks.sends != to {
+                flow.stacks.before = flow.stacks.sends;
+            }
             flow.stacks.sends = to;
             flow.stacks.takes = takes;
             self.install_again(id);
@@ -19,16 +23,16 @@ impl Sal {
         }
     }
 
-    /// Both directions are by a stack: of a sealed flow nothing goes direct, and a plain one may be lifted, as at its
-    /// set-up.
+    /// Both directions are by a stack: a plain flow may be lifted, as at its set-up, and nothing of others goes direct.
     pub(super) fn settle(&mut self, now: Instant, id: FlowId, stack: Stack) {
         let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.stacks = Stacks { sends: stack, takes: Taking::Only(stack), change: flow.stacks.change };
+        flow.stacks = Stacks { change: flow.stacks.change, ..Stacks::only(stack) };
         match stack {
-            Stack::Secure => self.park_direct(now, id),
+            Stack::Fec | Stack::Secure => self.park_direct(now, id, Why::of_stack(stack)),
             Stack::Plain => self.unpark_direct(now, id),
         }
         self.install_again(id);
+        self.watch_loss(now, id);
         if stack == Stack::Plain {
             self.open_pinhole(now, id);
         }

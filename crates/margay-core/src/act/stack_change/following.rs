@@ -114,8 +114,9 @@ impl Sal {
         }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let from = flow.stacks.sends;
-        let cipher = self.cipher_for(flow).ok_or(ChangeRefused::NoCipher)?;
-        self.derive_seal(id, cipher);
+        if let Some(cipher) = self.cipher_for(flow) {
+            self.derive_seal(id, cipher);
+        }
         let number = self.rng.u32();
         let proposing = Proposing { to, from, number, cause, sends: Sends::starting(now), until: now + PATIENCE };
         self.stack_changes.proposing.insert(id, proposing);
@@ -194,6 +195,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
             flow.stacks.takes = Taking::Ready(to);
+            flow.stacks.before = from;
         }
         self.install_again(id);
         self.events.push(Event::FlowChanged(id));
@@ -276,6 +278,7 @@ impl Sal {
         let Some(from) = self.stack_changes.following.get(&id).map(|one| one.from) else { return };
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.takes = Taking::Only(from);
+            flow.stacks.before = from;
             self.install_again(id);
         }
     }

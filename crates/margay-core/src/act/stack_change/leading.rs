@@ -118,13 +118,15 @@ impl Sal {
             return Err(ChangeRefused::Full { limit: CHANGES_MAX });
         }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
-        let cipher = self.cipher_for(flow).ok_or(ChangeRefused::NoCipher)?;
+        let cipher = self.cipher_for(flow);
         let session = flow.session;
         let from = flow.stacks.sends;
         let number = number_after(flow.stacks.change, now);
         let holder = Holder { host: self.host_id(), act: Act::Stack };
         let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
-        self.derive_seal(id, cipher);
+        if let Some(cipher) = cipher {
+            self.derive_seal(id, cipher);
+        }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
         }

@@ -1,5 +1,5 @@
-//! How a live flow is carried becomes another: plain (encapsulated, and direct where that can be), or sealed (DESIGN
-//! §12; docs/decisions/0073). The program notices nothing.
+//! How a live flow is carried becomes another: plain (encapsulated, and direct where that can be), sealed, or repaired
+//! where the network loses something (DESIGN §12; docs/decisions/0073, 0081). The program notices nothing.
 //!
 //! The initiator *leads*, under the lock of the session, which is kept at its host: so no hand-over runs meanwhile. An
 //! order at the responder's host goes to the initiator's as a proposal. Each direction turns by itself:
@@ -39,7 +39,16 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, STACK_ENCAP};
+use margay_wire::ChangeRepr;
+use margay_wire::ChangeStep;
+use margay_wire::ErrorCode;
+use margay_wire::ErrorRepr;
+use margay_wire::Extension;
+use margay_wire::Flags;
+use margay_wire::FlowId;
+use margay_wire::Kind;
+use margay_wire::STACK_ENCAP;
+use margay_wire::STACK_FEC;
 
 use crate::act::setup::retry_after;
 use crate::association::auth::Verified;
@@ -72,18 +81,21 @@ pub enum Stack {
     /// Not at all: encapsulated, and direct where that can be.
     #[default]
     Plain,
+    /// Not at all; but what the network loses of its datagrams is repaired.
+    Fec,
     /// Sealed.
     Secure,
 }
 
 impl Stack {
     /// All of them, the lesser first.
-    pub const ALL: [Self; 2] = [Self::Plain, Self::Secure];
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Fec, Self::Secure];
 
     /// The name that orders, lists and metrics carry.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Plain => "plain",
+            Self::Fec => "fec",
             Self::Secure => "secure",
         }
     }
@@ -93,7 +105,17 @@ impl Stack {
         match Cipher::of_stack(number) {
             Some(_) => Some(Self::Secure),
             None if number == STACK_ENCAP => Some(Self::Plain),
+            None if number == STACK_FEC => Some(Self::Fec),
             None => None,
+        }
+    }
+
+    /// The number that stands for it, where flows are sealed with this cipher.
+    const fn number(self, cipher: Option<Cipher>) -> u8 {
+        match (self, cipher) {
+            (Self::Secure, Some(cipher)) => cipher.stack(),
+            (Self::Fec, _) => STACK_FEC,
+            (Self::Plain | Self::Secure, _) => STACK_ENCAP,
         }
     }
 }
@@ -109,22 +131,13 @@ impl fmt::Display for Stack {
 pub enum Taking {
     /// What is of this stack.
     Only(Stack),
-    /// What is of the other stack, until its FENCE; from there on what is of this one. The peer has not said yet that
-    /// it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this stack.
+    /// What is of the stack [before](Stacks::before), until its FENCE; from there on what is of this one. The peer has
+    /// not said yet that it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this
+    /// stack.
     Ready(Stack),
     /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for
     /// long.
     Turning(Stack),
-}
-
-impl Taking {
-    /// Whether anything of a stack may be given on.
-    pub fn has(self, stack: Stack) -> bool {
-        match self {
-            Self::Only(only) => only == stack,
-            Self::Ready(_) | Self::Turning(_) => true,
-        }
-    }
 }
 
 /// The stacks of a flow, each way.
@@ -135,6 +148,8 @@ pub struct Stacks {
     pub sends: Stack,
     /// What this end takes.
     pub takes: Taking,
+    /// The stack that the present change leaves; without one that of both directions.
+    pub before: Stack,
     /// The number of the last change; zero: there has been none.
     pub change: u32,
 }
@@ -142,7 +157,7 @@ pub struct Stacks {
 impl Stacks {
     /// Of a flow that has never been changed.
     pub const fn only(stack: Stack) -> Self {
-        Self { sends: stack, takes: Taking::Only(stack), change: 0 }
+        Self { sends: stack, takes: Taking::Only(stack), before: stack, change: 0 }
     }
 
     /// The stack of both directions, where they have the same.
@@ -152,13 +167,20 @@ impl Stacks {
 
     /// Whether packets of a stack may be sent or taken.
     pub fn has(self, stack: Stack) -> bool {
-        self.sends == stack || self.takes.has(stack)
+        self.sends == stack || self.takes(stack)
+    }
+
+    /// Whether anything of a stack may be given on.
+    pub fn takes(self, stack: Stack) -> bool {
+        match self.takes {
+            Taking::Only(only) => only == stack,
+            Taking::Ready(to) | Taking::Turning(to) => to == stack || self.before == stack,
+        }
     }
 
     /// Whether what comes direct may be the peer's: it is plain, and was so before the present change.
     pub fn takes_direct(self) -> bool {
-        let (Taking::Ready(to) | Taking::Turning(to)) = self.takes else { return self.takes.has(Stack::Plain) };
-        to == Stack::Secure
+        self.takes(Stack::Plain) && self.before == Stack::Plain
     }
 }
 
@@ -358,7 +380,9 @@ impl Sal {
     pub fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
         self.now = now;
         // Either one knows of this change, or neither does any more.
-        if self.flows.get(id).is_some_and(|flow| flow.stacks.takes == Taking::Ready(Stack::Plain)) {
+        let is_fenced_sealed =
+            |stacks: Stacks| matches!(stacks.takes, Taking::Ready(_)) && stacks.before == Stack::Secure;
+        if self.flows.get(id).is_some_and(|flow| is_fenced_sealed(flow.stacks)) {
             // The FENCE was sealed: the peer has said it by this. A plain one may be anybody's.
             let _ = self.leading_event(now, id, change, LeadingEvent::Done);
             let _ = self.following_event(now, id, change, FollowingEvent::Confirmed);
@@ -382,6 +406,7 @@ impl Sal {
         self.end_proposing(now, id, ChangeOutcome::Ended);
         self.stack_changes.histories.remove(&id);
         self.stack_rules.forget(id);
+        self.losses.forget(id);
         self.queue.unguard(id);
     }
 
@@ -424,8 +449,7 @@ impl Sal {
 
     fn change_repr(&self, id: FlowId, step: ChangeStep, to: Stack, number: u32) -> ChangeRepr {
         let flow = self.flows.get(id);
-        let cipher = flow.and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher.stack());
-        let stack = cipher.filter(|_| to == Stack::Secure).unwrap_or(STACK_ENCAP);
+        let stack = to.number(flow.and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher));
         let by_rule = self.stack_changes.is_by_rule(id);
         ChangeRepr { step, stack, demands: self.has_demand(id), by_rule, number }
     }

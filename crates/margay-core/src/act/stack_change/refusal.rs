@@ -10,6 +10,8 @@ use crate::session::LockError;
 use crate::session::flow::{Flow, seen};
 use crate::types::role::{Lifecycle, Role};
 
+const UDP: u8 = 17;
+
 /// One end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -64,6 +66,12 @@ pub enum ChangeRefused {
     /// The two ends have no cipher in common.
     #[error("the two hosts have no cipher in common")]
     NoCipher,
+    /// The peer's version has no `fec`.
+    #[error("the agent of the peer is of a version that has no `fec`; bring it up to date")]
+    NoFec,
+    /// It is a connection.
+    #[error("`fec` is for flows of datagrams: TCP repeats by itself what is lost")]
+    DatagramsOnly,
     /// An end demands that the flow is sealed.
     #[error("{}", demanded(.0))]
     Demanded(End),
@@ -86,7 +94,10 @@ pub enum ChangeRefused {
 
 fn demanded(end: &End) -> &'static str {
     match end {
-        End::This => "the configuration of this host demands `secure` for this name, and the flow gets no less",
+        End::This => {
+            "the configuration of this host demands `secure` for this name, and the flow gets no less; what goes by \
+             `fec` is not sealed"
+        }
         End::Peer => "the peer demands `secure` for this flow, and it gets no less",
     }
 }
@@ -106,7 +117,8 @@ impl ChangeRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::OldPeer | Self::NoCipher => ErrorCode::NoCommonStack,
+            Self::OldPeer | Self::NoCipher | Self::NoFec => ErrorCode::NoCommonStack,
+            Self::DatagramsOnly => ErrorCode::DatagramsOnly,
             Self::Demanded(_) => ErrorCode::Demanded,
             Self::Outranked(_) => ErrorCode::Outranked,
             Self::SameHost | Self::Chained | Self::NoOrder | Self::ByPeer(_) => ErrorCode::Refused,
@@ -121,6 +133,7 @@ impl ChangeRefused {
             ErrorCode::Striped => Self::Striped,
             ErrorCode::Overloaded => Self::PeerBusy,
             ErrorCode::NoCommonStack => Self::NoCipher,
+            ErrorCode::DatagramsOnly => Self::DatagramsOnly,
             ErrorCode::Demanded => Self::Demanded(End::Peer),
             ErrorCode::Outranked => Self::Outranked(End::Peer),
             other => Self::ByPeer(other.into()),
@@ -142,9 +155,11 @@ impl Sal {
             _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,
             _ if association.is_none_or(|association| association.stacks & CHANGES == 0) => ChangeRefused::OldPeer,
-            Stack::Plain if flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
+            Stack::Fec if flow.app.protocol != UDP => ChangeRefused::DatagramsOnly,
+            Stack::Plain | Stack::Fec if flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
+            Stack::Fec if !association.is_some_and(Association::has_fec) => ChangeRefused::NoFec,
             Stack::Secure if self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
-            Stack::Plain | Stack::Secure => return Ok(()),
+            Stack::Plain | Stack::Fec | Stack::Secure => return Ok(()),
         };
         Err(refused)
     }
@@ -154,15 +169,15 @@ impl Sal {
     pub(crate) fn keep_as_demanded(&mut self, id: FlowId) {
         let now = self.now;
         let outcome = ChangeOutcome::Refused(ChangeRefused::Demanded(End::This));
-        if self.stack_changes.leading.get(&id).is_some_and(|one| one.to == Stack::Plain && !one.is_made()) {
+        if self.stack_changes.leading.get(&id).is_some_and(|one| one.to != Stack::Secure && !one.is_made()) {
             self.abandon(now, id, outcome);
         }
-        if self.stack_changes.following.get(&id).is_some_and(|one| one.to == Stack::Plain && !one.is_made()) {
+        if self.stack_changes.following.get(&id).is_some_and(|one| one.to != Stack::Secure && !one.is_made()) {
             // The initiator may have made it already: then its word is answered by what the flow has here.
             self.unready(id);
             self.end_following(now, id, outcome);
         }
-        if self.stack_changes.proposing.get(&id).is_some_and(|one| one.to == Stack::Plain) {
+        if self.stack_changes.proposing.get(&id).is_some_and(|one| one.to != Stack::Secure) {
             self.end_proposing(now, id, outcome);
         }
     }

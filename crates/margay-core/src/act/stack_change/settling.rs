@@ -1,6 +1,6 @@
 //! Two ends that think different things of a flow: an agent has started again in the middle of a change, with the stack
 //! that was written down last, or a change was given up at one end and made at the other. Each tells the other what it
-//! has, and both go to the sealed one.
+//! has, and both go to the sealed one; of `fec` and plain, to plain.
 
 use core::time::Duration;
 
@@ -56,8 +56,11 @@ impl Sal {
         is_answer: bool,
     ) -> Result<(), DropReason> {
         let theirs = Stack::of_number(said.stack).ok_or(DropReason::Unexpected)?;
-        if let Some(cipher) = Cipher::of_stack(said.stack).filter(|_| self.word_of(id) == Stack::Plain) {
+        let own = self.word_of(id);
+        if let Some(cipher) = Cipher::of_stack(said.stack).filter(|_| own != Stack::Secure) {
             self.go_to_sealed(now, id, cipher, said.number);
+        } else if own == Stack::Fec && theirs == Stack::Plain {
+            self.go_to_plain(now, id, said.number);
         } else if theirs == self.word_of(id) && self.stack_changes.following.get(&id).is_some_and(|one| !one.is_made())
         {
             // The initiator knows nothing of the change that this end is ready for.
@@ -77,33 +80,40 @@ impl Sal {
         if self.secure_stacks() & cipher.bit() == 0 {
             return;
         }
+        self.derive_seal(id, cipher);
+        self.settle_as_told(now, id, Stack::Secure, number);
+    }
+
+    /// The peer has the flow plain, and this end by `fec`: neither has anything that the other needs.
+    fn go_to_plain(&mut self, now: Instant, id: FlowId, number: u32) {
+        if self.flows.get(id).is_some_and(|flow| !flow.is_demanded_here()) {
+            self.settle_as_told(now, id, Stack::Plain, number);
+        }
+    }
+
+    /// The flow is as the peer has it; a change that was under way is over.
+    fn settle_as_told(&mut self, now: Instant, id: FlowId, stack: Stack, number: u32) {
         let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::PEER_DEMANDS));
         let outcome = |to: Stack| match to {
-            Stack::Secure => ChangeOutcome::Done,
-            Stack::Plain if is_demanded => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
-            Stack::Plain => ChangeOutcome::NoAnswer,
+            _ if to == stack => ChangeOutcome::Done,
+            Stack::Plain | Stack::Fec if is_demanded => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
+            Stack::Plain | Stack::Fec | Stack::Secure => ChangeOutcome::NoAnswer,
         };
         let cut_short = self.stack_changes.under_way(id);
-        self.derive_seal(id, cipher);
+        let from = self.word_of(id);
         if let Some(flow) = self.flows.get_mut(id) {
             // By this the peer knows the FENCE.
             flow.stacks.change = number;
         }
-        self.settle(now, id, Stack::Secure);
+        self.settle(now, id, stack);
         if let Some(to) = cut_short {
             self.end_leading(now, id, outcome(to));
             self.end_following(now, id, outcome(to));
             self.end_proposing(now, id, outcome(to));
         }
-        if cut_short != Some(Stack::Secure) {
-            let change = StackChange {
-                at: now,
-                from: Stack::Plain,
-                to: Stack::Secure,
-                cause: ChangeCause::Settled,
-                outcome: ChangeOutcome::Done,
-            };
-            self.remember(now, id, change);
+        if cut_short != Some(stack) {
+            let cause = ChangeCause::Settled;
+            self.remember(now, id, StackChange { at: now, from, to: stack, cause, outcome: ChangeOutcome::Done });
         }
         self.events.push(Event::FlowChanged(id));
     }

@@ -3,9 +3,11 @@
 use super::*;
 use crate::act::handover::HandoverRecord;
 use crate::act::handover::tests::{meet_peer, record, sal};
+use crate::association::FEC;
 use crate::cache::output::Output;
 use crate::types::config::Limits;
-use margay_wire::{CHANGES, Message};
+use margay_wire::CHANGES;
+use margay_wire::Message;
 
 #[test]
 fn the_whole_matrix_of_the_leading_end() {
@@ -33,17 +35,27 @@ Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
 
 #[test]
 fn what_may_come_of_each_stack() {
-    use Stack::{Plain, Secure};
-    let taken = |takes: Taking| Stack::ALL.map(|stack| takes.has(stack));
-    assert_eq!(taken(Taking::Only(Plain)), [true, false]);
-    assert_eq!(taken(Taking::Only(Secure)), [false, true]);
-    assert_eq!(taken(Taking::Turning(Plain)), [true, true]);
-    assert_eq!(taken(Taking::Ready(Secure)), [true, true]);
-    let direct = |takes| Stacks { sends: Plain, takes, change: 1 }.takes_direct();
-    assert!(direct(Taking::Only(Plain)) && direct(Taking::Turning(Secure)));
-    assert!(direct(Taking::Ready(Secure)) && !direct(Taking::Ready(Plain)));
-    assert!(!direct(Taking::Only(Secure)) && !direct(Taking::Turning(Plain)), "a sealed flow takes nothing direct");
-    assert_eq!([2, 3, 4, 1, 8].map(Stack::of_number), [Some(Plain), Some(Secure), Some(Secure), None, None]);
+    use Stack::{Fec, Plain, Secure};
+    let of = |takes, before| Stacks { sends: before, takes, before, change: 1 };
+    let taken = |takes, before| Stack::ALL.map(|stack| of(takes, before).takes(stack));
+    assert_eq!(taken(Taking::Only(Plain), Plain), [true, false, false]);
+    assert_eq!(taken(Taking::Only(Fec), Fec), [false, true, false]);
+    assert_eq!(taken(Taking::Only(Secure), Secure), [false, false, true]);
+    assert_eq!(taken(Taking::Turning(Plain), Secure), [true, false, true]);
+    assert_eq!(taken(Taking::Ready(Secure), Plain), [true, false, true]);
+    assert_eq!(taken(Taking::Ready(Secure), Fec), [false, true, true], "nothing of a third one");
+    assert_eq!(taken(Taking::Turning(Fec), Plain), [true, true, false]);
+    let direct = |takes, before| of(takes, before).takes_direct();
+    assert!(direct(Taking::Only(Plain), Plain));
+    for takes in [Taking::Ready(Secure), Taking::Turning(Secure), Taking::Ready(Fec), Taking::Turning(Fec)] {
+        assert!(direct(takes, Plain), "{takes:?}");
+    }
+    for before in [Fec, Secure] {
+        let not_plain = [Taking::Only(before), Taking::Ready(Plain), Taking::Turning(Plain)];
+        assert!(not_plain.iter().all(|takes| !direct(*takes, before)), "{before} takes nothing direct");
+    }
+    let known = [Some(Plain), Some(Secure), Some(Secure), Some(Fec), None, None];
+    assert_eq!([2, 3, 4, 5, 1, 8].map(Stack::of_number), known);
 }
 
 /// A host with one established flow, whose peer can do `stacks`.
@@ -59,6 +71,40 @@ fn host(role: Role, stacks: u32) -> (Sal, FlowId) {
     while sal.poll(&mut [0; 4096]).is_some() {}
     while sal.poll_event().is_some() {}
     (sal, record.flow)
+}
+
+#[test]
+fn fec_is_for_datagrams_that_nobody_demands_sealed_and_peers_that_have_it() {
+    let start = Instant::from_millis(10_000);
+    let with = |protocol: u8, stacks: u32| {
+        let (mut sal, id) = host(Role::Initiator, stacks);
+        sal.flows.get_mut(id).expect("there").app.protocol = protocol;
+        (sal, id)
+    };
+    let (mut sal, id) = with(6, ABLE | FEC);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::DatagramsOnly));
+    let (mut sal, id) = with(17, ABLE);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::NoFec));
+    let (mut sal, id) = with(17, ABLE | FEC);
+    sal.note_demand(id, seen::DEMANDS, true);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::Demanded(End::This)));
+    sal.note_demand(id, seen::DEMANDS, false);
+    // Without a cipher in common.
+    let (mut sal, id) = with(17, CHANGES | FEC);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Ok(true));
+    let number = stacks(&sal, id).change;
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Answered), Ok(()));
+    let turned = Stacks { sends: Stack::Fec, takes: Taking::Ready(Stack::Fec), before: Stack::Plain, change: number };
+    assert_eq!(stacks(&sal, id), turned);
+    assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Done), Ok(()));
+    sal.handle_turned(start, id, number);
+    assert_eq!(stacks(&sal, id), Stacks { change: number, ..Stacks::only(Stack::Fec) });
+    // The peer's agent has started again, and has it plain.
+    let plain = ChangeRepr { step: ChangeStep::Tell, ..request(Stack::Plain, number) };
+    assert_eq!(sal.told(start, id, plain, false), Ok(()));
+    assert_eq!(stacks(&sal, id).settled(), Some(Stack::Plain));
+    assert_eq!(sal.told(start, id, ChangeRepr { stack: STACK_FEC, ..plain }, false), Ok(()));
+    assert_eq!(stacks(&sal, id).settled(), Some(Stack::Plain), "it is the other one that goes back");
 }
 
 const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();

@@ -299,10 +299,10 @@ impl Sal {
         let rules = Arc::clone(&self.stack_rules.rules);
         let mine = || rules.iter().enumerate().filter(|(_, rule)| rule.is_of(&flow.service));
         let paces = || mine().flat_map(|(_, rule)| rule.when.facts());
-        // Sealed, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
-        let is_sealed = flow.stacks.sends == Stack::Secure && self.order_of(id).is_none();
-        let sealing = mine().find(|(_, rule)| is_sealed && rule.uses == Stack::Secure).map(|(_, rule)| rule.number);
-        let is_in_force = |rule: &StackRule| is_sealed && rule.uses == Stack::Secure;
+        // Not plain, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
+        let is_changed = flow.stacks.sends != Stack::Plain && self.order_of(id).is_none();
+        let is_in_force = |rule: &StackRule| is_changed && rule.uses == flow.stacks.sends;
+        let acted = mine().find(|(_, rule)| is_in_force(rule)).map(|(_, rule)| rule.number);
         let states: Vec<(u16, RuleState)> = mine()
             .map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), is_in_force(rule)))
             .map(|(at, in_force)| (at, RuleState::new(now, in_force)))
@@ -316,14 +316,16 @@ impl Sal {
             is_timed: false,
             is_calm: false,
             is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
+            asks_for_loss: paces().any(|fact| fact == Fact::Loss),
             epoch: 0,
             regions: Vec::new(),
-            acted: sealing,
+            acted,
             next_at: now,
             blocked: None,
             carried: None,
         };
         self.stack_rules.followed.insert(id, followed);
+        self.watch_loss(now, id);
         if has_floor {
             self.guard_new(now, id);
         }

@@ -99,6 +99,8 @@ facts! {
     IsWireless = "path.wireless", Bool, Seldom;
     /// Milliseconds of the last round trip of signalling.
     RttMs = "path.rtt_ms", Number, Always;
+    /// Share of a flow's datagrams that is lost, of the way that loses more.
+    Loss = "path.loss", Number, Always;
     /// Bytes of the largest IP packet that both ends' links take.
     Mtu = "path.mtu", Number, Seldom;
     /// Whether an address translator is between the hosts.

@@ -108,6 +108,8 @@ struct Followed {
     is_calm: bool,
     /// Whether one is about what the flow has carried.
     is_measured: bool,
+    /// Whether one is about what is lost of it.
+    asks_for_loss: bool,
     /// Up to which change of facts it has been evaluated.
     epoch: u64,
     /// Where the facts that every packet changes were at the last evaluation.
@@ -192,6 +194,11 @@ impl StackRules {
     /// Whether a rule demands something of flows of a name.
     pub fn has_floor_for(&self, service: &ServiceId) -> bool {
         self.rules.iter().any(|rule| rule.is_floor && rule.is_of(service))
+    }
+
+    /// Whether a rule is about what is lost of a flow.
+    pub fn asks_for_loss(&self, id: FlowId) -> bool {
+        self.followed.get(&id).is_some_and(|followed| followed.asks_for_loss)
     }
 
     /// Something about a flow has changed that rules care for.

@@ -117,6 +117,7 @@ impl Facts for Seen<'_> {
             Fact::Interface => Value::Text(&self.place()?.interface),
             Fact::IsWireless => Value::Bool(self.place()?.is_wireless),
             Fact::RttMs => Value::Number(self.association()?.rtt?.as_secs_f64() * 1000.0),
+            Fact::Loss => Value::Number(f64::from(self.sal.losses.of(self.flow?.id).worst_ppm()?) / 1e6),
             Fact::Mtu => Value::Number(self.mtu()?),
             Fact::IsTranslated => Value::Bool(self.sal.is_translated_between(self.association()?.host)),
             Fact::Hour | Fact::Minute | Fact::Weekday => Value::Number(self.clock(fact)),

@@ -3,15 +3,19 @@
 use alloc::boxed::Box;
 use alloc::string::ToString;
 
-use margay_wire::{CHANGES, ChangeStep, Message};
+use margay_wire::{CHANGES, ChangeStep, LossRepr, Message, STACK_FEC};
 
 use super::*;
 use crate::act::handover::HandoverRecord;
 use crate::act::handover::tests::{meet_peer, record, sal};
+use crate::association::FEC;
+use crate::cache::entry::EntryUpdate;
 use crate::cache::output::Output;
+use crate::leg::loss::FlowCount;
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::types::config::Limits;
+use crate::types::drop_reason::DropReason;
 use crate::types::role::{Lifecycle, Role};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -114,6 +118,53 @@ fn an_order_outranks_rules_and_a_floor_outranks_orders() {
     assert_eq!(refused, Err(ChangeRefused::UnderWay));
     let rules = sal.rules_of_flow(id).expect("a rule");
     assert!(rules.rules[0].in_force && rules.rules[0].is_floor && rules.is_guarded);
+}
+
+#[test]
+fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
+    let (mut sal, id) = host(ABLE | FEC);
+    sal.flows.get_mut(id).expect("there").app.protocol = 17;
+    let parts = [Expression::Fact(Fact::Loss), Expression::Constant(Constant::Number(0.01))];
+    let loses = Expression::Compare(Comparison::More, Box::new(parts));
+    sal.set_stack_rules(at(0), alloc::vec![rule(1, loses, Stack::Fec)]);
+    let mut asked = 0;
+    let mut begun = None;
+    for millis in (0..10_000).step_by(250) {
+        let now = at(u64::from(millis));
+        sal.handle_activity(now, id);
+        sal.handle_timeout(now);
+        let mut buf = alloc::vec![0; 65_536];
+        while let Some(output) = sal.poll(&mut buf) {
+            match output {
+                // One datagram each millisecond; after three seconds every tenth is lost.
+                Output::Update(EntryUpdate::Count(flow)) => {
+                    assert_eq!(flow, id);
+                    sal.handle_counted(now, id, &FlowCount { sent: millis, received: 0, numbered: None });
+                }
+                Output::Transmit { len, .. } => {
+                    let message = Message::parse(&buf[..len]).expect("ours");
+                    if let Some(question) = message.loss() {
+                        asked += 1;
+                        let received = millis - millis.saturating_sub(3000) / 10;
+                        let answer = LossRepr { expected: question.sent, received, ..LossRepr::default() };
+                        assert_eq!(sal.note_loss(id, answer, true), Ok(()));
+                    }
+                    let is_begun = message.change().is_some_and(|change| change.stack == STACK_FEC);
+                    begun = begun.or(is_begun.then_some(millis));
+                }
+                _ => {}
+            }
+        }
+        sal.judge_stacks(now);
+    }
+    assert!((18..=22).contains(&asked), "twice a second: {asked}");
+    assert!(begun.is_some_and(|millis| (6000..8000).contains(&millis)), "{begun:?}");
+    let loss = sal.flow(id).and_then(|flow| flow.loss.sent).expect("known");
+    assert!((80_000..100_000).contains(&loss.ppm), "{loss:?}");
+    assert_eq!(sal.associations().find_map(|known| known.loss_ppm), Some(loss.ppm));
+    sal.set_stack_rules(at(10_000), Vec::new());
+    sal.handle_timeout(at(11_000));
+    assert_eq!(sal.note_loss(id, LossRepr::default(), true), Err(DropReason::Unexpected), "nobody asks any more");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use margay_control::api::v1::{
 };
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role};
+use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role, Stack};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
@@ -197,6 +197,8 @@ fn info_of(
         ended_why: String::new(),
         chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
         stack: Some(stack::info(&flow.stack)),
+        lost_sent_ppm: flow.loss.sent.map(|loss| loss.ppm),
+        lost_received_ppm: flow.loss.received.map(|loss| loss.ppm),
     }
 }
 
@@ -216,6 +218,7 @@ const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
 const fn path(flow: &margay_core::FlowInfo) -> &'static str {
     match flow.secure {
         Some(_) => "secure",
+        None if matches!(flow.stack.stack, Stack::Fec) => "fec",
         None if flow.carriage.sends() => "direct",
         None => "encapsulated",
     }

@@ -84,6 +84,7 @@ fn info(known: &AssociationInfo) -> PathInfo {
         moved_why: known.moved.map_or("", |moved| moved.cause.text()).to_owned(),
         round_trip_us: known.rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX)),
         suspected: known.is_suspected,
+        lost_ppm: known.loss_ppm,
         striped: Vec::new(),
         peer_name: String::new(),
         trouble: known.trouble.map_or("", margay_core::Trouble::label).to_owned(),

@@ -8,8 +8,7 @@ use margay_control::api::v1::{
 };
 use margay_control::store::AuditEntry;
 use margay_core::stack_change::{ChangeCause, ChangeOutcome, Stack, StackChange, StackInfo};
-use margay_core::stack_rule;
-use margay_core::{ChangeRefused, Event};
+use margay_core::{ChangeRefused, Event, stack_rule};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::Receiver;
@@ -28,8 +27,12 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
 pub(super) async fn set(agent: &Agent, request: &StackSetRequest) -> Result<FlowInfo, Status> {
     let id = parse_id(&request.flow)?;
     let wanted = Stack::ALL.into_iter().find(|stack| stack.label() == request.stack);
-    let to = wanted.ok_or_else(|| misuse(format!("`{}` is no stack; there are plain and secure", request.stack)))?;
+    let to = wanted.ok_or_else(|| misuse(format!("`{}` is no stack; there are {}", request.stack, all_stacks())))?;
     order(agent, id, Some(to)).await
+}
+
+fn all_stacks() -> String {
+    Stack::ALL.map(Stack::label).join(", ")
 }
 
 /// Takes an order back. Answers when the flow is carried as the configurations want it.

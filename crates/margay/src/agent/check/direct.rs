@@ -147,6 +147,7 @@ fn advice(why: Why) -> Option<&'static str> {
         Why::Nowhere => Some("`margay path list` shows where this host looks for its peers"),
         Why::NoCache => Some("see the step before"),
         Why::Secure
+        | Why::Fec
         | Why::Striped
         | Why::SameHost
         | Why::PortsTaken

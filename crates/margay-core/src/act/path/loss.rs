@@ -1,0 +1,297 @@
+//! How much of a flow's datagrams is lost on the way (DESIGN §12; docs/decisions/0081).
+//!
+//! Each end counts what its programs send and what comes. Who wants to know asks the peer twice a second, by a PROBE of
+//! the flow that says how many were sent; the answer says how many had come when the PROBE came. The PROBE goes the
+//! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`,
+//! its datagrams have numbers, and these are counted instead.
+//!
+//! The counts are the flow cache's: the core asks for them ([`EntryUpdate::Count`]) and is told
+//! ([`Sal::handle_counted`]).
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr};
+
+use crate::act::stack_change::Stack;
+use crate::association::draft::Draft;
+use crate::cache::entry::EntryUpdate;
+use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
+use crate::machine::sal::Sal;
+use crate::session::flow::Flow;
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::time::Instant;
+
+const UDP: u8 = 17;
+/// Most flows whose loss is measured at once.
+const FLOWS_MAX: usize = 4096;
+/// A peer is asked so often about an active flow.
+const ASK: Duration = Duration::from_millis(500);
+/// A flow that has carried nothing for so long is not active.
+const ACTIVE: Duration = Duration::from_secs(10);
+/// What is known is forgotten as so many more datagrams should have come.
+const WINDOW: f64 = 1024.0;
+/// Of fewer datagrams nothing is said.
+const SAMPLE_MIN: f64 = 50.0;
+/// A count that has risen by more has begun anew.
+const RISE_MAX: u32 = 1 << 31;
+
+/// One direction.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter {
+    /// Where the counts stood.
+    last: Option<Numbered>,
+    expected: f64,
+    received: f64,
+    gaps: f64,
+}
+
+impl Meter {
+    fn note(&mut self, now: Numbered) {
+        let last = self.last.replace(now).filter(|last| last.change == now.change);
+        let Some(last) = last else { return };
+        let expected = now.expected.wrapping_sub(last.expected);
+        let received = now.received.wrapping_sub(last.received);
+        if expected > RISE_MAX || received > RISE_MAX {
+            return;
+        }
+        let gaps = now.gaps.wrapping_sub(last.gaps).min(expected);
+        let kept = 1.0 - (f64::from(expected) / WINDOW).min(1.0);
+        self.expected = self.expected * kept + f64::from(expected);
+        self.received = self.received * kept + f64::from(received);
+        self.gaps = self.gaps * kept + f64::from(gaps);
+    }
+
+    fn loss(&self) -> Option<Loss> {
+        if self.expected < SAMPLE_MIN {
+            return None;
+        }
+        let lost = (self.expected - self.received).max(0.0);
+        let row = if self.gaps >= 1.0 { (lost / self.gaps).clamp(1.0, 1000.0) } else { 1.0 };
+        // Both are small numbers that are not negative.
+        Some(Loss { ppm: (lost / self.expected * 1e6) as u32, row_thousandths: (row * 1000.0) as u32 })
+    }
+}
+
+/// What is asked and answered about one flow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    /// When the peer is asked; nothing while the flow is not active.
+    next: Option<Instant>,
+    /// The flow cache has been asked for counts, for these.
+    asks: bool,
+    question: Option<LossRepr>,
+    answer: Option<LossRepr>,
+    sent: Meter,
+    received: Meter,
+}
+
+/// Flows whose loss is measured, or asked about by the peer.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    flows: BTreeMap<FlowId, Measured>,
+    /// No peer is asked before that.
+    next: Option<Instant>,
+}
+
+impl Losses {
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// What is known of a flow.
+    pub fn of(&self, id: FlowId) -> FlowLoss {
+        let measured = self.flows.get(&id);
+        FlowLoss {
+            sent: measured.and_then(|measured| measured.sent.loss()),
+            received: measured.and_then(|measured| measured.received.loss()),
+        }
+    }
+
+    pub fn forget(&mut self, id: FlowId) {
+        self.flows.remove(&id);
+    }
+
+    /// The flow carries something again.
+    pub fn stir(&mut self, now: Instant, id: FlowId) {
+        if let Some(measured) = self.flows.get_mut(&id).filter(|measured| measured.next.is_none()) {
+            measured.next = Some(now);
+            self.next = Some(now);
+        }
+    }
+
+    /// The peer is asked about a flow at this time.
+    fn ask_at(&mut self, at: Instant, id: FlowId) {
+        if let Some(measured) = self.entry(id) {
+            measured.next = Some(at);
+            self.next = Some(self.next.map_or(at, |next| next.min(at)));
+        }
+    }
+
+    fn entry(&mut self, id: FlowId) -> Option<&mut Measured> {
+        if self.flows.len() >= FLOWS_MAX && !self.flows.contains_key(&id) {
+            return None;
+        }
+        Some(self.flows.entry(id).or_default())
+    }
+}
+
+impl Sal {
+    /// Whether this end wants to know what is lost of a flow.
+    fn wants_loss(&self, flow: &Flow) -> bool {
+        let association = self.associations.get(flow.association);
+        let is_able = association.is_some_and(|association| association.has_fec() && !association.is_self());
+        let is_wanted = flow.stacks.has(Stack::Fec) || self.stack_rules.asks_for_loss(flow.id);
+        is_able && is_wanted && flow.app.protocol == UDP && flow.carries_data()
+    }
+
+    /// From here on the loss of a flow is measured, as long as somebody here wants to know.
+    pub(crate) fn watch_loss(&mut self, now: Instant, id: FlowId) {
+        if self.flows.get(id).is_some_and(|flow| self.wants_loss(flow)) {
+            self.losses.ask_at(now, id);
+        }
+    }
+
+    /// Asks the peers about flows whose time has come.
+    pub(crate) fn losses_due(&mut self, now: Instant) {
+        if self.losses.next.is_none_or(|next| next > now) {
+            return;
+        }
+        let is_due = |measured: &Measured| measured.next.is_some_and(|next| next <= now);
+        let due: Vec<FlowId> = self.losses.flows.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect();
+        for id in due {
+            let flow = self.flows.get(id).filter(|flow| self.wants_loss(flow));
+            let Some(active) = flow.map(|flow| flow.active) else {
+                self.losses.forget(id);
+                continue;
+            };
+            let is_active = now.since(active) < ACTIVE;
+            let Some(measured) = self.losses.flows.get_mut(&id) else { continue };
+            measured.next = is_active.then(|| now + ASK);
+            measured.asks = is_active;
+            if is_active {
+                self.queue.update(EntryUpdate::Count(id));
+            }
+        }
+        self.losses.next = self.losses.flows.values().filter_map(|measured| measured.next).min();
+    }
+
+    /// What the peer has said of a flow in a proved PROBE: a question, or an answer.
+    pub(crate) fn note_loss(&mut self, id: FlowId, said: LossRepr, is_answer: bool) -> Result<(), DropReason> {
+        if is_answer && !self.losses.flows.contains_key(&id) {
+            return Err(DropReason::Unexpected);
+        }
+        let measured = self.losses.entry(id).ok_or(DropReason::Full)?;
+        *(if is_answer { &mut measured.answer } else { &mut measured.question }) = Some(said);
+        self.queue.update(EntryUpdate::Count(id));
+        Ok(())
+    }
+
+    /// What the flow cache has counted of a flow by now, as it was asked.
+    pub fn handle_counted(&mut self, now: Instant, id: FlowId, count: &FlowCount) {
+        self.now = now;
+        let Some(measured) = self.losses.flows.get_mut(&id) else { return };
+        let question = measured.question.take();
+        let answer = measured.answer.take();
+        let asks = core::mem::take(&mut measured.asks);
+        for said in question.iter().chain(&answer) {
+            // What is on its way is behind what it says.
+            measured.received.note(count.numbered.unwrap_or(Numbered {
+                change: 0,
+                expected: said.sent,
+                received: count.received,
+                gaps: 0,
+            }));
+        }
+        if let Some(LossRepr { basis, expected, received, gaps, .. }) = answer {
+            measured.sent.note(Numbered { change: basis, expected, received, gaps });
+        }
+        if let Some(question) = question {
+            self.say_loss(id, count, question.sent, Flags::CONFIRM);
+        }
+        if asks {
+            self.say_loss(id, count, 0, Flags::empty());
+        }
+        let Some(flow) = self.flows.get(id).filter(|flow| self.wants_loss(flow)) else {
+            self.losses.forget(id);
+            return;
+        };
+        let sends_fec = flow.stacks.sends == Stack::Fec;
+        if let Some(loss) = self.losses.of(id).sent.filter(|_| sends_fec && answer.is_some()) {
+            self.queue.update(EntryUpdate::Loss { flow: id, loss });
+        }
+    }
+
+    /// The greatest loss of all flows with a host whose loss is known, of a million.
+    pub(crate) fn worst_loss(&self, host: HostId) -> Option<u32> {
+        let is_with = |id: &FlowId| {
+            let association = self.flows.get(*id).and_then(|flow| self.associations.get(flow.association));
+            association.is_some_and(|association| association.host == host)
+        };
+        let flows = self.losses.flows.keys().filter(|id| is_with(id));
+        flows.filter_map(|id| self.losses.of(*id).worst_ppm()).max()
+    }
+
+    fn say_loss(&mut self, id: FlowId, count: &FlowCount, asked: u32, flags: Flags) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let association = flow.association;
+        let numbered =
+            count.numbered.unwrap_or(Numbered { change: 0, expected: asked, received: count.received, gaps: 0 });
+        let Numbered { change, expected, received, gaps } = numbered;
+        let extensions = [Extension::Loss(LossRepr { basis: change, sent: count.sent, expected, received, gaps })];
+        let mut draft = Draft::new(Kind::Probe, flow.peer_flow, id);
+        draft.flags = flags;
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(change: u32, expected: u32, received: u32, gaps: u32) -> Numbered {
+        Numbered { change, expected, received, gaps }
+    }
+
+    #[test]
+    fn loss_is_told_after_enough_datagrams_and_follows_what_is_lost() {
+        let mut meter = Meter::default();
+        meter.note(counted(0, 1000, 900, 0));
+        assert_eq!(meter.loss(), None, "what was before is not known");
+        meter.note(counted(0, 1049, 949, 0));
+        assert_eq!(meter.loss(), None);
+        meter.note(counted(0, 1051, 950, 0));
+        assert_eq!(meter.loss().map(|loss| loss.ppm / 1000), Some(19), "one of 51");
+        let mut at = counted(0, 1051, 950, 0);
+        for _ in 0..100 {
+            at = counted(0, at.expected + 100, at.received + 95, at.gaps + 2);
+            meter.note(at);
+        }
+        let loss = meter.loss().expect("known");
+        assert!((49_000..51_000).contains(&loss.ppm) && (2400..2600).contains(&loss.row_thousandths), "{loss:?}");
+        for _ in 0..100 {
+            at = counted(0, at.expected + 100, at.received + 100, at.gaps);
+            meter.note(at);
+        }
+        assert!(meter.loss().is_some_and(|loss| loss.ppm < 10));
+    }
+
+    #[test]
+    fn counts_wrap_begin_anew_and_run_ahead() {
+        let mut meter = Meter::default();
+        meter.note(counted(0, u32::MAX - 50, u32::MAX - 90, 0));
+        meter.note(counted(0, 49, 4, 0));
+        assert_eq!(meter.loss().map(|loss| loss.ppm / 10_000), Some(5), "95 of 100");
+        meter.note(counted(0, 7, 2, 0));
+        meter.note(counted(9, 0, 0, 0));
+        meter.note(counted(9, 100, 100, 0));
+        assert_eq!(meter.loss().map(|loss| loss.ppm / 1000), Some(23), "what was known stays");
+        let mut ahead = Meter::default();
+        ahead.note(counted(0, 0, 0, 0));
+        ahead.note(counted(0, 100, 103, 0));
+        assert_eq!(ahead.loss().map(|loss| loss.ppm), Some(0), "more than was said has come");
+    }
+}

@@ -1,0 +1,28 @@
+//! Stacks that put something of their own into a flow of datagrams (DESIGN §12; docs/decisions/0081).
+//!
+//! There is one: `fec`, which repairs what the network loses. It is pure, as the core is: datagrams and `now` in;
+//! datagrams, one deadline and counts out. `encap` and `secure` put nothing into a flow but a header, and need no
+//! engine.
+//!
+//! Reading order: [`plan`] says how many repairs a block needs, [`encoder`] makes blocks and repairs, [`decoder`] puts
+//! them together again.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod decoder;
+pub mod encoder;
+pub mod plan;
+
+pub use decoder::{Arrivals, Decoder, Given, Refused, RepairOf};
+pub use encoder::{Encoder, Repair, Slot};
+pub use plan::{Loss, Plan};
+
+/// Most repairs of a block.
+pub const REPAIRS_MAX: u16 = margay_wire::BLOCK_MAX;
+
+/// The number of the first datagram that a flow sends by `fec` from this change on. Both ends know the change: so the
+/// first datagram may be lost as any other, and what is late of an earlier time is far from what is expected.
+pub const fn first_number(change: u32) -> u32 {
+    // An odd constant, that of Fibonacci hashing: changes that follow each other have numbers far apart.
+    change.wrapping_mul(0x9e37_79b1)
+}

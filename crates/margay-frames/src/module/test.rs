@@ -1,6 +1,7 @@
 //! Modules, good and bad.
 
 use super::*;
+use crate::protocol::Protocol;
 
 /// What every module has.
 const COMMON: &str = r#"
@@ -42,7 +43,7 @@ pub(crate) fn sample(name: &str) -> Module {
 
 fn tried(module: &Module, requests: &str) -> Result<Vec<String>, String> {
     let labels = ["a", "b", "images"].map(str::to_owned);
-    let trial = Trial::run(module, &labels, requests.as_bytes())?;
+    let trial = Trial::run(module, Protocol::Memcached, &labels, requests.as_bytes())?;
     Ok(trial.answers.into_iter().map(|tried| tried.answer).collect())
 }
 

@@ -14,8 +14,8 @@ struct Rig {
 
 impl Rig {
     fn new(policy: Policy, labels: &[&str]) -> Self {
-        let switch = Switch::new(Config::default(), Router::new(policy), 1 << 20);
-        let mut rig = Self { router: Router::new(policy), switch, ids: Vec::new() };
+        let switch = Switch::new(Config::default(), Router::new(Protocol::Memcached, policy), 1 << 20);
+        let mut rig = Self { router: Router::new(Protocol::Memcached, policy), switch, ids: Vec::new() };
         labels.iter().for_each(|label| rig.join(label));
         rig
     }
@@ -181,7 +181,7 @@ fn what_is_not_safe_is_refused_in_the_programs_words_each_time_it_comes() {
     let head = Head { number: 3, oldest: 1 };
     assert_eq!(rig.redirect(head, "incr a 1\r\n", &mut rtx), Some((0, false)));
     rig.die(0);
-    let expected = head.answered(MEMBER_DIED);
+    let expected = head.answered(&Protocol::Memcached.error(MEMBER_DIED));
     let mut first = frame(head.frame(b"incr a 1\r\n"));
     let member = rig.router.refuse(&mut first, rig.switch.members(), &mut rtx);
     assert_eq!((member, &*first.payload), (Some(rig.ids[1]), &expected[..]));

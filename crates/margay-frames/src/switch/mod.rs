@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::batch;
 use crate::clock::Clock;
+use crate::protocol::Protocol;
 use crate::random_seed;
 use crate::router::Policy;
 use control::Command;
@@ -37,6 +38,8 @@ pub struct Config {
     pub name: String,
     /// The members' name, for lists.
     pub members: String,
+    /// What clients and members speak: others are refused.
+    pub protocol: Protocol,
     /// How frames are divided.
     pub policy: Policy,
     /// Chunks under way in each direction of a connection.

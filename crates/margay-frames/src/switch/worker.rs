@@ -288,6 +288,10 @@ impl Worker {
                 let text = "the switch has as many connections as it may; start another one of the same name";
                 self.say_to_peer(key, &Framed::abort(AbortReason::Full, text));
             }
+            Framed::Hello { protocol, .. } if *protocol != self.config.protocol.number() => {
+                let text = self.config.protocol.refusal_of(*protocol);
+                self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
+            }
             Framed::Hello { terms, .. } => self.accept(now, key, *terms),
             Framed::Data(_) | Framed::Ping => {
                 self.say_to_peer(key, &Framed::abort(AbortReason::Unknown, ""));
@@ -307,8 +311,8 @@ impl Worker {
             ..ConnectionConfig::default()
         };
         let router = match &mut self.module {
-            None => Ok(Router::new(self.config.policy)),
-            Some(placed) => placed.router(now),
+            None => Ok(Router::new(self.config.protocol, self.config.policy)),
+            Some(placed) => placed.router(now, self.config.protocol),
         };
         let router = match router {
             Ok(router) => router,
@@ -384,8 +388,9 @@ impl Worker {
         let Some(served) = self.connections.get(&key) else { return };
         let Some(leg) = served.legs.get(&host) else { return };
         let number = leg.number;
+        let protocol = self.config.protocol.number();
         let terms = FramedTerms { tsn: leg.first, window_bytes: served.hello.window_bytes, ..self.terms(key) };
-        self.say_to_member(now, host, number, &Framed::Hello { terms, host });
+        self.say_to_member(now, host, number, &Framed::Hello { terms, host, protocol });
     }
 
     /// A member takes no new frames of a connection.
@@ -489,6 +494,7 @@ impl Worker {
             }
             Framed::Leaving => self.leaves(now, host),
             Framed::Abort { reason: AbortReason::OtherHost, .. } => self.link_failed(now, host, OTHER_HOST),
+            Framed::Abort { reason: AbortReason::OtherProtocol, text } => self.misfits(now, host, text),
             Framed::Abort { reason, text } => self.take_abort(now, key, host, *reason, text),
             Framed::Close => self.lose_leg(now, key, host),
             Framed::Welcome { .. }
@@ -563,6 +569,15 @@ impl Worker {
             self.touched.insert(key);
         }
         self.forget_members();
+    }
+
+    /// A member takes no connection, since its program speaks another protocol.
+    fn misfits(&mut self, now: Instant, host: Host, why: &str) {
+        self.link_failed(now, host, why);
+        if let Some(member) = self.members.get_mut(&host) {
+            tracing::warn!(member = member.at.name, why, "a member does not fit");
+            member.misfits(now);
+        }
     }
 
     /// Says what follows from what has come, and sees to the next timer.

@@ -6,6 +6,7 @@ use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Standing
 
 use super::*;
 use crate::head::Head;
+use crate::protocol::Protocol;
 use crate::router::{MEMBER_DIED, Policy};
 
 const CLIENT: u64 = 77;
@@ -30,7 +31,8 @@ pub(super) struct End {
     pub(super) is_unlisted: bool,
     /// It is listed with the weight 0.
     pub(super) is_weightless: bool,
-    /// It takes no connections.
+    /// Its program is a Redis.
+    pub(super) is_of_redis: bool,
     /// It takes no connections.
     pub(super) is_leaving: bool,
 }
@@ -61,6 +63,7 @@ impl Rig {
         let config = Config {
             name: "cache.test".to_owned(),
             members: "members.test".to_owned(),
+            protocol: Protocol::Memcached,
             policy: Policy::RoundRobin,
             window: 64,
             module: None,
@@ -165,7 +168,13 @@ impl Rig {
                 let leaving = Framed::abort(AbortReason::Leaving, "");
                 self.worker.take_from_member(self.now, host, &written(number, &leaving));
             }
-            (None, Framed::Hello { terms, host: meant }) => {
+            (None, Framed::Hello { protocol, .. }) if end.is_of_redis => {
+                assert_eq!(*protocol, 0);
+                let text = Protocol::Resp.refusal_of(*protocol);
+                let other = Framed::abort(AbortReason::OtherProtocol, &text);
+                self.worker.take_from_member(self.now, host, &written(number, &other));
+            }
+            (None, Framed::Hello { terms, host: meant, .. }) => {
                 assert_eq!(*meant, host);
                 let config = EndConfig { first: Tsn(u32::from(host[0])), ..EndConfig::default() };
                 end.connections.insert(number, Connection::accept(self.now, number, terms, "", config));
@@ -323,7 +332,7 @@ fn a_silent_member_is_dead_and_what_it_was_asked_is_told() {
     // One of the two went to the dead member: the other one answers for it.
     rig.members.get_mut(&host(1)).expect("there is one").is_mute = false;
     rig.pass(1000);
-    let death = String::from_utf8_lossy(MEMBER_DIED);
+    let death = format!("SERVER_ERROR {MEMBER_DIED}\r\n");
     let refused = [more, again].iter().filter(|number| rig.answer(**number) == [&*death]).count();
     assert_eq!(refused, 1, "{:?}", rig.answers);
     assert_eq!(rig.client.standing(), &Standing::Open);

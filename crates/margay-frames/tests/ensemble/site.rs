@@ -293,7 +293,7 @@ impl Client {
     }
 
     async fn read(&mut self) {
-        let mut bytes = [0; 65_536];
+        let mut bytes = vec![0; 65_536];
         let read = timeout(LIMIT, self.stream.read(&mut bytes)).await.expect("an answer").expect("the framer is there");
         assert!(read > 0, "the framer has closed; before it said {}", String::from_utf8_lossy(&self.heard));
         self.heard.extend_from_slice(&bytes[..read]);

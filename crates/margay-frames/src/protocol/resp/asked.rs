@@ -60,7 +60,7 @@ fn shown(word: &[u8]) -> String {
 
 /// The command's name with its subcommand, as an error has it.
 fn name_of(args: &[&[u8]]) -> String {
-    let has_subcommand = command::find(&args[..1]).is_some_and(|command| command.what == What::Subcommand);
+    let has_subcommand = args.first().is_some_and(|name| command::has_subcommands(name));
     let words: Vec<String> = args.iter().take(1 + usize::from(has_subcommand)).map(|word| shown(word)).collect();
     words.join(" ")
 }

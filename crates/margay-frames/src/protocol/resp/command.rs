@@ -103,6 +103,11 @@ pub(super) fn find(args: &[&[u8]]) -> Option<&'static Command> {
     named(&[&name[..], b" ", &subcommand].concat())
 }
 
+/// Whether the next argument is part of a command's name.
+pub(super) fn has_subcommands(name: &[u8]) -> bool {
+    named(&name.to_ascii_lowercase()).is_some_and(|command| command.what == What::Subcommand)
+}
+
 fn named(name: &[u8]) -> Option<&'static Command> {
     let at = COMMANDS.binary_search_by(|command| command.name.as_bytes().cmp(name)).ok()?;
     COMMANDS.get(at)

@@ -74,7 +74,7 @@ fn requests_are_what_servers_are_asked_wherever_they_are_torn() {
     let said = String::from_utf8_lossy(said).replace("  set  'it''s' 1\r\n", "");
     for piece_len in 1..=said.len() {
         let all: Vec<String> = read(said.as_bytes(), piece_len).iter().map(shown).collect();
-        let set = "*3 $3 set $4 aA\n $4 it's ";
+        let set = "*3 $3 set $3 aA\n $4 it's ";
         let mget = "*2 $4 MGET $1 a | *2 $4 MGET $1 b ";
         let del = ">2 $3 DEL $1 a | >2 $3 DEL $1 b ";
         let expected = [first, set, mget, "*3 $4 MSET $1 k $2   ", ">1 $5 HELLO ", del, "last +OK "];

@@ -77,7 +77,7 @@ impl<R: Reach> Session<R> {
             reader: Reader::new(protocol),
             reach,
             clock: Clock::start(),
-            slots: Slots::default(),
+            slots: Slots::new(protocol),
             unread: Vec::new(),
             is_eof: false,
             wanted: 0,
@@ -256,12 +256,19 @@ impl<R: Reach> Session<R> {
         let now = self.clock.now();
         let connection = &mut link.connection;
         connection.on_time(now);
-        while let Some(frame) = connection.poll_frame() {
+        // Others wait where they are: at the servers in the end.
+        while self.unwritten.len() < UNWRITTEN_MAX
+            && let Some(frame) = connection.poll_frame()
+        {
             if let Some((head, answer)) = Head::split(&frame.bytes) {
                 self.slots.answer(head.number, answer.to_vec());
+                self.slots.write(&mut self.unwritten);
             }
         }
-        while let Some(number) = connection.poll_lost() {
+        // Not before what has come of their answers is known.
+        while self.unwritten.len() < UNWRITTEN_MAX
+            && let Some(number) = connection.poll_lost()
+        {
             self.unsent.extend(self.slots.lost(number, &self.protocol.error(MEMBER_DIED)));
         }
         self.take_answers();

@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::head::Head;
-use crate::protocol::{Join, Part};
+use crate::protocol::{Join, Part, Protocol, TOO_LARGE};
+
+/// Bytes of the answers to one request that are held until all of them have come.
+const JOINED_MAX: usize = 64 << 20;
 
 /// A part of a request: what one server is asked.
 #[derive(Clone, Debug)]
@@ -22,6 +25,17 @@ struct Slot {
     /// Parts that are not answered.
     missing: usize,
     join: Join,
+    /// Of the answers that have come.
+    bytes: usize,
+}
+
+impl Slot {
+    fn answered(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
+        self.parts.iter_mut().filter_map(|state| match state {
+            State::Answered(answer) => Some(answer),
+            State::Asked { .. } => None,
+        })
+    }
 }
 
 /// Which part a number is for.
@@ -35,6 +49,7 @@ struct Place {
 /// All requests of a program that are not answered yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots {
+    protocol: Protocol,
     slots: VecDeque<Slot>,
     /// How many requests came before the first slot.
     before: u64,
@@ -49,6 +64,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
+    /// Of a program that has asked nothing.
+    pub(super) fn new(protocol: Protocol) -> Self {
+        Self { protocol, ..Self::default() }
+    }
+
     /// Parts that are not answered.
     pub(super) fn open(&self) -> usize {
         self.open
@@ -61,8 +81,9 @@ impl Slots {
 
     /// A request whose answer is known.
     pub(super) fn answered(&mut self, answer: Vec<u8>) {
-        self.held_bytes += answer.len();
-        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, join: Join::Only });
+        let bytes = answer.len();
+        self.held_bytes += bytes;
+        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, join: Join::Only, bytes });
     }
 
     /// A request for servers: its frames.
@@ -76,7 +97,7 @@ impl Slots {
             states.push(State::Asked { repeatable: is_safe.then_some(bytes) });
         }
         self.open += count;
-        self.slots.push_back(Slot { parts: states, missing: count, join });
+        self.slots.push_back(Slot { parts: states, missing: count, join, bytes: 0 });
         frames
     }
 
@@ -98,18 +119,26 @@ impl Slots {
         Some(place)
     }
 
-    fn state(&mut self, place: Place) -> Option<(&mut State, &mut usize)> {
-        let slot = self.slots.get_mut(usize::try_from(place.request.checked_sub(self.before)?).ok()?)?;
-        Some((slot.parts.get_mut(place.part)?, &mut slot.missing))
+    fn slot(&mut self, place: Place) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::try_from(place.request.checked_sub(self.before)?).ok()?)
     }
 
     fn fill(&mut self, place: Place, answer: Vec<u8>) {
-        let len = answer.len();
-        let Some((state, missing)) = self.state(place) else { return };
+        let refusal = self.protocol.error(TOO_LARGE);
+        let Some(slot) = self.slot(place) else { return };
+        let Some(state) = slot.parts.get_mut(place.part) else { return };
+        let was = slot.bytes;
+        slot.bytes += answer.len();
         *state = State::Answered(answer);
-        *missing -= 1;
+        slot.missing -= 1;
+        if slot.bytes > JOINED_MAX && slot.parts.len() > 1 {
+            // An error is the answer to all.
+            slot.answered().for_each(|answer| answer.clone_from(&refusal));
+            slot.bytes = slot.answered().count() * refusal.len();
+        }
+        let is = slot.bytes;
         self.open -= 1;
-        self.held_bytes += len;
+        self.held_bytes = self.held_bytes - was + is;
     }
 
     /// An answer has come. One to a number that is none of these is of no interest.
@@ -127,8 +156,8 @@ impl Slots {
     }
 
     fn ask_again(&mut self, place: Place, refusal: &[u8]) -> Option<Vec<u8>> {
-        let repeated = match self.state(place)? {
-            (State::Asked { repeatable: Some(bytes) }, _) => bytes.clone(),
+        let repeated = match self.slot(place)?.parts.get(place.part)? {
+            State::Asked { repeatable: Some(bytes) } => bytes.clone(),
             _ => {
                 self.fill(place, refusal.to_vec());
                 return None;
@@ -165,7 +194,7 @@ impl Slots {
         while let Some(slot) = self.slots.pop_front_if(|slot| slot.missing == 0) {
             self.before += 1;
             let answers: Vec<Vec<u8>> = slot.parts.into_iter().filter_map(answer_of).collect();
-            self.held_bytes -= answers.iter().map(Vec::len).sum::<usize>();
+            self.held_bytes -= slot.bytes;
             let Some(answer) = slot.join.join(answers) else { continue };
             if slot.join == Join::Greeting {
                 self.greeted = Some(!answer.starts_with(b"-"));
@@ -258,6 +287,19 @@ mod test {
         assert_eq!(read(&[again]), [(4, 4, "get b".to_owned())]);
         slots.answer(4, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
         assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nVALUE c 0 1\r\nz\r\nEND\r\n");
+    }
+
+    #[test]
+    fn answers_to_one_request_that_are_too_much_together_are_refused() {
+        let mut slots = Slots::new(Protocol::Resp);
+        let parts = (0..10).map(|_| part("MGET k", true)).collect();
+        slots.ask(parts, Join::Array);
+        for number in 0..10 {
+            slots.answer(number, vec![b'x'; JOINED_MAX / 8]);
+            assert!(slots.held_bytes() <= JOINED_MAX);
+        }
+        assert_eq!(written(&mut slots), format!("-ERR {TOO_LARGE}\r\n"));
+        assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
     }
 
     #[test]

@@ -64,6 +64,20 @@ fn a_module_says_whose_a_request_is() {
 }
 
 #[test]
+fn requests_of_redis_are_tried_as_well() {
+    let module = sample("to-first");
+    let labels = ["a", "b"].map(str::to_owned);
+    let said = b"*2\r\n$3\r\nGET\r\n$1\r\nx\r\n\r\nmset k 1 l 2\r\nHELLO 3\r\nGET y\r\nMULTI\r\n";
+    let trial = Trial::run(&module, Protocol::Resp, &labels, said).expect("sound");
+    let tried: Vec<String> = trial.answers.iter().map(|one| format!("{}: {}", one.request, one.answer)).collect();
+    let safe = "a, may be repeated";
+    let expected =
+        [&format!("GET x: {safe}"), "mset k 1: a", "mset l 2: a", &format!("HELLO: {safe}"), &format!("GET y: {safe}")];
+    assert_eq!(tried[..5], expected);
+    assert!(tried[5].starts_with("MULTI: the framer answers: -ERR MULTI is not supported"), "{}", tried[5]);
+}
+
+#[test]
 fn the_template_sends_a_prefix_elsewhere() {
     let bytes = wat::parse_str(include_str!("../../../../examples/alrm/prefix.wat")).expect("the template");
     let module = Module::new(&bytes).expect("sound");

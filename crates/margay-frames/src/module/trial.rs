@@ -30,6 +30,7 @@ pub struct Trial {
 
 /// A connection with members, and a module that divides its requests.
 struct Bench {
+    protocol: Protocol,
     router: Router,
     /// Who is a member: its own router has nothing to do.
     switch: Switch<Router>,
@@ -96,6 +97,10 @@ impl Bench {
         Ok(this)
     }
 
+    fn shown(&self, request: &[u8]) -> String {
+        first_line(&self.protocol.shown(request))
+    }
+
     fn ask(&mut self, request: &[u8]) -> Result<Tried, String> {
         // There are less than 2^32.
         let number = self.times_ns.len() as u32;
@@ -112,7 +117,7 @@ impl Bench {
             self.router.retire(rtx);
         }
         if let Some(why) = self.router.fault() {
-            return Err(format!("{why}, with the request {}", first_line(request)));
+            return Err(format!("{why}, with the request {}", self.shown(request)));
         }
         let mut answer = match verdict {
             Verdict::Drop => "nobody for now".to_owned(),
@@ -125,10 +130,10 @@ impl Bench {
             }
         };
         if first.payload != payload {
-            let changed = Head::split(&first.payload).map(|(_, bytes)| first_line(bytes)).unwrap_or_default();
+            let changed = Head::split(&first.payload).map(|(_, bytes)| self.shown(bytes)).unwrap_or_default();
             answer.push_str(&format!("; as {changed}"));
         }
-        Ok(Tried { request: first_line(request), answer })
+        Ok(Tried { request: self.shown(request), answer })
     }
 }
 

@@ -185,6 +185,14 @@ impl Protocol {
         }
     }
 
+    /// A request for servers as people would write it, for lists.
+    pub fn shown(self, request: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Memcached => request.to_vec(),
+            Self::Resp => resp::words_of(request),
+        }
+    }
+
     /// How the answer to a request for servers ends.
     pub fn shape_of(self, request: &[u8]) -> Shape {
         match self {

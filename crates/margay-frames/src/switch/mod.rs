@@ -5,6 +5,7 @@
 //! socket; [`served`] is one connection, [`member`] one member; [`control`] answers operators.
 
 pub mod control;
+mod gathered;
 mod member;
 mod placed;
 mod served;
@@ -27,9 +28,10 @@ use crate::protocol::Protocol;
 use crate::random_seed;
 use crate::router::Policy;
 use control::Command;
+use gathered::Outgoing;
 use member::Host;
 pub use placed::Loaded;
-use worker::{Outgoing, Worker};
+use worker::Worker;
 
 /// What a switch is set up with.
 #[derive(Clone, Debug)]

@@ -7,11 +7,12 @@ use std::time::Duration;
 use margay_core::Instant;
 use margay_core::rng::Rng;
 use margay_ensemble::{
-    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch, To,
+    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch,
 };
 use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 
+use super::gathered::{Gathered, Outgoing};
 use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
@@ -33,60 +34,6 @@ const WELCOME_CHECK: Duration = Duration::from_millis(20);
 const OTHER_HOST: &str = "another host answers in its place";
 /// Longest datagram: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
-
-/// What is to be sent.
-#[derive(Debug, Default)]
-pub(super) struct Outgoing {
-    pub(super) to_peers: Vec<Datagram>,
-    pub(super) to_members: BTreeMap<Host, Vec<Datagram>>,
-}
-
-impl Outgoing {
-    /// A datagram of a connection: for the client, or for a member.
-    fn put(&mut self, key: Key, host: Option<Host>, datagram: Vec<u8>) {
-        match host {
-            None => self.to_peers.push(Datagram { to: Some(key.0), bytes: datagram }),
-            Some(host) => self.to_members.entry(host).or_default().push(Datagram { to: None, bytes: datagram }),
-        }
-    }
-}
-
-/// A datagram of a connection that is put together.
-struct Gathered {
-    to: To,
-    /// The member's; none: it is for the client.
-    host: Option<Host>,
-    /// Of the connection with that end.
-    number: u64,
-    bytes: Vec<u8>,
-    /// Something is in it that is answered.
-    is_asking: bool,
-}
-
-impl Gathered {
-    /// For an end that is there.
-    fn begin(to: To, key: &Key, legs: &BTreeMap<Host, Leg>) -> Option<Self> {
-        let (host, number) = match to {
-            To::Peer => (None, key.1),
-            To::Member(id) => {
-                let (host, leg) = legs.iter().find(|(_, leg)| leg.member() == Some(id))?;
-                (Some(*host), leg.number)
-            }
-        };
-        Some(Self { to, host, number, bytes: Vec::new(), is_asking: false })
-    }
-
-    fn add(&mut self, packet: &[u8]) {
-        if self.bytes.is_empty() {
-            // Most datagrams have one packet alone.
-            self.bytes.reserve(FRAMED_HEADER_LEN + packet.len());
-            self.bytes.resize(FRAMED_HEADER_LEN, 0);
-            // There is room for it.
-            let _ = Framed::begin_data(self.number, &mut self.bytes);
-        }
-        self.bytes.extend_from_slice(packet);
-    }
-}
 
 /// Sums over all that there was.
 #[derive(Clone, Copy, Debug, Default)]

@@ -107,6 +107,23 @@ async fn values_of_a_megabyte_pass_and_larger_ones_than_can_be_are_refused_alone
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_holds_up_nobody_else() {
+    const COUNT: usize = 60;
+    let site = start(&["s1", "s2"]).await;
+    let mut slow = site.connect().await;
+    let value = "0123456789abcdef".repeat(1 << 16);
+    expect(&mut slow, &array(&["SET", "large", &value]), "+OK\r\n").await;
+    slow.send(&"GET large\r\n".repeat(COUNT)).await;
+    site.await_asked(&owner(&["s1", "s2"], "large"), 8).await;
+    let mut other = site.connect().await;
+    expect(&mut other, "INCR large:count\r\n", ":1\r\n").await;
+    let answer = format!("${}\r\n{value}\r\n", value.len());
+    for _ in 0..COUNT {
+        assert!(slow.hear(answer.len()).await == answer);
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_dies_costs_what_is_unsafe_and_no_connection() {
     let mut site = start(&["s1", "s2", "s3"]).await;
     let mut client = site.connect().await;

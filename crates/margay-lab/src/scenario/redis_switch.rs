@@ -53,7 +53,7 @@ const CONNECTIONS: u32 = 16;
 /// What redis-benchmark asks for.
 const TESTS: &str = "ping,set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset";
 /// Lines of figures that redis-benchmark prints for them.
-const BENCHMARKS: usize = 15;
+const BENCHMARKS: usize = 17;
 const REQUESTS: &str = "400";
 const REQUESTS_LONG: &str = "20000";
 /// How often servers die.

@@ -105,7 +105,8 @@ pub(super) fn find(args: &[&[u8]]) -> Option<&'static Command> {
 
 /// Whether the next argument is part of a command's name.
 pub(super) fn has_subcommands(name: &[u8]) -> bool {
-    named(&name.to_ascii_lowercase()).is_some_and(|command| command.what == What::Subcommand)
+    named(&name.to_ascii_lowercase())
+        .is_some_and(|command| matches!(command.what, What::Subcommand | What::Own(Own::Client)))
 }
 
 fn named(name: &[u8]) -> Option<&'static Command> {

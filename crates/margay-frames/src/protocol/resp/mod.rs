@@ -154,6 +154,12 @@ pub(super) fn is_safe(request: &[u8]) -> bool {
     args.and_then(|(_, args)| command::find(&args)).is_some_and(|command| command.is_safe)
 }
 
+/// The words of a request between framers, as far as they are there.
+pub(super) fn words_of(request: &[u8]) -> Vec<u8> {
+    let args = Carried::read(request).and_then(|carried| carried.args());
+    args.map(|(_, args)| args.join(&b' ')).unwrap_or_default()
+}
+
 /// Reads a request between framers as a client's.
 pub(super) fn step_of_request(request: &[u8]) -> Step {
     let Some(carried) = Carried::read(request) else { return Step::More(None) };

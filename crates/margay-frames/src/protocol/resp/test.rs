@@ -112,7 +112,7 @@ fn what_cannot_be_is_answered_in_the_protocols_words() {
         ("HELLO 3 AUTH u p\r\n", "answer -ERR AUTH is not supported"),
         ("HELLO 9\r\n", "answer -NOPROTO "),
         ("HELLO 3 FOO\r\n", "answer -ERR Syntax error in HELLO"),
-        ("CLIENT REPLY OFF\r\n", "answer -ERR CLIENT is not supported"),
+        ("CLIENT REPLY OFF\r\n", "answer -ERR CLIENT REPLY is not supported"),
         ("CLIENT SETINFO LIB-NAME x\r\n", "answer +OK"),
         ("OBJECT HELP\r\n", "answer -ERR OBJECT HELP is not supported"),
         ("OBJECT DANCE a\r\n", "answer -ERR unknown command 'OBJECT DANCE'"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Standing, Tsn};
+use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Over, Standing, Tsn};
 
 use super::*;
 use crate::head::Head;
@@ -471,4 +471,34 @@ fn a_module_that_changes_a_repeated_request_otherwise_ends_the_connection() {
     rig.pass(2000);
     assert!(ended_by_module(&rig).contains("a request that is repeated"));
     assert_eq!((rig.worker.totals.failed, rig.worker.totals.deaths), (1, 0));
+}
+
+#[test]
+fn a_member_of_another_protocol_takes_no_part_and_the_switch_says_why() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.members.get_mut(&host(2)).expect("there is one").is_of_redis = true;
+    rig.pass(400);
+    let asked = rig.ask("incr a 1\r\n");
+    rig.pass(100);
+    assert_eq!(rig.answer(asked).len(), 1, "{:?}", rig.answers);
+    let why = "this end speaks resp, and the other one memcached";
+    assert_eq!(rig.worker.members[&host(2)].reach, Reach::Down(why.to_owned()));
+    assert_eq!(rig.worker.totals.deaths, 0);
+    // Another program is in its place: it is asked now and then.
+    rig.members.get_mut(&host(2)).expect("there is one").is_of_redis = false;
+    rig.pass(3000);
+    rig.ask("incr a 1\r\n");
+    rig.ask("incr a 1\r\n");
+    rig.pass(100);
+    assert_eq!(rig.asked(2), 1);
+}
+
+#[test]
+fn a_client_of_another_protocol_is_refused() {
+    let mut rig = Rig::new(&[1]);
+    rig.client = Connection::open(rig.now, CLIENT, [0; 16], EndConfig { protocol: 1, ..EndConfig::default() });
+    rig.pass(50);
+    let text = "this end speaks memcached, and the other one resp".to_owned();
+    assert_eq!(rig.client.standing(), &Standing::Over(Over::Aborted(AbortReason::OtherProtocol, text)));
+    assert_eq!(rig.worker.totals.accepted, 0);
 }

@@ -85,8 +85,13 @@ impl Bench {
     fn new(module: &Module, protocol: Protocol, labels: &[String]) -> Result<Self, String> {
         let guest = Guest::start(module).map_err(|error| error.to_string())?;
         let switch = Switch::new(Config::default(), Router::new(protocol, Policy::RoundRobin), 0);
-        let mut this =
-            Self { router: Router::guided(protocol, guest), switch, labels: Vec::new(), times_ns: Vec::new() };
+        let mut this = Self {
+            protocol,
+            router: Router::guided(protocol, guest),
+            switch,
+            labels: Vec::new(),
+            times_ns: Vec::new(),
+        };
         this.router.add_connection(0);
         let joining = Joining { kind: Kind::Margay, to_member: Lsn(0), from_member: Lsn(0), window_bytes: 1 << 16 };
         for label in labels {

@@ -1,5 +1,5 @@
-//! The framer of clients: a memcached on this host that is none, or a Redis. Each client's connection is one framed connection
-//! with the ensemble.
+//! The framer of clients: a memcached on this host that is none, or a Redis. Each client's connection is one framed
+//! connection with the ensemble.
 
 mod session;
 mod slots;

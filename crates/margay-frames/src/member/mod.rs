@@ -1,5 +1,5 @@
-//! The framer of a member: frames of a switch in, requests to a program on this host out, and back: to a memcached, or a
-//! Redis.
+//! The framer of a member: frames of a switch in, requests to a program on this host out, and back.
+//! The program is a memcached or a Redis.
 //!
 //! Each framed connection is one TCP connection to the program. Answers come from there in the order of the requests,
 //! and go to the switch with their numbers.

@@ -2,8 +2,8 @@
 //!
 //! A request between framers is an array of bulk strings, as clients send it. Its first byte is `>` in place of `*`
 //! where the client speaks version 3: each member's framer has its own connection, and greets the server when it has
-//! to. Where the key lies further behind than a switch sees, the key stands in front as well, as `=LENGTH`, the end of a
-//! line, the key, the end of a line.
+//! to. Where the key lies further behind than a switch sees, the key stands in front as well, as `=LENGTH`, the end of
+//! a line, the key, the end of a line.
 
 mod answer;
 mod asked;

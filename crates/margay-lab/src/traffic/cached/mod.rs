@@ -1,5 +1,5 @@
-//! Many connections to a memcached or Redis that ask all the time, several requests at once, and check each answer: whether it
-//! is one of a value that was written, and whether anything was done twice.
+//! Many connections to a memcached or Redis that ask all the time, several requests at once, and check each answer:
+//! whether it is one of a value that was written, and whether anything was done twice.
 
 mod speech;
 

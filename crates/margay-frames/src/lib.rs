@@ -9,8 +9,8 @@
 //! flows.
 //!
 //! To be read in this order: [`head`] (what a frame begins with), [`protocol`] (what programs say), [`router`]
-//! (which member a frame goes to), [`module`] (what is loaded to decide that), [`switch`], [`member`] and [`framer`] (the
-//! ends), [`by_name`] (what they ask the agent); `batch`, `pipe` and `clock` are below them.
+//! (which member a frame goes to), [`module`] (what is loaded to decide that), [`switch`], [`member`] and [`framer`]
+//! (the ends), [`by_name`] (what they ask the agent); `batch`, `pipe` and `clock` are below them.
 
 mod batch;
 pub mod by_name;

@@ -46,6 +46,8 @@ pub struct ConnectionConfig {
     pub send_buffer_bytes: usize,
     /// Bytes of frames that wait here for others, or to be read.
     pub receive_buffer_bytes: usize,
+    /// Of the programs, as HELLO names it.
+    pub protocol: u8,
 }
 
 impl Default for ConnectionConfig {
@@ -55,6 +57,7 @@ impl Default for ConnectionConfig {
             window: crate::config::WINDOW_DEFAULT,
             send_buffer_bytes: 1 << 20,
             receive_buffer_bytes: 1 << 20,
+            protocol: 0,
         }
     }
 }
@@ -401,7 +404,8 @@ impl Connection {
             Standing::Opening => {
                 self.hello_at.filter(|at| *at <= now)?;
                 self.hello_at = Some(now + HELLO_AGAIN);
-                let hello = Framed::Hello { terms: self.config.terms(), host: self.meant.unwrap_or_default() };
+                let host = self.meant.unwrap_or_default();
+                let hello = Framed::Hello { terms: self.config.terms(), host, protocol: self.config.protocol };
                 hello.emit(self.number, out)
             }
             Standing::Open => self.poll_control(out).or_else(|| self.poll_data(now, out)),

@@ -13,7 +13,7 @@ use crate::switch::MemberAt;
 
 /// Pause before the agent is asked again, when it has ended.
 const AGENT_PAUSE: Duration = Duration::from_millis(500);
-/// Pause before a memcached is looked at again that does not answer.
+/// Pause before a program is looked at again that does not answer.
 const PROGRAM_PAUSE: Duration = Duration::from_millis(500);
 
 /// Follows who the members of an ensemble are, for ever. While the agent is away those hold that it has named last.
@@ -56,7 +56,7 @@ fn host_of(text: &str) -> Option<[u8; 16]> {
     text.parse::<HostId>().ok().map(|host| host.0)
 }
 
-/// Serves as a member by name: as long as the memcached answers, and again when it does. Ends when `leave` becomes
+/// Serves as a member by name: as long as the program answers, and again when it does. Ends when `leave` becomes
 /// true, and all switches have let go.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ pub async fn serve_member(
     let mut has_waited = false;
     let mut has_served = false;
     loop {
-        while let Err(why) = check(config.to).await {
+        while let Err(why) = check(config.protocol, config.to).await {
             if !std::mem::replace(&mut has_waited, true) {
                 tracing::warn!(why, "the member is not there until it answers");
             }

@@ -2,15 +2,15 @@
 //! frame by frame.
 //!
 //! ```text
-//!  memcached client ── TCP ── framer ══ flow of NAME ══ switch ══ flows of NAME2 ══ member framers ── TCP ── memcached
+//!  client ── TCP ── framer ══ flow of NAME ══ switch ══ flows of NAME2 ══ member framers ── TCP ── memcached, or Redis
 //! ```
 //!
 //! A framed connection is an ordinary flow of datagrams of Margay. Nothing of the agent takes part, but to give the
 //! flows.
 //!
-//! To be read in this order: [`head`] (what a frame begins with), [`router`] (which member a frame goes to),
-//! [`module`] (what is loaded to decide that), [`switch`], [`member`] and [`framer`] (the ends, for memcached),
-//! [`by_name`] (what they ask the agent); `batch`, `pipe` and `clock` are below them.
+//! To be read in this order: [`head`] (what a frame begins with), [`protocol`] (what programs say), [`router`]
+//! (which member a frame goes to), [`module`] (what is loaded to decide that), [`switch`], [`member`] and [`framer`]
+//! (the ends), [`by_name`] (what they ask the agent); `batch`, `pipe` and `clock` are below them.
 
 mod batch;
 pub mod by_name;
@@ -20,6 +20,7 @@ pub mod head;
 pub mod member;
 pub mod module;
 mod pipe;
+pub mod protocol;
 pub mod router;
 pub mod switch;
 

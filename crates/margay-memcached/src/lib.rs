@@ -2,10 +2,9 @@
 //! unmodified clients there.
 //!
 //! Reading order: [`partition`] (the client call), [`request`] (what clients say), [`server`] (who answers for a
-//! partition), [`proxy`]. Framers of ensembles (crate `margay-frames`) use [`text`] alone.
+//! partition), [`proxy`]. Framers of ensembles (crate `margay-frames`) use [`request`] alone.
 
 pub mod partition;
 pub mod proxy;
 pub mod request;
 pub mod server;
-pub mod text;

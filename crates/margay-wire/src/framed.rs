@@ -4,6 +4,7 @@
 //!  0..2 "MF" | 2 version = 1 | 3 kind | 4..12 number of the connection | 12.. value
 //!
 //!  HELLO      0..4 initial TSN | 4..8 window, bytes | 8..10 window, chunks | 10..12 streams | 12..28 host meant
+//!             28 protocol of the programs, absent where it is zero
 //!  WELCOME    0..4 initial TSN | 4..8 window, bytes | 8..10 window, chunks | 10..12 streams | 12.. label, UTF-8
 //!  DATA       a packet of SCTP's format (`sctp`)
 //!  ABORT      0..2 reason | 2.. text, UTF-8
@@ -28,6 +29,7 @@ const MAGIC: [u8; 3] = [b'M', b'F', 1];
 /// Bytes of HELLO's and WELCOME's value before what differs.
 const TERMS_LEN: usize = 12;
 const HOST_LEN: usize = 16;
+const PROTOCOL_LEN: usize = 1;
 const GENERATION_LEN: usize = 4;
 const REASON_LEN: usize = 2;
 const NUMBER_LEN: usize = 4;
@@ -77,6 +79,8 @@ pub enum AbortReason {
     Failed,
     /// The module of an ensemble's switch fails, or has: the text says why. What was asked is not to be repeated.
     Module,
+    /// The receiver's program speaks another protocol: the text says which.
+    OtherProtocol,
     /// A reason that is not known here.
     Other(u16),
 }
@@ -92,6 +96,7 @@ impl AbortReason {
             Self::NoMember => 6,
             Self::Failed => 7,
             Self::Module => 8,
+            Self::OtherProtocol => 9,
             Self::Other(number) => number,
         }
     }
@@ -106,6 +111,7 @@ impl AbortReason {
             6 => Self::NoMember,
             7 => Self::Failed,
             8 => Self::Module,
+            9 => Self::OtherProtocol,
             other => Self::Other(other),
         }
     }
@@ -146,6 +152,8 @@ pub enum Framed<'a> {
         terms: FramedTerms,
         /// The host that is meant; all zero: any.
         host: [u8; 16],
+        /// Of the programs whose requests the frames are; zero: memcached's text protocol.
+        protocol: u8,
     },
     /// A connection has begun: the answer to every HELLO of it.
     Welcome {
@@ -238,8 +246,15 @@ impl<'a> Framed<'a> {
         let bare = |says: Self| if value.is_empty() { Ok(says) } else { Err(Error) };
         let says = match header[field::KIND] {
             kind::HELLO => {
-                let (terms, host) = FramedTerms::parse(value)?;
-                Self::Hello { terms, host: host.try_into().map_err(|_| Error)? }
+                let (terms, rest) = FramedTerms::parse(value)?;
+                let (host, protocol) = rest.split_first_chunk::<HOST_LEN>().ok_or(Error)?;
+                let protocol = match protocol {
+                    [] => 0,
+                    // Zero is not written.
+                    [protocol] if *protocol > 0 => *protocol,
+                    _ => return Err(Error),
+                };
+                Self::Hello { terms, host: *host, protocol }
             }
             kind::WELCOME => {
                 let (terms, label) = FramedTerms::parse(value)?;
@@ -285,7 +300,8 @@ impl<'a> Framed<'a> {
     /// Bytes of the datagram.
     pub const fn len(&self) -> usize {
         let value_len = match self {
-            Self::Hello { .. } => TERMS_LEN + HOST_LEN,
+            Self::Hello { protocol: 0, .. } => TERMS_LEN + HOST_LEN,
+            Self::Hello { .. } => TERMS_LEN + HOST_LEN + PROTOCOL_LEN,
             Self::Welcome { label, .. } => TERMS_LEN + label.len(),
             Self::Data(packet) => packet.len(),
             Self::Abort { text, .. } => REASON_LEN + text.len(),
@@ -307,9 +323,11 @@ impl<'a> Framed<'a> {
         let len = self.len();
         let value = emit_framed_header(self.kind(), number, out.get_mut(..len)?)?;
         match self {
-            Self::Hello { terms, host } => {
+            Self::Hello { terms, host, protocol } => {
                 terms.emit(value);
-                value[TERMS_LEN..].copy_from_slice(host);
+                let (place, rest) = value[TERMS_LEN..].split_at_mut(HOST_LEN);
+                place.copy_from_slice(host);
+                rest.fill(*protocol);
             }
             Self::Welcome { terms, label } => {
                 terms.emit(value);
@@ -387,7 +405,14 @@ mod test {
         let terms = [0, 0, 0, 9, 0, 1, 0, 0, 1, 0x80, 1, 0];
         let mut hello = [7; 28];
         hello[..12].copy_from_slice(&terms);
-        both_ways(1, hello, Framed::Hello { terms: TERMS, host: [7; 16] });
+        both_ways(1, hello, Framed::Hello { terms: TERMS, host: [7; 16], protocol: 0 });
+        let mut hello = [7; 29];
+        hello[..12].copy_from_slice(&terms);
+        hello[28] = 1;
+        both_ways(1, hello, Framed::Hello { terms: TERMS, host: [7; 16], protocol: 1 });
+        hello[28] = 0;
+        let (bytes, len) = datagram(1, hello);
+        assert!(Framed::parse(&bytes[..len]).is_err(), "a zero is not written");
         let mut welcome = [b's'; 14];
         welcome[..12].copy_from_slice(&terms);
         both_ways(2, welcome, Framed::Welcome { terms: TERMS, label: "ss" });
@@ -406,7 +431,7 @@ mod test {
 
     #[test]
     fn every_reason_keeps_its_number() {
-        for number in 0..10 {
+        for number in 0..12 {
             assert_eq!(AbortReason::of(number).number(), number);
         }
     }

@@ -32,11 +32,11 @@ proptest! {
     #[test]
     fn what_is_written_is_read(
         number: u64, terms in terms(), host: [u8; 16], label in "[a-z0-9.:]{0,64}", packet in vec(any::<u8>(), 0..200),
-        generation: u32,
+        generation: u32, protocol: u8,
     ) {
         let reason = AbortReason::Failed;
         for says in [
-            Framed::Hello { terms, host },
+            Framed::Hello { terms, host, protocol },
             Framed::Welcome { terms, label: &label },
             Framed::Data(&packet),
             Framed::Abort { reason, text: &label },

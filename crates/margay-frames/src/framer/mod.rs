@@ -1,5 +1,5 @@
-//! The framer of clients: a memcached on this host that is none. Each client's connection is one framed connection
-//! with the ensemble.
+//! The framer of clients: a memcached on this host that is none, or a Redis. Each client's connection is one framed
+//! connection with the ensemble.
 
 mod session;
 mod slots;
@@ -16,6 +16,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::Semaphore;
 
+use crate::protocol::Protocol;
 use session::Session;
 
 /// Clients at once; who comes later is told so.
@@ -60,18 +61,19 @@ impl Reach for ByName {
 
 /// Where clients come, and what they reach.
 pub struct Framer<R> {
+    protocol: Protocol,
     listener: TcpListener,
     reach: Arc<R>,
 }
 
 impl<R: Reach> Framer<R> {
-    /// Listens.
+    /// Listens for clients that speak a protocol.
     ///
     /// # Errors
     ///
     /// The address cannot be had.
-    pub async fn bind(listen: SocketAddr, reach: R) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(listen).await?, reach: Arc::new(reach) })
+    pub async fn bind(protocol: Protocol, listen: SocketAddr, reach: R) -> io::Result<Self> {
+        Ok(Self { protocol, listener: TcpListener::bind(listen).await?, reach: Arc::new(reach) })
     }
 
     /// The address that clients connect to, with the port that the kernel has chosen where none was given.
@@ -94,12 +96,13 @@ impl<R: Reach> Framer<R> {
             };
             while clients.try_join_next().is_some() {}
             let reach = Arc::clone(&self.reach);
+            let protocol = self.protocol;
             let place = Arc::clone(&room).try_acquire_owned();
             clients.spawn(async move {
                 // How a client ends is its own affair.
                 let _ = match place {
-                    Ok(_place) => Session::new(stream, reach).run().await,
-                    Err(_) => stream.write_all(b"SERVER_ERROR too many clients of this framer\r\n").await,
+                    Ok(_place) => Session::new(stream, protocol, reach).run().await,
+                    Err(_) => stream.write_all(&protocol.error("too many clients of this framer")).await,
                 };
             });
         }

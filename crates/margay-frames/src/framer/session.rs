@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Over, Standing, Tsn};
-use margay_memcached::text::{self, Asked, Step};
 use margay_wire::{AbortReason, Framed};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::sleep_until;
@@ -17,6 +16,7 @@ use crate::batch::{self, Datagram};
 use crate::clock::Clock;
 use crate::head::Head;
 use crate::pipe::{self, Read};
+use crate::protocol::{Asked, Protocol, Reader, Step};
 use crate::random_seed;
 use crate::router::MEMBER_DIED;
 
@@ -33,8 +33,7 @@ const REACH_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before a switch is asked again that did not take the connection.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
 /// What a client is told of requests that nobody knows the fate of.
-const CONNECTION_ENDED: &[u8] =
-    b"SERVER_ERROR the connection with the ensemble ended with this request; it may be done, or not\r\n";
+const CONNECTION_ENDED: &str = "the connection with the ensemble ended with this request; it may be done, or not";
 
 /// A framed connection, and the socket of its flow.
 struct Link {
@@ -45,6 +44,8 @@ struct Link {
 /// One client.
 pub(super) struct Session<R> {
     client: TcpStream,
+    protocol: Protocol,
+    reader: Reader,
     reach: Arc<R>,
     clock: Clock,
     slots: Slots,
@@ -69,12 +70,14 @@ pub(super) struct Session<R> {
 }
 
 impl<R: Reach> Session<R> {
-    pub(super) fn new(client: TcpStream, reach: Arc<R>) -> Self {
+    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>) -> Self {
         Self {
             client,
+            protocol,
+            reader: Reader::new(protocol),
             reach,
             clock: Clock::start(),
-            slots: Slots::default(),
+            slots: Slots::new(protocol),
             unread: Vec::new(),
             is_eof: false,
             wanted: 0,
@@ -113,7 +116,7 @@ impl<R: Reach> Session<R> {
                 // Repeated, it would have the module fail once more.
                 self.refuse(&why).await?;
             } else if was_open {
-                self.unsent = self.slots.restart(CONNECTION_ENDED);
+                self.unsent = self.slots.restart(&self.protocol.error(CONNECTION_ENDED));
             } else {
                 self.wait_for_reach(&why).await?;
             }
@@ -136,6 +139,7 @@ impl<R: Reach> Session<R> {
             first: Tsn(rng.u32()),
             send_buffer_bytes: SEND_BUFFER,
             receive_buffer_bytes: RECEIVE_BUFFER,
+            protocol: self.protocol.number(),
             ..ConnectionConfig::default()
         };
         let connection = Connection::open(self.clock.now(), rng.u64().max(1), [0; 16], config);
@@ -174,16 +178,24 @@ impl<R: Reach> Session<R> {
     fn refuse_all(&mut self, why: &str) {
         // It may have words of another host in it.
         let why: String = why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-        let answer = format!("SERVER_ERROR {}: {why}\r\n", self.reach.name());
+        let answer = self.protocol.error(&format!("{}: {why}", self.reach.name()));
         loop {
             self.take_requests();
             self.unsent.clear();
-            self.slots.refuse_all(answer.as_bytes());
+            self.slots.refuse_all(&answer);
+            self.take_answers();
             if !self.may_take() {
                 break;
             }
         }
+    }
+
+    /// Answers whose turn has come are the client's.
+    fn take_answers(&mut self) {
         self.slots.write(&mut self.unwritten);
+        if let Some(is_taken) = self.slots.take_greeted() {
+            self.reader.greeted(is_taken);
+        }
     }
 
     async fn write_all(&mut self) -> io::Result<()> {
@@ -235,8 +247,8 @@ impl<R: Reach> Session<R> {
     /// Whether the client may say more: it is held back while it does not take its answers.
     fn may_read(&self) -> bool {
         let waiting = self.unwritten.len() + self.slots.held_bytes();
-        let is_over = self.is_last || self.is_eof;
-        !is_over && self.slots.open() < OPEN_MAX && waiting < UNWRITTEN_MAX && self.unsent.is_empty()
+        let is_held = self.is_last || self.is_eof || self.reader.is_waiting();
+        !is_held && self.slots.open() < OPEN_MAX && waiting < UNWRITTEN_MAX && self.unsent.is_empty()
     }
 
     /// Says what follows from what has come.
@@ -244,34 +256,42 @@ impl<R: Reach> Session<R> {
         let now = self.clock.now();
         let connection = &mut link.connection;
         connection.on_time(now);
-        while let Some(frame) = connection.poll_frame() {
+        // Others wait where they are: at the servers in the end.
+        while self.unwritten.len() < UNWRITTEN_MAX
+            && let Some(frame) = connection.poll_frame()
+        {
             if let Some((head, answer)) = Head::split(&frame.bytes) {
                 self.slots.answer(head.number, answer.to_vec());
+                self.slots.write(&mut self.unwritten);
             }
         }
-        while let Some(number) = connection.poll_lost() {
-            self.unsent.extend(self.slots.lost(number, MEMBER_DIED));
+        // Not before what has come of their answers is known.
+        while self.unwritten.len() < UNWRITTEN_MAX
+            && let Some(number) = connection.poll_lost()
+        {
+            self.unsent.extend(self.slots.lost(number, &self.protocol.error(MEMBER_DIED)));
         }
+        self.take_answers();
         self.take_requests();
         let sent = self.unsent.iter().take_while(|frame| connection.send(now, Order::Member, frame).is_ok()).count();
         self.unsent.drain(..sent);
         connection.await_frames(now, self.slots.open() > 0);
-        self.slots.write(&mut self.unwritten);
+        // Those that needed no server.
+        self.take_answers();
     }
 
     /// Reads requests of what the client has said.
     fn take_requests(&mut self) {
         let mut at = 0;
         while self.may_take() && at < self.unread.len() {
-            match text::step(&self.unread[at..]) {
+            match self.reader.step(&self.unread[at..]) {
                 Step::More(wanted) => {
                     self.wanted = wanted.unwrap_or(self.unread.len() - at + 1);
                     break;
                 }
+                Step::Passed(len) => at += self.pass(at, len),
                 Step::Taken(len, asked) => {
-                    let there = len.min(self.unread.len() - at);
-                    at += there;
-                    (self.skip, self.wanted) = (len - there, 0);
+                    at += self.pass(at, len);
                     self.take(asked);
                 }
             }
@@ -279,14 +299,22 @@ impl<R: Reach> Session<R> {
         self.unread.drain(..at);
     }
 
+    /// So many bytes are done with, of which not all need be there. Gives how many are.
+    fn pass(&mut self, at: usize, len: usize) -> usize {
+        let there = len.min(self.unread.len() - at);
+        (self.skip, self.wanted) = (len - there, 0);
+        there
+    }
+
     fn may_take(&self) -> bool {
         let is_enough = !self.unread.is_empty() && self.unread.len() >= self.wanted;
-        is_enough && !self.is_last && self.slots.open() < OPEN_MAX && self.unsent.len() < OPEN_MAX
+        let is_held = self.is_last || self.reader.is_waiting();
+        is_enough && !is_held && self.slots.open() < OPEN_MAX && self.unsent.len() < OPEN_MAX
     }
 
     fn take(&mut self, asked: Asked) {
         match asked {
-            Asked::Servers { parts, quiet } => self.unsent.extend(self.slots.ask(parts, quiet)),
+            Asked::Servers { parts, join } => self.unsent.extend(self.slots.ask(parts, join)),
             Asked::Answer(answer) => self.slots.answered(answer),
             Asked::Last(answer) => {
                 self.slots.answered(answer);

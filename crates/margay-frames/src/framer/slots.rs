@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 
-use margay_memcached::text::{self, Part, Quiet};
-
 use crate::head::Head;
+use crate::protocol::{Join, Part, Protocol, TOO_LARGE};
+
+/// Bytes of the answers to one request that are held until all of them have come.
+const JOINED_MAX: usize = 64 << 20;
 
 /// A part of a request: what one server is asked.
 #[derive(Clone, Debug)]
@@ -22,7 +24,18 @@ struct Slot {
     parts: Vec<State>,
     /// Parts that are not answered.
     missing: usize,
-    quiet: Quiet,
+    join: Join,
+    /// Of the answers that have come.
+    bytes: usize,
+}
+
+impl Slot {
+    fn answered(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
+        self.parts.iter_mut().filter_map(|state| match state {
+            State::Answered(answer) => Some(answer),
+            State::Asked { .. } => None,
+        })
+    }
 }
 
 /// Which part a number is for.
@@ -36,6 +49,7 @@ struct Place {
 /// All requests of a program that are not answered yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots {
+    protocol: Protocol,
     slots: VecDeque<Slot>,
     /// How many requests came before the first slot.
     before: u64,
@@ -45,9 +59,16 @@ pub(super) struct Slots {
     open: usize,
     /// Bytes of answers that wait for those before them.
     held_bytes: usize,
+    /// A greeting was answered: whether it was taken.
+    greeted: Option<bool>,
 }
 
 impl Slots {
+    /// Of a program that has asked nothing.
+    pub(super) fn new(protocol: Protocol) -> Self {
+        Self { protocol, ..Self::default() }
+    }
+
     /// Parts that are not answered.
     pub(super) fn open(&self) -> usize {
         self.open
@@ -60,12 +81,13 @@ impl Slots {
 
     /// A request whose answer is known.
     pub(super) fn answered(&mut self, answer: Vec<u8>) {
-        self.held_bytes += answer.len();
-        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, quiet: Quiet::No });
+        let bytes = answer.len();
+        self.held_bytes += bytes;
+        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, join: Join::Only, bytes });
     }
 
     /// A request for servers: its frames.
-    pub(super) fn ask(&mut self, parts: Vec<Part>, quiet: Quiet) -> Vec<Vec<u8>> {
+    pub(super) fn ask(&mut self, parts: Vec<Part>, join: Join) -> Vec<Vec<u8>> {
         let request = self.before + self.slots.len() as u64;
         let count = parts.len();
         let mut frames = Vec::with_capacity(count);
@@ -75,7 +97,7 @@ impl Slots {
             states.push(State::Asked { repeatable: is_safe.then_some(bytes) });
         }
         self.open += count;
-        self.slots.push_back(Slot { parts: states, missing: count, quiet });
+        self.slots.push_back(Slot { parts: states, missing: count, join, bytes: 0 });
         frames
     }
 
@@ -97,18 +119,26 @@ impl Slots {
         Some(place)
     }
 
-    fn state(&mut self, place: Place) -> Option<(&mut State, &mut usize)> {
-        let slot = self.slots.get_mut(usize::try_from(place.request.checked_sub(self.before)?).ok()?)?;
-        Some((slot.parts.get_mut(place.part)?, &mut slot.missing))
+    fn slot(&mut self, place: Place) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::try_from(place.request.checked_sub(self.before)?).ok()?)
     }
 
     fn fill(&mut self, place: Place, answer: Vec<u8>) {
-        let len = answer.len();
-        let Some((state, missing)) = self.state(place) else { return };
+        let refusal = self.protocol.error(TOO_LARGE);
+        let Some(slot) = self.slot(place) else { return };
+        let Some(state) = slot.parts.get_mut(place.part) else { return };
+        let was = slot.bytes;
+        slot.bytes += answer.len();
         *state = State::Answered(answer);
-        *missing -= 1;
+        slot.missing -= 1;
+        if slot.bytes > JOINED_MAX && slot.parts.len() > 1 {
+            // An error is the answer to all.
+            slot.answered().for_each(|answer| answer.clone_from(&refusal));
+            slot.bytes = slot.answered().count() * refusal.len();
+        }
+        let is = slot.bytes;
         self.open -= 1;
-        self.held_bytes += len;
+        self.held_bytes = self.held_bytes - was + is;
     }
 
     /// An answer has come. One to a number that is none of these is of no interest.
@@ -126,8 +156,8 @@ impl Slots {
     }
 
     fn ask_again(&mut self, place: Place, refusal: &[u8]) -> Option<Vec<u8>> {
-        let repeated = match self.state(place)? {
-            (State::Asked { repeatable: Some(bytes) }, _) => bytes.clone(),
+        let repeated = match self.slot(place)?.parts.get(place.part)? {
+            State::Asked { repeatable: Some(bytes) } => bytes.clone(),
             _ => {
                 self.fill(place, refusal.to_vec());
                 return None;
@@ -154,16 +184,22 @@ impl Slots {
         }
     }
 
+    /// Whether a greeting was taken that was answered since the last call.
+    pub(super) fn take_greeted(&mut self) -> Option<bool> {
+        self.greeted.take()
+    }
+
     /// Appends the answers whose turn has come.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) {
         while let Some(slot) = self.slots.pop_front_if(|slot| slot.missing == 0) {
             self.before += 1;
             let answers: Vec<Vec<u8>> = slot.parts.into_iter().filter_map(answer_of).collect();
-            self.held_bytes -= answers.iter().map(Vec::len).sum::<usize>();
-            let answer = text::join(&answers);
-            if !slot.quiet.hides(&answer) {
-                out.extend_from_slice(&answer);
+            self.held_bytes -= slot.bytes;
+            let Some(answer) = slot.join.join(answers) else { continue };
+            if slot.join == Join::Greeting {
+                self.greeted = Some(!answer.starts_with(b"-"));
             }
+            out.extend_from_slice(&answer);
         }
     }
 }
@@ -178,6 +214,9 @@ fn answer_of(state: State) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::protocol::memcached::Quiet;
+
+    const VALUES: Join = Join::Values(Quiet::No);
 
     const NO: &[u8] = b"SERVER_ERROR no\r\n";
 
@@ -203,11 +242,11 @@ mod test {
     #[test]
     fn answers_come_in_the_order_of_the_requests() {
         let mut slots = Slots::default();
-        let frames = slots.ask(vec![part("get a", true), part("get b", true)], Quiet::No);
+        let frames = slots.ask(vec![part("get a", true), part("get b", true)], VALUES);
         assert_eq!(read(&frames), [(0, 0, "get a".to_owned()), (1, 0, "get b".to_owned())]);
         slots.answered(b"MN\r\n".to_vec());
-        slots.ask(vec![part("delete c", false)], Quiet::All);
-        slots.ask(vec![part("delete d", false)], Quiet::No);
+        slots.ask(vec![part("delete c", false)], Join::Values(Quiet::All));
+        slots.ask(vec![part("delete d", false)], VALUES);
         slots.answer(3, b"DELETED\r\n".to_vec());
         slots.answer(2, b"NOT_FOUND\r\n".to_vec());
         slots.answer(1, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
@@ -216,15 +255,15 @@ mod test {
         slots.answer(0, b"END\r\n".to_vec());
         assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nEND\r\nMN\r\nDELETED\r\n");
         assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
-        let frames = slots.ask(vec![part("get e", true)], Quiet::No);
+        let frames = slots.ask(vec![part("get e", true)], VALUES);
         assert_eq!(read(&frames), [(4, 4, "get e".to_owned())]);
     }
 
     #[test]
     fn what_is_lost_is_repeated_with_another_number_or_refused() {
         let mut slots = Slots::default();
-        slots.ask(vec![part("get a", true)], Quiet::No);
-        slots.ask(vec![part("incr b 1", false)], Quiet::No);
+        slots.ask(vec![part("get a", true)], VALUES);
+        slots.ask(vec![part("incr b 1", false)], VALUES);
         let again = slots.lost(0, NO).expect("it is safe");
         assert_eq!(read(&[again]), [(2, 1, "get a".to_owned())]);
         assert_eq!((slots.lost(0, NO), slots.lost(1, NO)), (None, None));
@@ -237,7 +276,7 @@ mod test {
     #[test]
     fn of_a_split_request_the_lost_part_alone_is_asked_again() {
         let mut slots = Slots::default();
-        slots.ask(vec![part("get a", true), part("get b", true), part("get c", true)], Quiet::No);
+        slots.ask(vec![part("get a", true), part("get b", true), part("get c", true)], VALUES);
         slots.answer(2, b"VALUE c 0 1\r\nz\r\nEND\r\n".to_vec());
         let again = slots.lost(1, NO).expect("it is safe");
         assert_eq!(read(&[again]), [(3, 0, "get b".to_owned())]);
@@ -251,11 +290,24 @@ mod test {
     }
 
     #[test]
+    fn answers_to_one_request_that_are_too_much_together_are_refused() {
+        let mut slots = Slots::new(Protocol::Resp);
+        let parts = (0..10).map(|_| part("MGET k", true)).collect();
+        slots.ask(parts, Join::Array);
+        for number in 0..10 {
+            slots.answer(number, vec![b'x'; JOINED_MAX / 8]);
+            assert!(slots.held_bytes() <= JOINED_MAX);
+        }
+        assert_eq!(written(&mut slots), format!("-ERR {TOO_LARGE}\r\n"));
+        assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
+    }
+
+    #[test]
     fn another_connection_gets_what_is_safe() {
         let mut slots = Slots::default();
-        slots.ask(vec![part("get a", true)], Quiet::No);
-        slots.ask(vec![part("set b", false)], Quiet::No);
-        slots.ask(vec![part("get c", true)], Quiet::No);
+        slots.ask(vec![part("get a", true)], VALUES);
+        slots.ask(vec![part("set b", false)], VALUES);
+        slots.ask(vec![part("get c", true)], VALUES);
         let again = slots.lost(0, NO).expect("it is safe");
         assert_eq!(read(&[again]), [(3, 1, "get a".to_owned())]);
         let frames = slots.restart(NO);

@@ -1,6 +1,7 @@
-//! The framer of a member: frames of a switch in, requests to a memcached on this host out, and back.
+//! The framer of a member: frames of a switch in, requests to a program on this host out, and back.
+//! The program is a memcached or a Redis.
 //!
-//! Each framed connection is one TCP connection to the memcached. Answers come from there in the order of the requests,
+//! Each framed connection is one TCP connection to the program. Answers come from there in the order of the requests,
 //! and go to the switch with their numbers.
 
 mod answers;
@@ -13,9 +14,8 @@ use std::time::Duration;
 
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Standing, Tsn};
-use margay_memcached::text::{self, Shape};
 use margay_wire::{AbortReason, Framed, FramedTerms};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
@@ -25,28 +25,32 @@ use crate::batch::{self, Datagram, bytes_of};
 use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head, number_of_host};
 use crate::pipe::{self, Read};
+use crate::protocol::resp::{Carried, Version};
+use crate::protocol::{MESSAGE_MAX, Protocol, Shape, TOO_LARGE};
 use crate::random_seed;
-use answers::{ANSWER_MAX, Answers, TOO_LARGE};
+use answers::Answers;
 
 /// Framed connections at once.
 const CONNECTIONS_MAX: usize = 4096;
 /// Datagrams of one connection that wait; others are lost, as on the way.
 const DATAGRAMS_MAX: usize = 512;
-/// Bytes of requests that wait for the memcached to take them; frames wait at the switch's client then.
+/// Bytes of requests that wait for the program to take them; frames wait at the switch's client then.
 const UNWRITTEN_MAX: usize = 1 << 20;
-/// Requests that the memcached has not answered.
+/// Requests that the program has not answered.
 const UNANSWERED_MAX: usize = 4096;
-/// Bytes of frames that wait, or are under way: the longest answer ([`ANSWER_MAX`]) and more.
+/// Bytes of frames that wait, or are under way: the longest answer ([`MESSAGE_MAX`]) and more.
 const SEND_BUFFER: usize = 9 << 20;
 /// Bytes of frames that are put together: a request with the largest item.
 const RECEIVE_BUFFER: usize = 9 << 20;
-/// The memcached is looked at so often.
+/// The program is looked at so often.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// And has so long to answer.
 const CHECK_LIMIT: Duration = Duration::from_secs(1);
 /// So many times in a row without an answer, and it is gone.
 const CHECKS_MISSED_MAX: u32 = 3;
-/// A memcached has so long to take a connection.
+/// Bytes of such an answer that are looked at.
+const ANSWER_SEEN_MAX: u64 = 256;
+/// A program has so long to take a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// One that leaves waits so long at most for its switches.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
@@ -54,7 +58,9 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 /// What a member's framer is set up with.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the memcached is.
+    /// What the program speaks.
+    pub protocol: Protocol,
+    /// Where the program is.
     pub to: SocketAddr,
     /// What the member is called where keys are divided.
     pub label: String,
@@ -65,28 +71,31 @@ pub struct Config {
 /// Why a framer serves no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The memcached does not answer.
+    /// The program does not answer.
     ProgramGone(String),
     /// It was told to leave, and has.
     Left,
 }
 
-/// Asks a memcached for its version.
+/// Asks a program whether it is there, and speaks its protocol.
 ///
 /// # Errors
 ///
-/// It does not answer, in words.
-pub async fn check(to: SocketAddr) -> Result<(), String> {
+/// It does not, in words.
+pub async fn check(protocol: Protocol, to: SocketAddr) -> Result<(), String> {
     let ask = async {
         let mut stream = TcpStream::connect(to).await?;
-        stream.write_all(b"version\r\nquit\r\n").await?;
-        let mut answer = Vec::new();
-        (&mut stream).take(256).read_to_end(&mut answer).await?;
-        if answer.starts_with(b"VERSION ") { Ok(()) } else { Err(io::Error::other("it does not say its version")) }
+        stream.write_all(protocol.question()).await?;
+        let mut answer = String::new();
+        BufReader::new(stream.take(ANSWER_SEEN_MAX)).read_line(&mut answer).await?;
+        io::Result::Ok(answer)
     };
+    let program = protocol.program();
     match timeout(CHECK_LIMIT, ask).await {
-        Ok(done) => done.map_err(|error: io::Error| format!("no memcached answers at {to}: {error}")),
-        Err(_) => Err(format!("no memcached answers at {to} within {CHECK_LIMIT:?}")),
+        Ok(Ok(answer)) if answer.starts_with(protocol.reply()) => Ok(()),
+        Ok(Ok(answer)) => Err(format!("no {program} that may be asked is at {to}: it says {:?}", answer.trim_end())),
+        Ok(Err(error)) => Err(format!("no {program} answers at {to}: {error}")),
+        Err(_) => Err(format!("no {program} answers at {to} within {CHECK_LIMIT:?}")),
     }
 }
 
@@ -95,13 +104,13 @@ const LEAVES: Framed<'static> = Framed::Abort { reason: AbortReason::Leaving, te
 
 type Key = (SocketAddr, u64);
 
-/// A framed connection is over, as it tells the socket's owner. Its memcached may be gone, too.
+/// A framed connection is over, as it tells the socket's owner. Its program may be gone, too.
 struct Over {
     key: Key,
     is_program_gone: bool,
 }
 
-/// Serves switches at a socket, until the memcached is gone, or `leave` becomes true: then no new connection is taken,
+/// Serves switches at a socket, until the program is gone, or `leave` becomes true: then no new connection is taken,
 /// and those that are there end when their switches have closed them.
 ///
 /// # Errors
@@ -119,7 +128,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
         leave: leave.clone(),
         told,
     };
-    let mut checks = Box::pin(watch_program(server.config.to));
+    let mut checks = Box::pin(watch_program(server.config.protocol, server.config.to));
     let mut limit = Box::pin(tokio::time::sleep(Duration::MAX));
     let mut is_leaving = false;
     loop {
@@ -135,7 +144,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
             },
             Some(Over { key, is_program_gone }) = tellings.recv() => {
                 server.known.remove(&key);
-                if is_program_gone && let Err(why) = check(server.config.to).await {
+                if is_program_gone && let Err(why) = check(server.config.protocol, server.config.to).await {
                     return Ok(End::ProgramGone(why));
                 }
             }
@@ -155,12 +164,12 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
     }
 }
 
-/// Until a memcached does not answer any more.
-async fn watch_program(to: SocketAddr) -> String {
+/// Until a program does not answer any more.
+async fn watch_program(protocol: Protocol, to: SocketAddr) -> String {
     let mut missed = 0;
     loop {
         sleep(CHECK_EVERY).await;
-        match check(to).await {
+        match check(protocol, to).await {
             Ok(()) => missed = 0,
             Err(why) => {
                 missed += 1;
@@ -196,7 +205,11 @@ impl Server {
             }
         }
         match says {
-            Framed::Hello { terms, host } => self.accept(key, terms, host),
+            Framed::Hello { protocol, .. } if protocol != self.config.protocol.number() => {
+                let text = self.config.protocol.refusal_of(protocol);
+                self.answer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
+            }
+            Framed::Hello { terms, host, .. } => self.accept(key, terms, host),
             // Of no connection: whether this member is there at all, and takes any.
             Framed::Ping if number == number_of_host(&self.config.host) => {
                 let is_leaving = *self.leave.borrow();
@@ -238,49 +251,81 @@ impl Server {
             clock: self.clock,
             connection,
             unwritten: Vec::new(),
-            answers: Answers::default(),
+            answers: Answers::new(self.config.protocol),
+            program: Program { protocol: self.config.protocol, version: Version::default() },
             asked: VecDeque::new(),
             unsent: None,
         };
         let told = self.told.clone();
         let leave = self.leave.clone();
-        let program = self.config.to;
+        let to = self.config.to;
         tokio::spawn(async move {
-            let is_program_gone = session.run(program, datagrams, leave).await;
+            let is_program_gone = session.run(to, datagrams, leave).await;
             // Nobody serves any more.
             let _ = told.send(Over { key, is_program_gone }).await;
         });
     }
 }
 
-/// One framed connection with its memcached.
+/// What a framed connection's program speaks.
+struct Program {
+    protocol: Protocol,
+    /// Of Redis' protocol, what it was greeted with last.
+    version: Version,
+}
+
+impl Program {
+    /// Appends what the program is told for a request. Gives how many answers come before the one to it; none: it is no
+    /// request.
+    fn tell(&mut self, request: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+        match self.protocol {
+            Protocol::Memcached => {
+                out.extend_from_slice(request);
+                Some(0)
+            }
+            Protocol::Resp => {
+                let carried = Carried::read(request)?;
+                let is_other = std::mem::replace(&mut self.version, carried.version) != carried.version;
+                if is_other {
+                    out.extend_from_slice(carried.version.greeting());
+                }
+                carried.tell(out);
+                Some(usize::from(is_other))
+            }
+        }
+    }
+}
+
+/// One framed connection with its program.
 struct Session {
     socket: Arc<UdpSocket>,
     to: SocketAddr,
     clock: Clock,
     connection: Connection,
-    /// Requests that the memcached has not taken.
+    program: Program,
+    /// Requests that the program has not taken.
     unwritten: Vec<u8>,
     /// Answers that are not whole.
     answers: Answers,
-    /// Requests that are not answered, in their order.
-    asked: VecDeque<(u32, Shape)>,
+    /// Requests that are not answered, in their order: their numbers, and how the answers end. Without a number the
+    /// answer is nobody's.
+    asked: VecDeque<(Option<u32>, Shape)>,
     /// An answer that there was no room for.
     unsent: Option<Vec<u8>>,
 }
 
 impl Session {
-    /// Until either end is over. Gives whether the memcached has ended it.
+    /// Until either end is over. Gives whether the program has ended it.
     async fn run(
         mut self,
-        program: SocketAddr,
+        to: SocketAddr,
         mut datagrams: mpsc::Receiver<Vec<u8>>,
         mut leave: watch::Receiver<bool>,
     ) -> bool {
-        let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(program)).await {
+        let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return self.program_gone(&format!("the memcached takes no connection: {error}")),
-            Err(_) => return self.program_gone("the memcached takes no connection"),
+            Ok(Err(error)) => return self.program_gone(&format!("{} takes no connection: {error}", self.name())),
+            Err(_) => return self.program_gone(&format!("{} takes no connection", self.name())),
         };
         // Without it answers wait a little longer.
         let _ = stream.set_nodelay(true);
@@ -304,12 +349,12 @@ impl Session {
                 },
                 ready = stream.readable(), if may_read => {
                     if let Err(error) = ready.and_then(|()| self.read(&stream)) {
-                        return self.program_gone(&format!("the memcached has ended the connection: {error}"));
+                        return self.program_gone(&format!("{} has ended the connection: {error}", self.name()));
                     }
                 }
                 ready = stream.writable(), if !self.unwritten.is_empty() => {
                     if let Err(error) = ready.and_then(|()| self.write(&stream)) {
-                        return self.program_gone(&format!("the memcached has ended the connection: {error}"));
+                        return self.program_gone(&format!("{} has ended the connection: {error}", self.name()));
                     }
                 }
                 changed = leave.changed() => {
@@ -324,10 +369,15 @@ impl Session {
             }
             self.connection.on_time(self.clock.now());
             if let Err(error) = self.cut_answers() {
-                return self.program_gone(&format!("the memcached does not speak its text protocol: {error}"));
+                return self.program_gone(&format!("{} does not speak its protocol: {error}", self.name()));
             }
             self.take_frames();
         }
+    }
+
+    /// What the program is called in words.
+    fn name(&self) -> String {
+        format!("the {}", self.program.protocol.program())
     }
 
     fn program_gone(&self, why: &str) -> bool {
@@ -360,7 +410,7 @@ impl Session {
         let _ = batch::send(&self.socket, &all);
     }
 
-    /// Frames become requests, as long as the memcached keeps up.
+    /// Frames become requests, as long as the program keeps up.
     fn take_frames(&mut self) {
         while self.unwritten.len() < UNWRITTEN_MAX && self.asked.len() < UNANSWERED_MAX && self.unsent.is_none() {
             let Some(frame) = self.connection.poll_frame() else { return };
@@ -368,16 +418,22 @@ impl Session {
             match request.split_first() {
                 Some((&ANSWER_IS, answer)) => self.answer(head.number, answer),
                 _ => {
-                    self.asked.push_back((head.number, text::shape_of(request)));
-                    self.unwritten.extend_from_slice(request);
+                    let Some(before) = self.program.tell(request, &mut self.unwritten) else {
+                        self.answer(head.number, &self.program.protocol.error("this is no request"));
+                        continue;
+                    };
+                    let shape = self.program.protocol.shape_of(request);
+                    self.asked.extend(std::iter::repeat_n((None, shape), before));
+                    self.asked.push_back((Some(head.number), shape));
                 }
             }
         }
     }
 
     fn answer(&mut self, number: u32, answer: &[u8]) {
+        let refusal = self.program.protocol.error(TOO_LARGE);
         // One that came with its request may have any length.
-        let answer = if answer.len() > ANSWER_MAX { TOO_LARGE } else { answer };
+        let answer = if answer.len() > MESSAGE_MAX { &refusal } else { answer };
         let frame = Head { number, oldest: 0 }.frame(answer);
         if self.connection.send(self.clock.now(), Order::Member, &frame).is_err() {
             self.unsent = Some(frame);
@@ -399,13 +455,15 @@ impl Session {
     }
 
     fn cut_answers(&mut self) -> io::Result<()> {
-        while self.unsent.is_none() && !self.answers.is_empty() {
+        while self.unsent.is_none() && self.answers.has_begun().map_err(io::Error::other)? {
             let Some((number, shape)) = self.asked.front().copied() else {
                 return Err(io::Error::other("it says what nobody has asked for"));
             };
             let Some(answer) = self.answers.next(shape).map_err(io::Error::other)? else { return Ok(()) };
             self.asked.pop_front();
-            self.answer(number, &answer);
+            if let Some(number) = number {
+                self.answer(number, &answer);
+            }
         }
         Ok(())
     }

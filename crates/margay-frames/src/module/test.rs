@@ -1,6 +1,7 @@
 //! Modules, good and bad.
 
 use super::*;
+use crate::protocol::Protocol;
 
 /// What every module has.
 const COMMON: &str = r#"
@@ -42,7 +43,7 @@ pub(crate) fn sample(name: &str) -> Module {
 
 fn tried(module: &Module, requests: &str) -> Result<Vec<String>, String> {
     let labels = ["a", "b", "images"].map(str::to_owned);
-    let trial = Trial::run(module, &labels, requests.as_bytes())?;
+    let trial = Trial::run(module, Protocol::Memcached, &labels, requests.as_bytes())?;
     Ok(trial.answers.into_iter().map(|tried| tried.answer).collect())
 }
 
@@ -60,6 +61,20 @@ fn a_module_says_whose_a_request_is() {
     assert_eq!(tried(&pinning, "get x\r\n"), Ok(vec!["b, and all that follow".to_owned()]));
     let safe = redirecting("(i64.const 0x201)").expect("sound");
     assert_eq!(tried(&safe, "delete x\r\n"), Ok(vec!["b, may be repeated".to_owned()]));
+}
+
+#[test]
+fn requests_of_redis_are_tried_as_well() {
+    let module = sample("to-first");
+    let labels = ["a", "b"].map(str::to_owned);
+    let said = b"*2\r\n$3\r\nGET\r\n$1\r\nx\r\n\r\nmset k 1 l 2\r\nHELLO 3\r\nGET y\r\nMULTI\r\n";
+    let trial = Trial::run(&module, Protocol::Resp, &labels, said).expect("sound");
+    let tried: Vec<String> = trial.answers.iter().map(|one| format!("{}: {}", one.request, one.answer)).collect();
+    let safe = "a, may be repeated";
+    let expected =
+        [&format!("GET x: {safe}"), "mset k 1: a", "mset l 2: a", &format!("HELLO: {safe}"), &format!("GET y: {safe}")];
+    assert_eq!(tried[..5], expected);
+    assert!(tried[5].starts_with("MULTI: the framer answers: -ERR MULTI is not supported"), "{}", tried[5]);
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::time::Instant as SystemInstant;
 
 use margay_ensemble::{Config, Frame, Joining, Kind, Lsn, MemberId, Order, Plugin, Switch, Verdict};
-use margay_memcached::text::{self, Asked, Step};
 
 use super::{Guest, Module};
 use crate::head::Head;
+use crate::protocol::{Asked, Protocol, Reader, Step};
 use crate::router::{Policy, Router};
 
 /// What a module has said of a request.
@@ -30,6 +30,7 @@ pub struct Trial {
 
 /// A connection with members, and a module that divides its requests.
 struct Bench {
+    protocol: Protocol,
     router: Router,
     /// Who is a member: its own router has nothing to do.
     switch: Switch<Router>,
@@ -44,14 +45,21 @@ impl Trial {
     /// # Errors
     ///
     /// In words: the module's fault, and with which request; or that the requests are none.
-    pub fn run(module: &Module, labels: &[String], requests: &[u8]) -> Result<Self, String> {
-        let mut bench = Bench::new(module, labels)?;
+    pub fn run(module: &Module, protocol: Protocol, labels: &[String], requests: &[u8]) -> Result<Self, String> {
+        let mut bench = Bench::new(module, protocol, labels)?;
         let mut answers = Vec::new();
+        let mut reader = Reader::new(protocol);
         let mut rest = requests;
         while !rest.is_empty() {
-            let Step::Taken(len, asked) = text::step(rest) else {
-                return Err(format!("the last request is not whole: {}", first_line(rest)));
+            let (len, asked) = match reader.step(rest) {
+                Step::Taken(len, asked) => (len, asked),
+                Step::Passed(len) => {
+                    rest = &rest[len.min(rest.len())..];
+                    continue;
+                }
+                Step::More(_) => return Err(format!("the last request is not whole: {}", first_line(rest))),
             };
+            let is_last = matches!(asked, Asked::Last(_));
             match asked {
                 Asked::Servers { parts, .. } => {
                     for part in parts {
@@ -63,7 +71,9 @@ impl Trial {
                     answers.push(Tried { request: first_line(rest), answer });
                 }
             }
-            rest = &rest[len.min(rest.len())..];
+            // There is nobody to answer a greeting.
+            reader.greeted(true);
+            rest = if is_last { &[] } else { &rest[len.min(rest.len())..] };
         }
         bench.times_ns.sort_unstable();
         let median_ns = bench.times_ns.get(bench.times_ns.len() / 2).copied().unwrap_or_default();
@@ -72,10 +82,16 @@ impl Trial {
 }
 
 impl Bench {
-    fn new(module: &Module, labels: &[String]) -> Result<Self, String> {
+    fn new(module: &Module, protocol: Protocol, labels: &[String]) -> Result<Self, String> {
         let guest = Guest::start(module).map_err(|error| error.to_string())?;
-        let switch = Switch::new(Config::default(), Router::new(Policy::RoundRobin), 0);
-        let mut this = Self { router: Router::guided(guest), switch, labels: Vec::new(), times_ns: Vec::new() };
+        let switch = Switch::new(Config::default(), Router::new(protocol, Policy::RoundRobin), 0);
+        let mut this = Self {
+            protocol,
+            router: Router::guided(protocol, guest),
+            switch,
+            labels: Vec::new(),
+            times_ns: Vec::new(),
+        };
         this.router.add_connection(0);
         let joining = Joining { kind: Kind::Margay, to_member: Lsn(0), from_member: Lsn(0), window_bytes: 1 << 16 };
         for label in labels {
@@ -84,6 +100,10 @@ impl Bench {
             this.labels.push((id, label.clone()));
         }
         Ok(this)
+    }
+
+    fn shown(&self, request: &[u8]) -> String {
+        first_line(&self.protocol.shown(request))
     }
 
     fn ask(&mut self, request: &[u8]) -> Result<Tried, String> {
@@ -102,7 +122,7 @@ impl Bench {
             self.router.retire(rtx);
         }
         if let Some(why) = self.router.fault() {
-            return Err(format!("{why}, with the request {}", first_line(request)));
+            return Err(format!("{why}, with the request {}", self.shown(request)));
         }
         let mut answer = match verdict {
             Verdict::Drop => "nobody for now".to_owned(),
@@ -115,10 +135,10 @@ impl Bench {
             }
         };
         if first.payload != payload {
-            let changed = Head::split(&first.payload).map(|(_, bytes)| first_line(bytes)).unwrap_or_default();
+            let changed = Head::split(&first.payload).map(|(_, bytes)| self.shown(bytes)).unwrap_or_default();
             answer.push_str(&format!("; as {changed}"));
         }
-        Ok(Tried { request: first_line(request), answer })
+        Ok(Tried { request: self.shown(request), answer })
     }
 }
 

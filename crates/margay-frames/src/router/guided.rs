@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use margay_ensemble::{MemberId, Members};
-use margay_memcached::text::{self, Asked, Step};
 
 use super::Choice;
 use super::ketama::Ring;
 use crate::module::{Answer, Guest};
+use crate::protocol::Protocol;
 
 /// What is remembered of a request until its frame is retired.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +23,7 @@ struct Kept {
 /// The module's instance, and what is remembered for it.
 #[derive(Debug)]
 pub(super) struct Guided {
+    protocol: Protocol,
     guest: Guest,
     /// By the number of the request.
     kept: HashMap<u32, Kept>,
@@ -35,19 +36,9 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Whether these are one request that a server answers once.
-fn is_request(bytes: &[u8]) -> bool {
-    match text::step(bytes) {
-        Step::Taken(len, Asked::Servers { parts, .. }) => {
-            len == bytes.len() && parts.len() == 1 && parts[0].bytes == bytes
-        }
-        _ => false,
-    }
-}
-
 impl Guided {
-    pub(super) fn new(guest: Guest) -> Self {
-        Self { guest, kept: HashMap::new() }
+    pub(super) fn new(protocol: Protocol, guest: Guest) -> Self {
+        Self { protocol, guest, kept: HashMap::new() }
     }
 
     pub(super) fn fault(&self) -> Option<&str> {
@@ -83,7 +74,9 @@ impl Guided {
         let answer = self.guest.redirect(request, members, rtx)?;
         let why = match &answer.changed {
             Some(_) if !is_whole => "redirect changes a request of which it has seen the beginning",
-            Some(changed) if !is_request(changed) => "redirect makes of a request what is no single request",
+            Some(changed) if !self.protocol.is_request(changed) => {
+                "redirect makes of a request what is no single request"
+            }
             _ => return Some(answer),
         };
         self.guest.fail(why.to_owned());
@@ -100,7 +93,7 @@ impl Guided {
     ) -> Option<(Choice, Option<Vec<u8>>)> {
         let rtx = self.kept.get(&number).map_or(0, |kept| kept.rtx);
         let Answer { member, pins, is_safe, changed, rtx } = self.ask(request, is_whole, Some(members), rtx)?;
-        let is_safe = is_safe.unwrap_or_else(|| text::is_safe(request));
+        let is_safe = is_safe.unwrap_or_else(|| self.protocol.is_safe(request));
         self.kept.insert(number, Kept { rtx, digest: changed.as_deref().map(digest) });
         Some((Choice { member: member?, is_safe, pins }, changed))
     }

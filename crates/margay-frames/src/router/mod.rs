@@ -1,4 +1,4 @@
-//! Which member a frame of memcached goes to, and what becomes of requests when a member dies.
+//! Which member a frame goes to, and what becomes of requests when a member dies.
 
 mod guided;
 pub mod ketama;
@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
-use margay_memcached::text;
 
 use crate::head::Head;
 use crate::module::Guest;
+use crate::protocol::Protocol;
 use guided::{Differs, Guided};
 use ketama::Ring;
 
@@ -20,7 +20,7 @@ const REQUESTS_MAX: u32 = 1 << 16;
 /// Bit of a frame's own number: it goes to its member as a refusal.
 const REFUSED: u64 = 1 << 63;
 /// What a program is told of a request that nobody knows the fate of.
-pub const MEMBER_DIED: &[u8] = b"SERVER_ERROR the server died with this request; it may be done, or not\r\n";
+pub const MEMBER_DIED: &str = "the server died with this request; it may be done, or not";
 
 /// How frames are divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,7 @@ struct Choice {
 /// The plug-in for one connection.
 #[derive(Debug)]
 pub struct Router {
+    protocol: Protocol,
     policy: Policy,
     /// A module that decides in the policy's place.
     guided: Option<Guided>,
@@ -77,8 +78,9 @@ pub struct Router {
 
 impl Router {
     /// Of a connection without members.
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(protocol: Protocol, policy: Policy) -> Self {
         Self {
+            protocol,
             policy,
             guided: None,
             labels: BTreeMap::new(),
@@ -94,8 +96,8 @@ impl Router {
     }
 
     /// Of a connection without members, whose requests a module divides.
-    pub(crate) fn guided(guest: Guest) -> Self {
-        Self { guided: Some(Guided::new(guest)), ..Self::new(Policy::Ketama) }
+    pub(crate) fn guided(protocol: Protocol, guest: Guest) -> Self {
+        Self { guided: Some(Guided::new(protocol, guest)), ..Self::new(protocol, Policy::Ketama) }
     }
 
     /// A member that has joined is called so.
@@ -154,12 +156,12 @@ impl Router {
             return guided.choose(number, request, is_whole, members);
         }
         let member = self.choose(request, members)?;
-        Some((Choice { member, is_safe: text::is_safe(request), pins: false }, None))
+        Some((Choice { member, is_safe: self.protocol.is_safe(request), pins: false }, None))
     }
 
     fn choose(&mut self, request: &[u8], members: &Members) -> Option<MemberId> {
         // One that drains keeps its place in the ring, and others stand in for it: as if it were gone.
-        let key = text::key_of(request).filter(|_| self.policy == Policy::Ketama);
+        let key = self.protocol.key_of(request).filter(|_| self.policy == Policy::Ketama);
         if let Some(key) = key {
             let candidates = self.ring.servers_of(key).filter_map(|at| self.ring_members.get(at).copied());
             return candidates.into_iter().find(|id| members.is_active(*id));
@@ -219,9 +221,9 @@ fn number_of(rtx: u64) -> Option<u32> {
 }
 
 /// Has a member answer for one that is dead.
-fn refuse(frame: &mut Frame<'_>) -> bool {
+fn refuse(frame: &mut Frame<'_>, protocol: Protocol) -> bool {
     let Some((head, _)) = Head::split(&frame.payload) else { return false };
-    frame.payload = Cow::Owned(head.answered(MEMBER_DIED));
+    frame.payload = Cow::Owned(head.answered(&protocol.error(MEMBER_DIED)));
     true
 }
 
@@ -290,7 +292,7 @@ impl Plugin for Router {
 
     fn again(&mut self, frame: &mut Frame<'_>, rtx: &mut u64) {
         if *rtx & REFUSED != 0 {
-            refuse(frame);
+            refuse(frame, self.protocol);
             return;
         }
         let Some(guided) = &mut self.guided else { return };
@@ -305,7 +307,7 @@ impl Plugin for Router {
 
     fn refuse(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Option<MemberId> {
         let member = members.active().next()?;
-        if !refuse(frame) {
+        if !refuse(frame, self.protocol) {
             return None;
         }
         if let Some(number) = number_of(*rtx) {

@@ -14,8 +14,12 @@ struct Rig {
 
 impl Rig {
     fn new(policy: Policy, labels: &[&str]) -> Self {
-        let switch = Switch::new(Config::default(), Router::new(policy), 1 << 20);
-        let mut rig = Self { router: Router::new(policy), switch, ids: Vec::new() };
+        Self::of(Protocol::Memcached, policy, labels)
+    }
+
+    fn of(protocol: Protocol, policy: Policy, labels: &[&str]) -> Self {
+        let switch = Switch::new(Config::default(), Router::new(protocol, policy), 1 << 20);
+        let mut rig = Self { router: Router::new(protocol, policy), switch, ids: Vec::new() };
         labels.iter().for_each(|label| rig.join(label));
         rig
     }
@@ -96,6 +100,33 @@ fn keys_go_where_the_ring_has_them_and_one_that_drains_counts_as_gone() {
         assert_eq!(at, expected, "{key}");
     }
     assert!(rig.ask(150, 0, "version\r\n").is_some_and(|at| at != 2), "it is of no key");
+}
+
+/// As they are between framers.
+#[test]
+fn keys_of_redis_go_where_the_same_ring_has_them_or_their_tag() {
+    let mut rig = Rig::of(Protocol::Resp, Policy::Ketama, &["a", "b", "c"]);
+    let ring = Ring::new(["a", "b", "c"]);
+    for number in 0..50 {
+        let key = format!("key:{number}");
+        let at = ring.servers_of(key.as_bytes()).next();
+        for request in [
+            format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
+            format!(">2\r\n$4\r\nINCR\r\n${}\r\nx{{{key}}}y\r\n", key.len() + 4),
+            format!("={}\r\n{key}\r\n*4\r\n$4\r\nEVAL\r\n$9000\r\nreturn", key.len()),
+        ] {
+            let mut rtx = 0;
+            let oldest = number * 3;
+            let sent = rig.redirect(Head { number: oldest, oldest }, &request, &mut rtx);
+            assert_eq!(sent.map(|(at, is_safe)| (Some(at), is_safe)), Some((at, request.contains("GET"))), "{request}");
+        }
+    }
+    let mut rtx = 0;
+    let head = Head { number: 200, oldest: 200 };
+    rig.redirect(head, "*2\r\n$4\r\nINCR\r\n$1\r\na\r\n", &mut rtx).expect("a member");
+    let mut refused = frame(head.frame(b"x"));
+    rig.router.refuse(&mut refused, rig.switch.members(), &mut rtx).expect("a member");
+    assert_eq!(*refused.payload, head.answered(format!("-ERR {MEMBER_DIED}\r\n").as_bytes()));
 }
 
 #[test]
@@ -181,7 +212,7 @@ fn what_is_not_safe_is_refused_in_the_programs_words_each_time_it_comes() {
     let head = Head { number: 3, oldest: 1 };
     assert_eq!(rig.redirect(head, "incr a 1\r\n", &mut rtx), Some((0, false)));
     rig.die(0);
-    let expected = head.answered(MEMBER_DIED);
+    let expected = head.answered(&Protocol::Memcached.error(MEMBER_DIED));
     let mut first = frame(head.frame(b"incr a 1\r\n"));
     let member = rig.router.refuse(&mut first, rig.switch.members(), &mut rtx);
     assert_eq!((member, &*first.payload), (Some(rig.ids[1]), &expected[..]));

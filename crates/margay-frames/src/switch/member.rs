@@ -18,6 +18,8 @@ const PING_AFTER: Duration = Duration::from_millis(100);
 const PINGS_MAX: u32 = 4;
 /// A member that was dead is asked so often whether it is there again.
 const PROBE_AGAIN: Duration = Duration::from_millis(200);
+/// The same of one whose program speaks another protocol: a person has to do something first.
+const MISFIT_AGAIN: Duration = Duration::from_secs(2);
 /// New connections wait so long for a member that is new to answer.
 const NEW_MAX: Duration = Duration::from_millis(300);
 
@@ -204,6 +206,11 @@ impl Member {
         self.parting_since = None;
         self.ping_at = now + PROBE_AGAIN;
         self.pings = 0;
+    }
+
+    /// It has fallen, and not by an accident.
+    pub(super) fn misfits(&mut self, now: Instant) {
+        self.ping_at = now + MISFIT_AGAIN;
     }
 
     /// It is asked although it owes nothing: it may be there again, or another process in the place of one that left.

@@ -5,6 +5,7 @@
 //! socket; [`served`] is one connection, [`member`] one member; [`control`] answers operators.
 
 pub mod control;
+mod gathered;
 mod member;
 mod placed;
 mod served;
@@ -23,12 +24,14 @@ use tokio::sync::{mpsc, watch};
 
 use crate::batch;
 use crate::clock::Clock;
+use crate::protocol::Protocol;
 use crate::random_seed;
 use crate::router::Policy;
 use control::Command;
+use gathered::Outgoing;
 use member::Host;
 pub use placed::Loaded;
-use worker::{Outgoing, Worker};
+use worker::Worker;
 
 /// What a switch is set up with.
 #[derive(Clone, Debug)]
@@ -37,6 +40,8 @@ pub struct Config {
     pub name: String,
     /// The members' name, for lists.
     pub members: String,
+    /// What clients and members speak: others are refused.
+    pub protocol: Protocol,
     /// How frames are divided.
     pub policy: Policy,
     /// Chunks under way in each direction of a connection.

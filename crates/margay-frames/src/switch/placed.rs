@@ -8,6 +8,7 @@ use margay_core::Instant;
 use serde_json::{Value, json};
 
 use crate::module::{Guest, Module};
+use crate::protocol::Protocol;
 use crate::router::Router;
 
 /// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place.
@@ -43,13 +44,13 @@ impl Placed {
     }
 
     /// For a new connection. An error says why there can be none.
-    pub(super) fn router(&mut self, now: Instant) -> Result<Router, String> {
+    pub(super) fn router(&mut self, now: Instant, protocol: Protocol) -> Result<Router, String> {
         if self.is_out {
             let why = self.last_fault.as_deref().unwrap_or_default();
             return Err(format!("its module has lost its place: {why}"));
         }
         // Its first calls have succeeded before: the same calls have the same answers.
-        Guest::start(&self.loaded.module).map(Router::guided).map_err(|error| {
+        Guest::start(&self.loaded.module).map(|guest| Router::guided(protocol, guest)).map_err(|error| {
             self.note_fault(now, &error.to_string());
             format!("its module fails: {error}")
         })
@@ -96,11 +97,11 @@ mod test {
         let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), "redirect traps");
         assert!((0..10).all(|n| !is_out(&mut placed, n * 1000)));
         assert!(!is_out(&mut placed, 61_000), "two are of more than a minute ago");
-        assert!(placed.router(at(61_000)).is_ok());
+        assert!(placed.router(at(61_000), Protocol::Memcached).is_ok());
         assert!((0..1).all(|_| !is_out(&mut placed, 61_500)));
         assert!(is_out(&mut placed, 61_700));
         assert!(!is_out(&mut placed, 61_700), "that is told once");
-        assert!(placed.router(at(61_700)).is_err_and(|why| why.contains("redirect traps")));
+        assert!(placed.router(at(61_700), Protocol::Memcached).is_err_and(|why| why.contains("redirect traps")));
         let shown = placed.show(at(62_000), 3);
         assert_eq!((shown["state"].as_str(), shown["faults"].as_u64()), (Some("out of its place"), Some(14)));
     }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use margay_core::Instant;
 use margay_core::rng::Rng;
 use margay_ensemble::{
-    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch, To,
+    Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch,
 };
 use margay_wire::sctp::{Chunk, Chunks};
 use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
 
+use super::gathered::{Gathered, Outgoing};
 use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
@@ -33,60 +34,6 @@ const WELCOME_CHECK: Duration = Duration::from_millis(20);
 const OTHER_HOST: &str = "another host answers in its place";
 /// Longest datagram: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
-
-/// What is to be sent.
-#[derive(Debug, Default)]
-pub(super) struct Outgoing {
-    pub(super) to_peers: Vec<Datagram>,
-    pub(super) to_members: BTreeMap<Host, Vec<Datagram>>,
-}
-
-impl Outgoing {
-    /// A datagram of a connection: for the client, or for a member.
-    fn put(&mut self, key: Key, host: Option<Host>, datagram: Vec<u8>) {
-        match host {
-            None => self.to_peers.push(Datagram { to: Some(key.0), bytes: datagram }),
-            Some(host) => self.to_members.entry(host).or_default().push(Datagram { to: None, bytes: datagram }),
-        }
-    }
-}
-
-/// A datagram of a connection that is put together.
-struct Gathered {
-    to: To,
-    /// The member's; none: it is for the client.
-    host: Option<Host>,
-    /// Of the connection with that end.
-    number: u64,
-    bytes: Vec<u8>,
-    /// Something is in it that is answered.
-    is_asking: bool,
-}
-
-impl Gathered {
-    /// For an end that is there.
-    fn begin(to: To, key: &Key, legs: &BTreeMap<Host, Leg>) -> Option<Self> {
-        let (host, number) = match to {
-            To::Peer => (None, key.1),
-            To::Member(id) => {
-                let (host, leg) = legs.iter().find(|(_, leg)| leg.member() == Some(id))?;
-                (Some(*host), leg.number)
-            }
-        };
-        Some(Self { to, host, number, bytes: Vec::new(), is_asking: false })
-    }
-
-    fn add(&mut self, packet: &[u8]) {
-        if self.bytes.is_empty() {
-            // Most datagrams have one packet alone.
-            self.bytes.reserve(FRAMED_HEADER_LEN + packet.len());
-            self.bytes.resize(FRAMED_HEADER_LEN, 0);
-            // There is room for it.
-            let _ = Framed::begin_data(self.number, &mut self.bytes);
-        }
-        self.bytes.extend_from_slice(packet);
-    }
-}
 
 /// Sums over all that there was.
 #[derive(Clone, Copy, Debug, Default)]
@@ -288,6 +235,10 @@ impl Worker {
                 let text = "the switch has as many connections as it may; start another one of the same name";
                 self.say_to_peer(key, &Framed::abort(AbortReason::Full, text));
             }
+            Framed::Hello { protocol, .. } if *protocol != self.config.protocol.number() => {
+                let text = self.config.protocol.refusal_of(*protocol);
+                self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
+            }
             Framed::Hello { terms, .. } => self.accept(now, key, *terms),
             Framed::Data(_) | Framed::Ping => {
                 self.say_to_peer(key, &Framed::abort(AbortReason::Unknown, ""));
@@ -307,8 +258,8 @@ impl Worker {
             ..ConnectionConfig::default()
         };
         let router = match &mut self.module {
-            None => Ok(Router::new(self.config.policy)),
-            Some(placed) => placed.router(now),
+            None => Ok(Router::new(self.config.protocol, self.config.policy)),
+            Some(placed) => placed.router(now, self.config.protocol),
         };
         let router = match router {
             Ok(router) => router,
@@ -384,8 +335,9 @@ impl Worker {
         let Some(served) = self.connections.get(&key) else { return };
         let Some(leg) = served.legs.get(&host) else { return };
         let number = leg.number;
+        let protocol = self.config.protocol.number();
         let terms = FramedTerms { tsn: leg.first, window_bytes: served.hello.window_bytes, ..self.terms(key) };
-        self.say_to_member(now, host, number, &Framed::Hello { terms, host });
+        self.say_to_member(now, host, number, &Framed::Hello { terms, host, protocol });
     }
 
     /// A member takes no new frames of a connection.
@@ -489,6 +441,7 @@ impl Worker {
             }
             Framed::Leaving => self.leaves(now, host),
             Framed::Abort { reason: AbortReason::OtherHost, .. } => self.link_failed(now, host, OTHER_HOST),
+            Framed::Abort { reason: AbortReason::OtherProtocol, text } => self.misfits(now, host, text),
             Framed::Abort { reason, text } => self.take_abort(now, key, host, *reason, text),
             Framed::Close => self.lose_leg(now, key, host),
             Framed::Welcome { .. }
@@ -563,6 +516,15 @@ impl Worker {
             self.touched.insert(key);
         }
         self.forget_members();
+    }
+
+    /// A member takes no connection, since its program speaks another protocol.
+    fn misfits(&mut self, now: Instant, host: Host, why: &str) {
+        self.link_failed(now, host, why);
+        if let Some(member) = self.members.get_mut(&host) {
+            tracing::warn!(member = member.at.name, why, "a member does not fit");
+            member.misfits(now);
+        }
     }
 
     /// Says what follows from what has come, and sees to the next timer.

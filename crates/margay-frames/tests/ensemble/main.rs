@@ -1,6 +1,8 @@
-//! A framer, a switch, members' framers and memcacheds of their own, over the loopback: no agent is needed.
+//! A framer, a switch, members' framers and servers of their own, over the loopback: no agent is needed.
 
-mod memcached;
+mod program;
+mod redis;
+mod resp;
 mod site;
 
 use std::collections::BTreeSet;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use margay_frames::framer::{Framer, Reach};
+use margay_frames::protocol::Protocol;
 use margay_frames::router::Policy;
 use margay_frames::switch::control::{self, Question};
 use margay_frames::switch::{self, MemberAt};
@@ -18,11 +19,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use crate::memcached::Memcached;
+use crate::program::Program;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Waits until something is so: each look awaits an answer of the switch, or of a memcached.
+/// Waits until something is so: each look awaits an answer of the switch, or of a program.
 pub async fn wait_until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async { while !is_so().await {} };
     timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"));
@@ -44,13 +45,14 @@ impl Reach for ByAddress {
 }
 
 struct Member {
-    memcached: Memcached,
+    program: Program,
     at: MemberAt,
     framer: JoinHandle<io::Result<member::End>>,
     leave: watch::Sender<bool>,
 }
 
 pub struct Site {
+    protocol: Protocol,
     members: BTreeMap<String, Member>,
     listed: watch::Sender<Vec<MemberAt>>,
     switch: JoinHandle<()>,
@@ -67,7 +69,12 @@ impl Drop for Site {
     }
 }
 
-fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: &Path) -> JoinHandle<()> {
+fn start_switch(
+    protocol: Protocol,
+    socket: UdpSocket,
+    listed: watch::Receiver<Vec<MemberAt>>,
+    dir: &Path,
+) -> JoinHandle<()> {
     let path = dir.join("switch.sock");
     // There is one after a restart.
     let _ = std::fs::remove_file(&path);
@@ -75,6 +82,7 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
     let config = Config {
         name: "cache.test".to_owned(),
         members: "members.test".to_owned(),
+        protocol,
         policy: Policy::Ketama,
         window: 384,
         module: None,
@@ -90,15 +98,20 @@ fn start_switch(socket: UdpSocket, listed: watch::Receiver<Vec<MemberAt>>, dir: 
 
 impl Site {
     pub async fn start(names: &[&str]) -> Self {
+        Self::start_of(Protocol::Memcached, names).await
+    }
+
+    pub async fn start_of(protocol: Protocol, names: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let listed = watch::Sender::new(Vec::new());
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let address = socket.local_addr().expect("bound");
-        let framer = Framer::bind("127.0.0.1:0".parse().expect("literal"), ByAddress(address)).await.expect("a port");
+        let framer =
+            Framer::bind(protocol, "127.0.0.1:0".parse().expect("literal"), ByAddress(address)).await.expect("a port");
         let clients = framer.address().expect("bound");
-        let switch = start_switch(socket, listed.subscribe(), dir.path());
+        let switch = start_switch(protocol, socket, listed.subscribe(), dir.path());
         let framer = tokio::spawn(framer.run()).abort_handle();
-        let mut site = Self { members: BTreeMap::new(), listed, switch, address, dir, framer, clients };
+        let mut site = Self { protocol, members: BTreeMap::new(), listed, switch, address, dir, framer, clients };
         for name in names {
             site.add(name).await;
         }
@@ -114,16 +127,20 @@ impl Site {
     }
 
     pub async fn add(&mut self, name: &str) {
-        let memcached = Memcached::start().await;
+        self.add_of(self.protocol, name).await;
+    }
+
+    pub async fn add_of(&mut self, protocol: Protocol, name: &str) {
+        let program = Program::start(protocol).await;
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let mut host = [0; 16];
         host[..name.len()].copy_from_slice(name.as_bytes());
         let address = socket.local_addr().expect("bound");
         let at = MemberAt { host, name: name.to_owned(), address, weight: 100 };
         let leave = watch::Sender::new(false);
-        let config = member::Config { to: memcached.address, label: name.to_owned(), host };
+        let config = member::Config { protocol, to: program.address, label: name.to_owned(), host };
         let framer = tokio::spawn(member::serve(socket, config, leave.subscribe()));
-        self.members.insert(name.to_owned(), Member { memcached, at, framer, leave });
+        self.members.insert(name.to_owned(), Member { program, at, framer, leave });
         self.list();
     }
 
@@ -131,7 +148,7 @@ impl Site {
         self.listed.send_replace(self.members.values().map(|member| member.at.clone()).collect());
     }
 
-    /// Framer and memcached are gone at once.
+    /// Framer and program are gone at once.
     pub fn kill(&mut self, name: &str) {
         let member = self.members.remove(name).expect("there is one");
         member.framer.abort();
@@ -155,7 +172,12 @@ impl Site {
             }
         };
         let socket = timeout(LIMIT, binding).await.expect("the address is free");
-        let config = member::Config { to: member.memcached.address, label: name.to_owned(), host: member.at.host };
+        let config = member::Config {
+            protocol: self.protocol,
+            to: member.program.address,
+            label: name.to_owned(),
+            host: member.at.host,
+        };
         member.framer = tokio::spawn(member::serve(socket, config, member.leave.subscribe()));
     }
 
@@ -171,28 +193,28 @@ impl Site {
     }
 
     pub fn hold(&self, name: &str) {
-        self.members[name].memcached.hold(true);
+        self.members[name].program.hold(true);
     }
 
     pub fn release(&self, name: &str) {
-        self.members[name].memcached.hold(false);
+        self.members[name].program.hold(false);
     }
 
     pub async fn await_asked(&self, name: &str, count: usize) {
-        timeout(LIMIT, self.members[name].memcached.await_asked(count)).await.expect("it is asked");
+        timeout(LIMIT, self.members[name].program.await_asked(count)).await.expect("it is asked");
     }
 
     pub fn holders(&self, key: &str) -> Vec<&str> {
-        let holders = self.members.iter().filter(|(_, member)| member.memcached.has(key));
+        let holders = self.members.iter().filter(|(_, member)| member.program.has(key));
         holders.map(|(name, _)| name.as_str()).collect()
     }
 
     pub fn put(&self, name: &str, key: &str, value: String) {
-        self.members[name].memcached.put(key, value);
+        self.members[name].program.put(key, value);
     }
 
     pub fn count(&self, name: &str) -> usize {
-        self.members[name].memcached.count()
+        self.members[name].program.count()
     }
 
     pub async fn restart_switch(&mut self) {
@@ -201,7 +223,7 @@ impl Site {
         let ended = (&mut self.switch).await.expect_err("it does not end by itself");
         assert!(ended.is_cancelled(), "{ended}");
         let socket = UdpSocket::bind(self.address).await.expect("the address is free");
-        self.switch = start_switch(socket, self.listed.subscribe(), self.dir.path());
+        self.switch = start_switch(self.protocol, socket, self.listed.subscribe(), self.dir.path());
     }
 
     pub async fn show(&self) -> Value {
@@ -230,6 +252,15 @@ impl Site {
     async fn ask(&self, question: &Question) -> io::Result<Value> {
         let path = self.dir.path().join("switch.sock");
         timeout(LIMIT, control::ask(&path, question)).await.expect("an answer")
+    }
+
+    /// A client of a framer of its own.
+    pub async fn connect_by(&self, protocol: Protocol) -> Client {
+        let listen = "127.0.0.1:0".parse().expect("literal");
+        let framer = Framer::bind(protocol, listen, ByAddress(self.address)).await.expect("a port");
+        let stream = TcpStream::connect(framer.address().expect("bound")).await.expect("the framer listens");
+        tokio::spawn(framer.run());
+        Client { stream, heard: Vec::new() }
     }
 
     /// A client, whose connection has all members that there are.
@@ -262,7 +293,7 @@ impl Client {
     }
 
     async fn read(&mut self) {
-        let mut bytes = [0; 65_536];
+        let mut bytes = vec![0; 65_536];
         let read = timeout(LIMIT, self.stream.read(&mut bytes)).await.expect("an answer").expect("the framer is there");
         assert!(read > 0, "the framer has closed; before it said {}", String::from_utf8_lossy(&self.heard));
         self.heard.extend_from_slice(&bytes[..read]);
@@ -271,6 +302,13 @@ impl Client {
     fn take(&mut self, len: usize) -> String {
         let rest = self.heard.split_off(len);
         String::from_utf8(std::mem::replace(&mut self.heard, rest)).expect("ASCII")
+    }
+
+    /// The framer has closed, and says nothing more.
+    pub async fn hear_end(&mut self) {
+        let read = timeout(LIMIT, self.stream.read_to_end(&mut self.heard)).await.expect("the end");
+        read.expect("the framer is there");
+        assert!(self.heard.is_empty(), "{}", String::from_utf8_lossy(&self.heard));
     }
 
     /// So many bytes.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
+use super::ensemble::{await_members, shown};
 use super::{Findings, Scenario, is_long, site};
 use crate::agent::{self, Agents};
 use crate::command::progress;
@@ -75,10 +75,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let serve = |name: &str| switch.spawn(name, ["margay", "ensemble", "serve", name, "--members", MEMBERS]);
     let mut hostile = serve(ENSEMBLE)?;
     let mut other = serve(OTHER)?;
-    await_members(switch, ENSEMBLE)?;
-    await_members(switch, OTHER)?;
+    await_members(switch, ENSEMBLE, MEMBER_HOSTS.len())?;
+    await_members(switch, OTHER, MEMBER_HOSTS.len())?;
     let _framers = [start_framer(client, ENSEMBLE, PORT)?, start_framer(client, OTHER, OTHER_PORT)?];
-    let words = ["memcached-checked".to_owned(), format!("127.0.0.1:{OTHER_PORT}"), format!("--count={CONNECTIONS}")];
+    let words = ["cache-checked".to_owned(), format!("127.0.0.1:{OTHER_PORT}"), format!("--count={CONNECTIONS}")];
     let load = Series::<Cached>::start(client, &words)?;
     let agent_before = agent::pid(switch)?;
     await_answer(client, |answer| answer.starts_with("END"))?;
@@ -115,20 +115,6 @@ fn start_framer(client: &Host, name: &str, port: &str) -> Result<Program> {
     let mut framer = client.spawn(&format!("framer-{name}"), words)?;
     await_listener(client, &mut framer, port)?;
     Ok(framer)
-}
-
-fn shown(switch: &Host, name: &str) -> Result<Value> {
-    let text = agent::margay(switch, ["ensemble", "show", name, "--json"])?;
-    serde_json::from_str(&text).context("the switch shows no JSON")
-}
-
-fn await_members(switch: &Host, name: &str) -> Result<()> {
-    wait_for("members", LIMIT, || {
-        let shown = shown(switch, name)?;
-        let up = shown["members"].as_array().into_iter().flatten().filter(|member| member["state"] == "up").count();
-        ensure!(up == MEMBER_HOSTS.len(), "{up} are up");
-        Ok(())
-    })
 }
 
 /// Gives the switch a module whose `redirect` does this.

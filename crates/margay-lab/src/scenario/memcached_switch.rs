@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use serde_json::Value;
 
+use super::ensemble::{await_members, shown};
 use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
 use crate::arrivals::now_ms;
@@ -18,7 +18,7 @@ use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe;
-use crate::program::{Program, output_within, tail, wait_for};
+use crate::program::{Program, output_within, tail};
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound, median};
 use crate::server::await_listener;
@@ -119,7 +119,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let serve = ["margay", "ensemble", "serve", ENSEMBLE, "--members", MEMBERS];
     let switch = on_box(middle, "switch", &serve)?;
     let proxy = start_nutcracker(&lab, middle)?;
-    await_members(middle)?;
+    await_members(middle, ENSEMBLE, MEMBER_HOSTS.len())?;
     let mut framer = client.spawn("framer", ["margay", "ensemble", "framer", "memcached", "--service", ENSEMBLE])?;
     await_listener(client, &mut framer, PORT)?;
     let ways = [
@@ -133,7 +133,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let stage = Stage { client, middle, ways, servers: servers(&lab)?, length };
     stage.compare_cost(findings)?;
     stage.compare_times(findings)?;
-    let shown = shown(middle)?;
+    let shown = shown(middle, ENSEMBLE)?;
     for figure in ["failed", "lost_requests"] {
         findings.figures.add("failed", shown[figure].as_f64().unwrap_or_default());
     }
@@ -188,20 +188,6 @@ fn start_nutcracker(lab: &Lab, host: &Host) -> Result<Program> {
 }
 
 /// What the switch shows.
-fn shown(host: &Host) -> Result<Value> {
-    let text = agent::margay(host, ["ensemble", "show", ENSEMBLE, "--json"])?;
-    serde_json::from_str(&text).context("the switch shows no JSON")
-}
-
-fn await_members(host: &Host) -> Result<()> {
-    wait_for("members", LIMIT, || {
-        let shown = shown(host)?;
-        let up = shown["members"].as_array().into_iter().flatten().filter(|member| member["state"] == "up").count();
-        ensure!(up == MEMBER_HOSTS.len(), "{up} are up");
-        Ok(())
-    })
-}
-
 /// Where it happens.
 struct Stage<'a> {
     client: &'a Host,

@@ -21,6 +21,7 @@ mod drain;
 mod drain_moves;
 mod encap_throughput;
 mod ends;
+mod ensemble;
 mod ensemble_churn;
 mod exclusive_names;
 mod find_router;
@@ -62,6 +63,7 @@ mod primary_failover;
 mod quiet_end;
 mod real_addresses;
 mod rebalance;
+mod redis_switch;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -198,6 +200,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
+    redis_switch::SCENARIO,
     memcached_switch::SCENARIO,
     alrm_hostile::SCENARIO,
     exclusive_names::SCENARIO,

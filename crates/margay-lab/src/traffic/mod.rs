@@ -315,8 +315,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 1024)]
         bytes: usize,
     },
-    /// Ask a memcached by many connections until the input ends, and check each answer
-    MemcachedChecked(cached::Plan),
+    /// Ask a memcached or Redis by many connections until the input ends, and check each answer
+    CacheChecked(cached::Plan),
     /// Ask a memcached by many connections at a steady rate, and print how long answers take
     MemcachedPaced(paced::Plan),
     /// Send mutated datagrams of framed connections to the switch of a name
@@ -488,7 +488,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Dns { listen, answer, under } => dns::serve(listen, answer, under.as_deref()),
         Traffic::Attempt { plan, count, parallel } => runtime.block_on(attempt::repeat(plan, count, parallel)),
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
-        Traffic::MemcachedChecked(plan) => runtime.block_on(cached::ask(plan)),
+        Traffic::CacheChecked(plan) => runtime.block_on(cached::ask(plan)),
         Traffic::MemcachedPaced(plan) => runtime.block_on(paced::ask(plan)),
         Traffic::FramedMutations { name, count } => runtime.block_on(mutated::send(&name, count)),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),

@@ -48,7 +48,7 @@ pub async fn send(name: &str, count: usize) -> Result<()> {
 
 /// Begins a connection, and waits for the answer. Gives the first number of what is sent.
 async fn begin(socket: &UdpSocket, number: u64) -> Result<u32> {
-    let hello = emitted(number, &Framed::Hello { terms: TERMS, host: [0; 16] });
+    let hello = emitted(number, &Framed::Hello { terms: TERMS, host: [0; 16], protocol: 0 });
     let since = Instant::now();
     let mut datagram = [0; 2048];
     while since.elapsed() < ANSWER_LIMIT {

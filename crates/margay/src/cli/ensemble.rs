@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use margay_ensemble::{WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
 use margay_frames::by_name;
 use margay_frames::framer::{ByName, Framer};
+use margay_frames::protocol::Protocol;
 use margay_frames::router::Policy;
 use margay_frames::switch::control::{self, Question};
 use margay_frames::{member, switch};
@@ -40,7 +41,7 @@ const FILE_NAME_BEGIN: usize = 40;
 pub enum EnsembleVerb {
     /// Run a switch: serve a name, and give each request to one of the members
     Serve(ServeArgs),
-    /// Run a member: take a switch's requests to a memcached of this host, as long as that answers
+    /// Run a member: take a switch's requests to a memcached or Redis of this host, as long as that answers
     Member(MemberArgs),
     /// Take unmodified clients of this host to an ensemble
     #[command(subcommand)]
@@ -66,6 +67,9 @@ pub struct ServeArgs {
     /// The name that members serve
     #[arg(long, value_name = "NAME")]
     members: String,
+    /// What clients and members speak
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
+    protocol: ProtocolArg,
     /// How requests are divided
     #[arg(long, value_enum, default_value_t = RouterArg::Ketama)]
     router: RouterArg,
@@ -76,6 +80,24 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = WINDOW_DEFAULT,
         value_parser = clap::value_parser!(u16).range(i64::from(WINDOW_MIN)..=i64::from(WINDOW_MAX)))]
     window: u16,
+}
+
+/// What programs speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProtocolArg {
+    /// memcached's text protocol
+    Memcached,
+    /// Redis' protocol, version 2 or 3
+    Resp,
+}
+
+impl From<ProtocolArg> for Protocol {
+    fn from(protocol: ProtocolArg) -> Self {
+        match protocol {
+            ProtocolArg::Memcached => Self::Memcached,
+            ProtocolArg::Resp => Self::Resp,
+        }
+    }
 }
 
 /// How requests are divided.
@@ -100,9 +122,12 @@ impl From<RouterArg> for Policy {
 pub struct MemberArgs {
     /// The name that members serve
     name: String,
-    /// Where the memcached is
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:11211")]
-    to: SocketAddr,
+    /// What the program speaks
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
+    protocol: ProtocolArg,
+    /// Where the program is; on this host unless given, at port 11211 (memcached) or 6379 (Redis)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    to: Option<SocketAddr>,
     /// What the member is called in the ring of keys, as clients had it in their list of servers; the name of this host
     /// unless given
     #[arg(long = "as", value_name = "LABEL")]
@@ -113,6 +138,8 @@ pub struct MemberArgs {
 pub enum FramerVerb {
     /// A memcached for clients of this host, by its text protocol
     Memcached(FramerArgs),
+    /// A Redis for clients of this host, by its protocol RESP
+    Resp(FramerArgs),
 }
 
 #[derive(Args)]
@@ -120,9 +147,9 @@ pub struct FramerArgs {
     /// The ensemble's name
     #[arg(long, value_name = "NAME")]
     service: String,
-    /// Where clients find it
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:11211")]
-    listen: SocketAddr,
+    /// Where clients find it; on this host unless given, at port 11211 (memcached) or 6379 (Redis)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
 }
 
 #[derive(Args)]
@@ -152,7 +179,8 @@ pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Res
     match verb {
         EnsembleVerb::Serve(args) => serve(config, args).await,
         EnsembleVerb::Member(args) => run_member(config, args).await,
-        EnsembleVerb::Framer(FramerVerb::Memcached(args)) => run_framer(config, args).await,
+        EnsembleVerb::Framer(FramerVerb::Memcached(args)) => run_framer(config, Protocol::Memcached, args).await,
+        EnsembleVerb::Framer(FramerVerb::Resp(args)) => run_framer(config, Protocol::Resp, args).await,
         EnsembleVerb::List(json) => list(config, json, out).await,
         EnsembleVerb::Show(args) => show(config, args, out).await,
         EnsembleVerb::Drain(args) => drain(config, args, out).await,
@@ -266,11 +294,12 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     let set_up = switch::Config {
         name: written(&name),
         members: written(&members),
+        protocol: args.protocol.into(),
         policy: args.router.into(),
         window: args.window,
         module,
     };
-    eprintln!("margay: {} is an ensemble of {}", set_up.name, set_up.members);
+    eprintln!("margay: {} is an ensemble of {}, for {}", set_up.name, set_up.members, set_up.protocol.program());
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
     let ended = tokio::select! {
         ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
@@ -292,8 +321,10 @@ async fn run_member(config: &Config, args: MemberArgs) -> Result<()> {
     }
     let agent = agent_of(config).await?;
     let name = target_of(&agent, &args.name).await?;
-    let set_up = member::Config { to: args.to, label, host: [0; 16] };
-    eprintln!("margay: a member of {}, with the memcached at {}", written(&name), args.to);
+    let protocol = Protocol::from(args.protocol);
+    let to = args.to.unwrap_or_else(|| usual_address(protocol));
+    let set_up = member::Config { protocol, to, label, host: [0; 16] };
+    eprintln!("margay: a member of {}, with the {} at {to}", written(&name), protocol.program());
     let leave = watch::Sender::new(false);
     let receiver = leave.subscribe();
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
@@ -313,15 +344,22 @@ async fn run_member(config: &Config, args: MemberArgs) -> Result<()> {
     }
 }
 
-async fn run_framer(config: &Config, args: FramerArgs) -> Result<()> {
+/// Where a program is, unless it is told otherwise.
+fn usual_address(protocol: Protocol) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, protocol.port()).into()
+}
+
+async fn run_framer(config: &Config, protocol: Protocol, args: FramerArgs) -> Result<()> {
     log::start(&config.log);
     let agent = agent_of(config).await?;
     let name = target_of(&agent, &args.service).await?;
     let reach = ByName::new(agent, name.prefix, written(&name));
-    let framer = Framer::bind(args.listen, reach).await.into_diagnostic().wrap_err_with(|| {
-        format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
+    let listen = args.listen.unwrap_or_else(|| usual_address(protocol));
+    let program = protocol.program();
+    let framer = Framer::bind(protocol, listen, reach).await.into_diagnostic().wrap_err_with(|| {
+        format!("cannot listen on {listen}; does a {program} run here? --listen chooses another place")
     })?;
-    eprintln!("margay: memcached clients reach {} at {}", written(&name), framer.address().into_diagnostic()?);
+    eprintln!("margay: clients of {program} reach {} at {}", written(&name), framer.address().into_diagnostic()?);
     framer.run().await;
     Ok(())
 }
@@ -365,12 +403,13 @@ async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
         vec![
             text(&shown["name"]),
             text(&shown["members_name"]),
+            text(&shown["protocol"]),
             format!("{up} of {}", members.len()),
             text(&shown["connection_count"]),
             module::of_row(&shown["module"]),
         ]
     };
-    let header = ["NAME", "MEMBERS", "UP", "CONNECTIONS", "MODULE"];
+    let header = ["NAME", "MEMBERS", "PROTOCOL", "UP", "CONNECTIONS", "MODULE"];
     out.table(&header, found.iter().map(row).collect(), "no switch runs on this host")
 }
 
@@ -384,8 +423,9 @@ async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
         all.iter().map(|one| fields.iter().map(|field| text(&one[*field])).collect()).collect()
     };
     out.line(&format!(
-        "{}: {}, {} accepted, {} failed; {} of members, {} lost",
+        "{}, {}: {}, {} accepted, {} failed; {} of members, {} lost",
         text(&shown["name"]),
+        text(&shown["protocol"]),
         output::count(shown["connection_count"].as_u64().unwrap_or_default(), "connection"),
         text(&shown["accepted"]),
         text(&shown["failed"]),
@@ -436,6 +476,7 @@ mod test {
         let set_up = switch::Config {
             name: "cache.shop".to_owned(),
             members: "members.shop".to_owned(),
+            protocol: Protocol::Memcached,
             policy: Policy::Ketama,
             window: WINDOW_DEFAULT,
             module: None,

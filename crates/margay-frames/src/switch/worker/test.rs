@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Standing, Tsn};
+use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Over, Standing, Tsn};
 
 use super::*;
 use crate::head::Head;
+use crate::protocol::Protocol;
 use crate::router::{MEMBER_DIED, Policy};
 
 const CLIENT: u64 = 77;
@@ -30,7 +31,8 @@ pub(super) struct End {
     pub(super) is_unlisted: bool,
     /// It is listed with the weight 0.
     pub(super) is_weightless: bool,
-    /// It takes no connections.
+    /// Its program is a Redis.
+    pub(super) is_of_redis: bool,
     /// It takes no connections.
     pub(super) is_leaving: bool,
 }
@@ -61,6 +63,7 @@ impl Rig {
         let config = Config {
             name: "cache.test".to_owned(),
             members: "members.test".to_owned(),
+            protocol: Protocol::Memcached,
             policy: Policy::RoundRobin,
             window: 64,
             module: None,
@@ -165,7 +168,13 @@ impl Rig {
                 let leaving = Framed::abort(AbortReason::Leaving, "");
                 self.worker.take_from_member(self.now, host, &written(number, &leaving));
             }
-            (None, Framed::Hello { terms, host: meant }) => {
+            (None, Framed::Hello { protocol, .. }) if end.is_of_redis => {
+                assert_eq!(*protocol, 0);
+                let text = Protocol::Resp.refusal_of(*protocol);
+                let other = Framed::abort(AbortReason::OtherProtocol, &text);
+                self.worker.take_from_member(self.now, host, &written(number, &other));
+            }
+            (None, Framed::Hello { terms, host: meant, .. }) => {
                 assert_eq!(*meant, host);
                 let config = EndConfig { first: Tsn(u32::from(host[0])), ..EndConfig::default() };
                 end.connections.insert(number, Connection::accept(self.now, number, terms, "", config));
@@ -323,7 +332,7 @@ fn a_silent_member_is_dead_and_what_it_was_asked_is_told() {
     // One of the two went to the dead member: the other one answers for it.
     rig.members.get_mut(&host(1)).expect("there is one").is_mute = false;
     rig.pass(1000);
-    let death = String::from_utf8_lossy(MEMBER_DIED);
+    let death = format!("SERVER_ERROR {MEMBER_DIED}\r\n");
     let refused = [more, again].iter().filter(|number| rig.answer(**number) == [&*death]).count();
     assert_eq!(refused, 1, "{:?}", rig.answers);
     assert_eq!(rig.client.standing(), &Standing::Open);
@@ -462,4 +471,34 @@ fn a_module_that_changes_a_repeated_request_otherwise_ends_the_connection() {
     rig.pass(2000);
     assert!(ended_by_module(&rig).contains("a request that is repeated"));
     assert_eq!((rig.worker.totals.failed, rig.worker.totals.deaths), (1, 0));
+}
+
+#[test]
+fn a_member_of_another_protocol_takes_no_part_and_the_switch_says_why() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.members.get_mut(&host(2)).expect("there is one").is_of_redis = true;
+    rig.pass(400);
+    let asked = rig.ask("incr a 1\r\n");
+    rig.pass(100);
+    assert_eq!(rig.answer(asked).len(), 1, "{:?}", rig.answers);
+    let why = "this end speaks resp, and the other one memcached";
+    assert_eq!(rig.worker.members[&host(2)].reach, Reach::Down(why.to_owned()));
+    assert_eq!(rig.worker.totals.deaths, 0);
+    // Another program is in its place: it is asked now and then.
+    rig.members.get_mut(&host(2)).expect("there is one").is_of_redis = false;
+    rig.pass(3000);
+    rig.ask("incr a 1\r\n");
+    rig.ask("incr a 1\r\n");
+    rig.pass(100);
+    assert_eq!(rig.asked(2), 1);
+}
+
+#[test]
+fn a_client_of_another_protocol_is_refused() {
+    let mut rig = Rig::new(&[1]);
+    rig.client = Connection::open(rig.now, CLIENT, [0; 16], EndConfig { protocol: 1, ..EndConfig::default() });
+    rig.pass(50);
+    let text = "this end speaks memcached, and the other one resp".to_owned();
+    assert_eq!(rig.client.standing(), &Standing::Over(Over::Aborted(AbortReason::OtherProtocol, text)));
+    assert_eq!(rig.worker.totals.accepted, 0);
 }

@@ -13,7 +13,7 @@ use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
-use super::{ask, text};
+use super::{ProtocolArg, ask, text};
 use crate::cli::{Json, Out, connect, output, refused};
 use crate::config::Config;
 
@@ -47,6 +47,9 @@ pub struct TryArgs {
     /// The members, by what they are called
     #[arg(long, value_name = "LABEL,…", value_delimiter = ',', default_value = "a,b,c")]
     members: Vec<String>,
+    /// What the requests are of
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
+    protocol: ProtocolArg,
     /// Requests as clients send them: a file, or `-` for standard input
     #[arg(long, value_name = "FILE", default_value = "-")]
     requests: PathBuf,
@@ -131,7 +134,7 @@ pub fn attempt(args: TryArgs, out: &mut Out) -> Result<()> {
         std::fs::File::open(&args.requests).and_then(|file| file.take(REQUESTS_MAX).read_to_end(&mut requests))
     };
     read.into_diagnostic().wrap_err_with(|| format!("{} cannot be read", args.requests.display()))?;
-    let trial = Trial::run(&module, &args.members, &requests).map_err(|why| miette!("{why}"))?;
+    let trial = Trial::run(&module, args.protocol.into(), &args.members, &requests).map_err(|why| miette!("{why}"))?;
     if args.json.json {
         let answers: Vec<Value> =
             trial.answers.iter().map(|one| json!({"request": one.request, "answer": one.answer})).collect();

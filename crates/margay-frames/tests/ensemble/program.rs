@@ -1,35 +1,38 @@
-//! A memcached that knows a few verbs, can be asked what it has, and can be held back.
+//! A memcached or Redis that knows a few verbs, can be asked what it has, and can be held back.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use margay_frames::protocol::Protocol;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use crate::redis;
+
 /// What one knows.
 #[derive(Default)]
-struct Content {
-    values: HashMap<String, String>,
+pub struct Content {
+    pub values: HashMap<String, String>,
     /// Requests about keys that have come.
-    asked: watch::Sender<usize>,
+    pub asked: watch::Sender<usize>,
 }
 
-pub struct Memcached {
+pub struct Program {
     pub address: SocketAddr,
     content: Arc<Mutex<Content>>,
     is_held: watch::Sender<bool>,
     task: AbortHandle,
 }
 
-fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
+pub fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
     content.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Memcached {
-    pub async fn start() -> Self {
+impl Program {
+    pub async fn start(protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let content = Arc::new(Mutex::new(Content::default()));
@@ -39,7 +42,11 @@ impl Memcached {
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&of_task), held.clone()));
+                let content = Arc::clone(&of_task);
+                match protocol {
+                    Protocol::Memcached => connections.spawn(serve(stream, content, held.clone())),
+                    Protocol::Resp => connections.spawn(redis::serve(stream, content, held.clone())),
+                };
             }
         });
         Self { address, content, is_held, task: task.abort_handle() }
@@ -69,7 +76,7 @@ impl Memcached {
     }
 }
 
-impl Drop for Memcached {
+impl Drop for Program {
     fn drop(&mut self) {
         self.task.abort();
     }

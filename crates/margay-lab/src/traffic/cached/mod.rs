@@ -1,15 +1,17 @@
-//! Many connections to a memcached that ask all the time, several requests at once, and check each answer: whether it
-//! is one of a value that was written, and whether anything was done twice.
+//! Many connections to a memcached or Redis that ask all the time, several requests at once, and check each answer:
+//! whether it is one of a value that was written, and whether anything was done twice.
+
+mod speech;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -18,6 +20,7 @@ use tokio::time::timeout;
 use crate::host::write_line;
 use crate::pump::Dice;
 use crate::traffic::now_ms;
+use speech::{Outcome, Said, Speech};
 
 /// A line of figures is about so much time.
 const SLOT: Duration = Duration::from_millis(100);
@@ -35,10 +38,13 @@ const ERRORS_MAX: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What to ask.
-#[derive(Args, Debug)]
+#[derive(Clone, Args, Debug)]
 pub struct Plan {
-    /// Where the memcached is
+    /// Where the server is
     to: SocketAddr,
+    /// It is a Redis, and no memcached
+    #[arg(long)]
+    redis: bool,
     /// How many connections
     #[arg(long)]
     count: u32,
@@ -94,8 +100,9 @@ pub async fn ask(plan: Plan) -> Result<()> {
     for number in 0..plan.count {
         let slot = Arc::clone(&slot);
         let is_over = is_over.subscribe();
+        let plan = plan.clone();
         connections.spawn(async move {
-            if let Err(error) = Connection::run(number, plan.to, &slot, &is_over).await {
+            if let Err(error) = Connection::run(number, &plan, &slot, &is_over).await {
                 let mut slot = locked(&slot);
                 slot.closed += 1;
                 note(&mut slot, format!("connection {number}: {error:#}"));
@@ -141,14 +148,9 @@ enum Request {
     Begin(u64),
 }
 
-/// An answer as it came: its first line, and the values.
-struct Answer {
-    line: String,
-    values: Vec<(String, Vec<u8>)>,
-}
-
 struct Connection {
     number: u32,
+    speech: Speech,
     stream: BufReader<TcpStream>,
     dice: Dice,
     /// By key, the versions that were sent.
@@ -170,12 +172,13 @@ fn content(key: &str, version: u64) -> Vec<u8> {
 }
 
 impl Connection {
-    async fn run(number: u32, to: SocketAddr, slot: &Shared, is_over: &watch::Receiver<bool>) -> Result<()> {
-        let stream = TcpStream::connect(to).await.context("no connection")?;
+    async fn run(number: u32, plan: &Plan, slot: &Shared, is_over: &watch::Receiver<bool>) -> Result<()> {
+        let stream = TcpStream::connect(plan.to).await.context("no connection")?;
         stream.set_nodelay(true)?;
         let dice = Dice::new(u64::from(number) + 1);
         let mut this = Self {
             number,
+            speech: if plan.redis { Speech::Redis } else { Speech::Memcached },
             stream: BufReader::new(stream),
             dice,
             versions: BTreeMap::new(),
@@ -218,26 +221,20 @@ impl Connection {
         }
     }
 
-    fn words(&mut self, request: &Request) -> Vec<u8> {
+    fn said(&mut self, request: &Request) -> Said {
         match request {
-            Request::Get(keys) => {
-                let keys: Vec<String> = keys.iter().map(|key| self.key(*key)).collect();
-                format!("get {}\r\n", keys.join(" ")).into_bytes()
-            }
+            Request::Get(keys) => Said::Get(keys.iter().map(|key| self.key(*key)).collect()),
             Request::Set(key) => {
                 let version = self.versions.entry(*key).or_default();
                 *version += 1;
                 let version = *version;
                 let key = self.key(*key);
                 let value = content(&key, version);
-                [format!("set {key} 0 0 {}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat()
+                Said::Set(key, value)
             }
-            Request::Delete(key) => format!("delete {}\r\n", self.key(*key)).into_bytes(),
-            Request::Increase => format!("incr {} 1\r\n", self.counter()).into_bytes(),
-            Request::Begin(from) => {
-                let text = from.to_string();
-                format!("set {} 0 0 {}\r\n{text}\r\n", self.counter(), text.len()).into_bytes()
-            }
+            Request::Delete(key) => Said::Delete(self.key(*key)),
+            Request::Increase => Said::Increase(self.counter()),
+            Request::Begin(from) => Said::Set(self.counter(), from.to_string().into_bytes()),
         }
     }
 
@@ -245,18 +242,19 @@ impl Connection {
     async fn turn(&mut self, slot: &Shared) -> Result<()> {
         let count = 1 + self.below(AT_ONCE_MAX);
         let requests: Vec<Request> = (0..count).map(|_| self.choose()).collect();
-        let words: Vec<u8> = requests.iter().flat_map(|request| self.words(request)).collect();
+        let said: Vec<Said> = requests.iter().map(|request| self.said(request)).collect();
+        let words: Vec<u8> = said.iter().flat_map(|said| self.speech.say(said)).collect();
         let begun = Instant::now();
         let begun_ms = now_ms();
         self.stream.get_mut().write_all(&words).await.context("cannot send")?;
         for (at, request) in requests.iter().enumerate() {
-            let Ok(answer) = timeout(ANSWER_LIMIT, self.hear()).await else {
+            let Ok(answer) = timeout(ANSWER_LIMIT, self.speech.hear(&mut self.stream, &said[at])).await else {
                 locked(slot).lost += (requests.len() - at) as u64;
                 bail!("no answer to {request:?} within {ANSWER_LIMIT:?}");
             };
             let answer = answer?;
             let took = begun.elapsed();
-            self.judge(request, &answer, slot);
+            self.judge(request, answer, slot);
             let mut slot = locked(slot);
             slot.answered += 1;
             if took >= SLOW {
@@ -266,66 +264,50 @@ impl Connection {
         Ok(())
     }
 
-    async fn hear(&mut self) -> Result<Answer> {
-        let mut values = Vec::new();
-        loop {
-            let mut line = String::new();
-            ensure!(self.stream.read_line(&mut line).await? > 0, "the framer has closed the connection");
-            let Some(about) = line.strip_prefix("VALUE ") else {
-                return Ok(Answer { line: line.trim_end().to_owned(), values });
-            };
-            let mut words = about.split_whitespace();
-            let key = words.next().context("a value without a key")?.to_owned();
-            let len: usize = words.nth(1).context("a value without a length")?.parse()?;
-            let mut value = vec![0; len + 2];
-            self.stream.read_exact(&mut value).await?;
-            value.truncate(len);
-            values.push((key, value));
-        }
-    }
-
-    fn judge(&mut self, request: &Request, answer: &Answer, slot: &Shared) {
-        let is_refused = answer.line.starts_with("SERVER_ERROR");
-        let verdict = match request {
-            Request::Get(_) if is_refused => {
-                locked(slot).refused_safe += 1;
-                Err(answer.line.clone())
-            }
-            _ if is_refused => {
-                locked(slot).refused_unsafe += 1;
-                if matches!(request, Request::Increase) {
-                    // It may be done, or not.
-                    let done: Vec<u64> = self.counts.last().map(|count| count + 1).into_iter().collect();
-                    self.counts.extend(done);
-                }
-                Ok(())
-            }
-            Request::Get(keys) => self.judge_values(keys, answer),
-            Request::Set(_) if answer.line == "STORED" => Ok(()),
-            Request::Delete(_) if ["DELETED", "NOT_FOUND"].contains(&answer.line.as_str()) => Ok(()),
-            Request::Begin(from) if answer.line == "STORED" => {
+    fn judge(&mut self, request: &Request, answer: Outcome, slot: &Shared) {
+        let verdict = match (request, answer) {
+            (_, Outcome::Refused(line)) => return self.note_refused(request, line, slot),
+            (Request::Get(keys), Outcome::Values(values)) => self.judge_values(keys, &values),
+            (Request::Set(_), Outcome::Stored) | (Request::Delete(_), Outcome::Deleted(_)) => Ok(()),
+            (Request::Begin(from), Outcome::Stored) => {
                 self.counts = BTreeSet::from([*from]);
                 Ok(())
             }
-            Request::Increase => return self.judge_count(answer, slot),
-            _ => Err(answer.line.clone()),
+            // Its key has another server, or that one is new.
+            (Request::Increase, Outcome::NoCount) => {
+                self.counts.clear();
+                Ok(())
+            }
+            (Request::Increase, Outcome::Count(count)) => {
+                self.judge_count(count, slot);
+                Ok(())
+            }
+            (_, answer) => Err(format!("{answer:?}")),
         };
-        if let Err(why) = verdict
-            && !is_refused
-        {
+        if let Err(why) = verdict {
             let mut slot = locked(slot);
             slot.wrong += 1;
             note(&mut slot, format!("{request:?}: {why}"));
-        } else if is_refused {
-            note(&mut locked(slot), answer.line.clone());
         }
     }
 
-    fn judge_values(&self, keys: &[u32], answer: &Answer) -> Result<(), String> {
-        if answer.line != "END" {
-            return Err(answer.line.clone());
+    fn note_refused(&mut self, request: &Request, line: String, slot: &Shared) {
+        let mut slot = locked(slot);
+        if matches!(request, Request::Get(_)) {
+            slot.refused_safe += 1;
+        } else {
+            slot.refused_unsafe += 1;
         }
-        for (key, value) in &answer.values {
+        if matches!(request, Request::Increase) {
+            // It may be done, or not.
+            let done: Vec<u64> = self.counts.last().map(|count| count + 1).into_iter().collect();
+            self.counts.extend(done);
+        }
+        note(&mut slot, line);
+    }
+
+    fn judge_values(&self, keys: &[u32], values: &[(String, Vec<u8>)]) -> Result<(), String> {
+        for (key, value) in values {
             let asked =
                 keys.iter().find(|asked| self.key(**asked) == *key).ok_or(format!("{key} was not asked for"))?;
             let latest = self.versions.get(asked).copied().unwrap_or_default();
@@ -339,26 +321,19 @@ impl Connection {
         Ok(())
     }
 
-    fn judge_count(&mut self, answer: &Answer, slot: &Shared) {
-        // Its key has another server, or that one is new.
-        if answer.line == "NOT_FOUND" {
-            return self.counts.clear();
-        }
-        let count = answer.line.trim().parse::<u64>().ok();
-        let is_possible = count.is_some_and(|count| count > 0 && self.counts.contains(&(count - 1)));
+    fn judge_count(&mut self, count: u64, slot: &Shared) {
+        let is_possible = count > 0 && self.counts.contains(&(count - 1));
         // An earlier beginning may be back, with a server that had it.
-        let is_old = count.is_some_and(|count| count / COUNTS_OF_BEGINNING < self.beginnings);
-        match count {
-            Some(count) if is_possible => drop(self.counts.insert(count)),
-            Some(_) if is_old => self.counts.clear(),
-            _ => {
-                let mut slot = locked(slot);
-                slot.duplicated += u64::from(count.is_some());
-                slot.wrong += u64::from(count.is_none());
-                note(&mut slot, format!("the counter is {}, after {:?}", answer.line, self.counts.last()));
-                drop(slot);
-                self.counts.clear();
-            }
+        let is_old = count / COUNTS_OF_BEGINNING < self.beginnings;
+        if is_possible {
+            self.counts.insert(count);
+            return;
         }
+        if !is_old {
+            let mut slot = locked(slot);
+            slot.duplicated += 1;
+            note(&mut slot, format!("the counter is {count}, after {:?}", self.counts.last()));
+        }
+        self.counts.clear();
     }
 }

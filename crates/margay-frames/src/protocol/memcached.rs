@@ -1,10 +1,10 @@
 //! memcached's text protocol as framers need it: where a request ends, which keys it is about, whether it may be
 //! repeated, and where an answer ends. Meta commands are part of it.
 
-use crate::request::{VALUE_MAX, is_key, number};
+use margay_memcached::request::{VALUE_MAX, is_key, number};
 
-/// Longest line of a client, in bytes: a `get` of some hundred keys.
-pub const LINE_MAX: usize = 64 << 10;
+use super::{Asked, Join, LINE_MAX, NoAnswer, Part, Shape, Step};
+
 /// First byte of a request of the binary protocol.
 const BINARY: u8 = 0x80;
 /// Bytes of the binary protocol's header.
@@ -13,15 +13,6 @@ const BINARY_HEADER_LEN: usize = 24;
 const BINARY_UNKNOWN: u8 = 0x81;
 /// The letters of `mg` that change something.
 const MG_CHANGES: &[u8] = b"NRTE";
-
-/// A request that a server is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// What the server is told: it always answers.
-    pub bytes: Vec<u8>,
-    /// Another server may be told the same when nobody knows whether this one has acted on it.
-    pub is_safe: bool,
-}
 
 /// Which answers a client does not want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,47 +35,6 @@ impl Quiet {
         }
     }
 }
-
-/// What a client has asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// Servers know the answer: one for each part. Those of several parts are values, and become one answer.
-    Servers {
-        /// What they are asked.
-        parts: Vec<Part>,
-        /// Which answers the client does not want.
-        quiet: Quiet,
-    },
-    /// The answer is known.
-    Answer(Vec<u8>),
-    /// The answer is known, and the connection ends with it.
-    Last(Vec<u8>),
-}
-
-/// What the bytes of a client begin with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Not yet a whole request: so many bytes are wanted, if that is known.
-    More(Option<usize>),
-    /// A request of so many bytes, of which not all need be there: what is not is to be passed over.
-    Taken(usize, Asked),
-}
-
-/// How an answer ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// With its first line.
-    Line,
-    /// With `END`, after values; or with an error's line.
-    Values,
-    /// With its first line; after `VA` with the value that the line has the length of.
-    Meta,
-}
-
-/// An answer is none of memcached's text protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the server's answer is none of memcached's text protocol")]
-pub struct NoAnswer;
 
 /// Reads a request from the beginning of what a client has sent.
 pub fn step(bytes: &[u8]) -> Step {
@@ -124,7 +74,7 @@ pub fn step(bytes: &[u8]) -> Step {
 }
 
 fn servers(len: usize, parts: Vec<Part>, quiet: Quiet) -> Step {
-    Step::Taken(len, Asked::Servers { parts, quiet })
+    Step::Taken(len, Asked::Servers { parts, join: Join::Values(quiet) })
 }
 
 fn error(len: usize, text: &str) -> Step {
@@ -286,36 +236,15 @@ pub fn shape_of(request: &[u8]) -> Shape {
     }
 }
 
-/// The length of the answer that these bytes begin with; none as long as it has not come whole. `from` is where an
-/// earlier call got to, and must be kept for the next: zero at first. It lies behind the last byte where the rest of a
-/// value has not come.
-///
-/// # Errors
-///
-/// [`NoAnswer`].
-pub fn answer_len(bytes: &[u8], shape: Shape, from: &mut usize) -> Result<Option<usize>, NoAnswer> {
-    loop {
-        let Some(rest) = bytes.get(*from..) else { return Ok(None) };
-        // Only a value is behind here.
-        if shape == Shape::Meta && *from > 0 {
-            return Ok(Some(*from));
-        }
-        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
-            return if rest.len() > LINE_MAX { Err(NoAnswer) } else { Ok(None) };
-        };
-        let line = rest[..end].strip_suffix(b"\r").ok_or(NoAnswer)?;
-        let mut words = line.split(|byte| *byte == b' ');
-        let (is_value, length) = match (shape, words.next()) {
-            (Shape::Values, Some(b"VALUE")) => (true, words.nth(2)),
-            (Shape::Meta, Some(b"VA")) => (true, words.next()),
-            _ => (false, None),
-        };
-        if !is_value {
-            return Ok(Some(*from + end + 1));
-        }
-        let length = length.and_then(number).ok_or(NoAnswer)?;
-        *from = from.checked_add(end + 1 + 2).and_then(|at| at.checked_add(length)).ok_or(NoAnswer)?;
-    }
+/// What a line of an answer says: how many lines are to come, and how long the value is that follows.
+pub(super) fn line_of_answer(line: &[u8], shape: Shape) -> Result<(usize, Option<usize>), NoAnswer> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let (left, length) = match (shape, words.next()) {
+        (Shape::Values, Some(b"VALUE")) => (1, words.nth(2)),
+        (Shape::Meta, Some(b"VA")) => (0, words.next()),
+        _ => return Ok((0, None)),
+    };
+    Ok((left, Some(length.and_then(number).ok_or(NoAnswer)?)))
 }
 
 /// Puts the answers to the parts of a request together: values, and one `END`. An error is the answer to all.
@@ -336,11 +265,12 @@ pub fn join(answers: &[Vec<u8>]) -> Vec<u8> {
 
 #[cfg(test)]
 mod test {
+    use super::super::{Progress, answer_len};
     use super::*;
 
     fn asked(bytes: &str) -> (Vec<(String, bool)>, Quiet) {
         match step(bytes.as_bytes()) {
-            Step::Taken(len, Asked::Servers { parts, quiet }) => {
+            Step::Taken(len, Asked::Servers { parts, join: Join::Values(quiet) }) => {
                 assert_eq!(len, bytes.len(), "{bytes}");
                 let text = |part: Part| (String::from_utf8(part.bytes).expect("ASCII"), part.is_safe);
                 (parts.into_iter().map(text).collect(), quiet)
@@ -444,17 +374,17 @@ mod test {
     #[test]
     fn answers_end_where_their_shape_says() {
         let whole = b"VALUE a 0 5\r\n\r\nEND\r\nVALUE b 0 2\r\nhi\r\nEND\r\nrest";
-        let mut from = 0;
+        let mut progress = Progress::default();
         for cut in 0..whole.len() - 4 {
-            assert_eq!(answer_len(&whole[..cut], Shape::Values, &mut from), Ok(None), "{cut}");
+            assert_eq!(answer_len(&whole[..cut], Shape::Values, &mut progress), Ok(None), "{cut}");
         }
-        assert_eq!(answer_len(whole, Shape::Values, &mut from), Ok(Some(whole.len() - 4)));
-        let len = |bytes: &[u8], shape| answer_len(bytes, shape, &mut 0);
+        assert_eq!(answer_len(whole, Shape::Values, &mut progress), Ok(Some(whole.len() - 4)));
+        let len = |bytes: &[u8], shape| answer_len(bytes, shape, &mut Progress::default());
         assert_eq!(len(b"SERVER_ERROR no\r\nx", Shape::Values), Ok(Some(17)));
         assert_eq!(len(b"VA 2 t5\r\nhi\r\nHD\r\n", Shape::Meta), Ok(Some(13)));
-        let mut from = 0;
-        assert_eq!(answer_len(b"VA 9000 t5\r\nhi", Shape::Meta, &mut from), Ok(None));
-        assert_eq!(from, 9014, "where the value ends");
+        let mut progress = Progress::default();
+        assert_eq!(answer_len(b"VA 9000 t5\r\nhi", Shape::Meta, &mut progress), Ok(None));
+        assert_eq!(progress.from, 9014, "where the value ends");
         assert_eq!(len(b"HD\r\nHD\r\n", Shape::Meta), Ok(Some(4)));
         assert_eq!(len(b"VALUE a\r\n", Shape::Line), Ok(Some(9)));
         assert_eq!(len(b"VALUE a 0 18446744073709551615\r\n", Shape::Values), Err(NoAnswer));

@@ -99,6 +99,7 @@ impl Sal {
 
     /// The cache carried a FIN or RST.
     pub(crate) fn transport_event(&mut self, now: Instant, id: FlowId, direction: Direction, flags: u8) {
+        let id = self.way_of_program(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flags & tcp_flags::RST != 0 {
             let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
@@ -145,6 +146,7 @@ impl Sal {
         self.chains.note_gone(&flow, self.now);
         self.asked(id);
         self.forget_stack_changes(id);
+        self.reconfigurations.forget_flow(id);
         self.quiet_ends.forget(id);
         self.unlock_gone_flow(self.now, id);
         self.let_side_path_go(flow.side);
@@ -157,6 +159,9 @@ impl Sal {
 
     /// Removes a flow and says why.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
+        if self.way_ends(self.now, id, reason) {
+            return;
+        }
         let Some(flow) = self.take_flow(id) else { return };
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
@@ -177,7 +182,7 @@ impl Sal {
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
     pub(crate) fn fail_flow(&mut self, now: Instant, id: FlowId, reason: RemoveReason) {
-        if self.ends_between(now, id) {
+        if self.ends_between(now, id) || self.way_ends(now, id, reason) {
             return;
         }
         let Some(flow) = self.flows.get_mut(id) else { return };
@@ -321,6 +326,9 @@ impl Sal {
             if !is_from_peer {
                 return Err(DropReason::WrongPath);
             }
+            if !entry.directions.has_ingress() {
+                return self.hold_overtaking(now, data.dst_flow, from, datagram);
+            }
             self.announce_path(association);
             self.queue.update(EntryUpdate::Install(entry));
             self.queue.ingress(from, datagram.to_vec());
@@ -389,6 +397,10 @@ impl Sal {
     /// A flow's own deadline passed.
     pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
+        if flow.has(seen::LEAVING) {
+            self.forget_halves(id);
+            return;
+        }
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
             if flow.has(seen::FAILED) {
                 self.take_flow(id);

@@ -44,6 +44,7 @@ impl Sal {
                 && flow.lifecycle < Lifecycle::Closed
                 && flow.app.protocol != GREETING
                 && !self.fetches.is_between(flow.id)
+                && flow.directions.has_egress()
                 && prefix.contains(&flow.asked())
         };
         let served = self.flows.iter().filter(is_served);

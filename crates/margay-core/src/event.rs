@@ -18,6 +18,7 @@ use crate::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::name::{Prefix, ServiceId};
 use crate::output::Direction;
 use crate::patience::GiveUpCause;
+use crate::reconfiguration::Reconfigured;
 use crate::secure::Cipher;
 use crate::stack_change::{StackChange, StackInfo};
 use crate::striping::StripePlace;
@@ -38,6 +39,15 @@ pub enum Event {
         flow: FlowId,
         /// What was wanted, and what has become of it.
         change: StackChange,
+    },
+    /// A reconfiguration that was ordered here is over.
+    Reconfigured {
+        /// By which the session's program sends now.
+        flow: FlowId,
+        /// Which session.
+        session: SessionId,
+        /// What was wanted, and what has become of it.
+        change: Reconfigured,
     },
     /// A flow is over, and lingers for late packets.
     FlowEnded {
@@ -213,6 +223,10 @@ pub struct FlowInfo {
     pub trouble: Option<Trouble>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<ChainRecord>,
+    /// The last reconfigurations of its session that were ordered here, the oldest first; eight at most.
+    pub reconfigurations: Vec<Reconfigured>,
+    /// Its program sends by it. If not, its session goes another way, or is about to.
+    pub goes_on: bool,
 }
 
 impl FlowInfo {

@@ -90,6 +90,7 @@ impl Sal {
                 pinned: false,
                 asks: None,
                 fetch: None,
+                begin: None,
             },
         );
         Ok(())

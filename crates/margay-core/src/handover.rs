@@ -476,7 +476,8 @@ impl Sal {
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        if !is_set_up || !flow.carries_data() || self.fetches.is_between(id) {
+        let goes_on = flow.directions.has_egress() && !flow.has(seen::LEAVING);
+        if !is_set_up || !flow.carries_data() || !goes_on || self.fetches.is_between(id) {
             return None;
         }
         let association = self.associations.get(flow.association)?;

@@ -58,6 +58,7 @@ mod queue;
 pub mod quiet;
 mod ranges;
 pub mod rate;
+pub mod reconfiguration;
 mod redirect;
 mod related;
 mod rendezvous;
@@ -93,7 +94,9 @@ pub use carriage::{Carriage, DirectEvent, Why};
 pub use config::{Config, Limits};
 pub use control::AssociationSetup;
 pub use counters::Counters;
-pub use entry::{Entry, EntryUpdate, FlowCounters, Grant, Passage, Path, PathId, RemoveReason, Survey, Tuple, Wire};
+pub use entry::{
+    Directions, Entry, EntryUpdate, FlowCounters, Grant, Passage, Path, PathId, RemoveReason, Survey, Tuple, Wire,
+};
 pub use event::{AssociationInfo, Event, FlowInfo, Lifecycle, Role};
 pub use fetch::{HandOver, HandOverError, Ticket};
 pub use flow::{LIFE, LifeEvent};

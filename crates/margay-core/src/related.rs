@@ -64,6 +64,7 @@ impl Sal {
                 pinned: false,
                 asks: None,
                 fetch: None,
+                begin: None,
             },
         );
         Some(AppVerdict::Consumed)

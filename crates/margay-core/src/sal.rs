@@ -39,6 +39,7 @@ use crate::policy::Policy;
 use crate::queue::OutputQueue;
 use crate::quiet::QuietEnds;
 use crate::rate::RateLimit;
+use crate::reconfiguration::Reconfigurations;
 use crate::rng::Rng;
 use crate::secure::Demands;
 use crate::segment::{Relay, is_for_all};
@@ -151,6 +152,8 @@ pub struct Sal {
     pub(crate) fetches: Fetches,
     /// Of live flows' stacks.
     pub(crate) stack_changes: StackChanges,
+    /// Sessions that come to go through other boxes.
+    pub(crate) reconfigurations: Reconfigurations,
     /// What wants flows carried in one way or another.
     pub(crate) stack_rules: StackRules,
     /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
@@ -243,6 +246,7 @@ impl Sal {
             fences: Fences::default(),
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
+            reconfigurations: Reconfigurations::default(),
             stack_rules: StackRules::default(),
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
@@ -383,6 +387,11 @@ impl Sal {
             Kind::Probe => self.handle_probe(now, from, &message),
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
             Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
+            Kind::Change | Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel
+                if message.reconfiguration().is_some() =>
+            {
+                self.handle_reconfiguration(now, &message)
+            }
             Kind::Change => self.handle_change(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
             Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, &message),
@@ -440,6 +449,7 @@ impl Sal {
         self.patience_due(now);
         self.fetches_due(now);
         self.stack_changes_due(now);
+        self.reconfigurations_due(now);
         self.guards_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
@@ -487,6 +497,7 @@ impl Sal {
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
             .chain(self.stack_changes.next_deadline())
+            .chain(self.reconfigurations.next_deadline())
             .chain(self.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)

@@ -72,6 +72,7 @@ impl Sal {
             pinned: false,
             asks: None,
             fetch: None,
+            begin: None,
         };
         self.start_setup(now, flow, start);
         true

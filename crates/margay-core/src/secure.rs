@@ -20,6 +20,7 @@ use margay_wire::{
     StackRepr, epochs,
 };
 
+use crate::carriage::Why;
 use crate::event::Role;
 use crate::flow::{Flow, seen};
 use crate::greeting::GREETING;
@@ -249,7 +250,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen |= seen::SECURE;
         }
-        self.park_direct(now, id);
+        self.park_direct(now, id, Why::Secure);
     }
 
     /// A flow whose association and peer are known is sealed from its first packet on.

@@ -9,6 +9,7 @@ use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
+use crate::reconfiguration::{RECONFIGURATION_LEN, ReconfigurationRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
@@ -54,6 +55,7 @@ pub mod extension_type {
     pub const FENCE_NUMBER: u8 = 23;
     pub const CHANGE: u8 = 24 | CRITICAL;
     pub const CHAIN_SEEN: u8 = 25;
+    pub const RECONFIGURATION: u8 = 26 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -142,6 +144,10 @@ error_codes! {
     BoxAmbiguous = 30;
     /// A rule wants a change that an order at the receiver's host, or a rule there, is against.
     Outranked = 31;
+    /// A box of the chain must see a session from its first packet on: it changes addresses, or ends connections.
+    BoxNeedsFirst = 32;
+    /// No policy that the host goes by names a box of the chain.
+    BoxUnknown = 33;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -356,6 +362,8 @@ pub enum Extension<'a> {
     Change(ChangeRepr),
     /// A digest of what the sender's SYN has said of its chain.
     ChainSeen([u8; 32]),
+    /// A step by which a session comes to go through other boxes.
+    Reconfiguration(ReconfigurationRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -373,6 +381,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::GRANT
                 | kind::HANDOVER
                 | kind::CHANGE
+                | kind::RECONFIGURATION
         )
 }
 
@@ -464,6 +473,7 @@ impl<'a> Extension<'a> {
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
             kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
+            kind::RECONFIGURATION => Self::Reconfiguration(ReconfigurationRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -523,6 +533,7 @@ impl<'a> Extension<'a> {
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::Change(_) => kind::CHANGE,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
+            Self::Reconfiguration(_) => kind::RECONFIGURATION,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -547,6 +558,7 @@ impl<'a> Extension<'a> {
             Self::Grant(_) => GRANT_LEN,
             Self::Handover(_) => HANDOVER_LEN,
             Self::Change(_) => CHANGE_LEN,
+            Self::Reconfiguration(_) => RECONFIGURATION_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -636,6 +648,7 @@ impl<'a> Extension<'a> {
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
             Self::Change(change) => change.emit(value),
+            Self::Reconfiguration(step) => step.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

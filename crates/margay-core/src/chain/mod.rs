@@ -29,6 +29,7 @@ mod record;
 mod rewrite;
 mod tag;
 
+pub(crate) use first::NewWay;
 pub(crate) use last::Read;
 pub use middlebox::{BoxKind, Middlebox};
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
@@ -103,6 +104,8 @@ pub(crate) struct Chained {
     pub seen: [u8; 32],
     /// Of a half whose box changes addresses: the other half, which the five-tuple does not lead to.
     pub other_half: Option<FlowId>,
+    /// At an end of the session: the host at the other end, which has signed what it says of the session.
+    pub far_end: Option<HostId>,
     /// What is needed until the flow is set up.
     pub setup: Option<Box<ChainSetup>>,
 }

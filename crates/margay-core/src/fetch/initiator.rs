@@ -133,6 +133,7 @@ impl Sal {
             pinned: false,
             asks: None,
             fetch,
+            begin: None,
         };
         self.start_setup(now, flow, start);
         Ok(())

@@ -190,7 +190,18 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks, fetch: None },
+            Start {
+                nonce,
+                next_hop,
+                beside,
+                first,
+                full: false,
+                related: None,
+                pinned,
+                asks,
+                fetch: None,
+                begin: None,
+            },
         );
     }
 

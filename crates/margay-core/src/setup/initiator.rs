@@ -8,7 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     Chain, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionRepr,
+    ReconfigurationRepr, ResolvableRepr, SessionRepr,
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 use crate::association::Association;
 use crate::auth;
 use crate::carriage::{DirectEvent, Why};
-use crate::entry::{EntryUpdate, RemoveReason};
+use crate::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::fetch::Fetch;
 use crate::flow::{Flow, LifeEvent, Setup, seen};
@@ -73,12 +73,25 @@ pub(crate) struct Start {
     pub asks: Option<Asks>,
     /// What it is set up for in the place of a connection.
     pub fetch: Option<Fetch>,
+    /// The session that it is to be another way of.
+    pub begin: Option<ReconfigurationRepr>,
 }
 
 impl Start {
     /// Of a session by the service table.
     pub const fn of(nonce: u64, next_hop: SocketAddr, beside: Vec<SocketAddr>, first: Vec<u8>) -> Self {
-        Self { nonce, next_hop, beside, first, full: false, related: None, pinned: false, asks: None, fetch: None }
+        Self {
+            nonce,
+            next_hop,
+            beside,
+            first,
+            full: false,
+            related: None,
+            pinned: false,
+            asks: None,
+            fetch: None,
+            begin: None,
+        }
     }
 }
 
@@ -201,6 +214,7 @@ impl Sal {
             pinned: start.pinned,
             asks: start.asks,
             fetch: start.fetch,
+            begin: start.begin,
             refused: None,
             is_listener_silent: false,
         }));
@@ -299,6 +313,7 @@ impl Sal {
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
+        extensions.extend(setup.begin.map(Extension::Reconfiguration));
         extensions.extend(chain.as_deref().and_then(|value| Chain::parse(value).ok()).map(Extension::Chain));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = Flags::RESOLVABLE;
@@ -466,7 +481,8 @@ impl Sal {
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        let is_other_way = setup.begin.is_some() && self.flows.get(id).is_some_and(|flow| !flow.is_at_box());
+        let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
@@ -474,6 +490,10 @@ impl Sal {
         }
         if !keeps_ack {
             self.transmit_from(local, to, ack, Kind::Ack);
+        }
+        if is_other_way {
+            self.way_answered(now, id);
+            return Ok(());
         }
         if !has_program {
             self.fetch_answered(id);
@@ -598,7 +618,8 @@ impl Sal {
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
         }
-        if is_first && !self.fetches.is_between(id) {
+        let is_whole = self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both);
+        if is_first && is_whole && !self.fetches.is_between(id) {
             self.begin_pinholes(now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };

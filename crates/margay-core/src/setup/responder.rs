@@ -16,7 +16,7 @@ use super::{
 use crate::association::Association;
 use crate::auth;
 use crate::chain::Read;
-use crate::entry::{EntryUpdate, RemoveReason, Tuple};
+use crate::entry::{Directions, EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::forward::rewrite;
@@ -97,6 +97,9 @@ impl Sal {
         {
             read.refusal = read.refusal.or(Some(ErrorCode::NotAllowed));
         }
+        if let Some(begin) = message.reconfiguration() {
+            read.refusal = read.refusal.or_else(|| self.why_no_way(arrival, &read, begin, claimed));
+        }
         if let Some((association, code)) = known.zip(read.refusal) {
             // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
             self.refuse_syn(arrival, association, code);
@@ -125,6 +128,7 @@ impl Sal {
         let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
         let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
         let inner = inner_packet(arrival, session.protocol)?;
+        let is_other_way = message.reconfiguration().is_some();
         let verdict = self.answer_stack(message, &destination, arrival.reply.direct);
         let cipher = verdict.cipher();
         let direct = arrival.reply.direct.ip();
@@ -137,6 +141,10 @@ impl Sal {
         let id = self.fresh_flow_id();
         let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
+        if is_other_way {
+            flow.seen |= seen::LATER;
+            flow.directions = if is_at_box { Directions::Both } else { Directions::Neither };
+        }
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
         flow.chain = read.chained;
@@ -154,7 +162,7 @@ impl Sal {
             datagram_max,
             first: if is_shown_now { None } else { first.clone() },
             syn: if is_shown_now { first.clone() } else { None },
-            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box),
+            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box && !is_other_way),
             cipher,
             refusal,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
@@ -172,7 +180,7 @@ impl Sal {
             return self.show_box(now, id, first);
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
-        self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
+        self.ask_listener(id, is_tcp && message.handover().is_none() && !is_other_way, first, verdict)
     }
 
     /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
@@ -190,6 +198,12 @@ impl Sal {
         }
         if read.is_at_box() {
             return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
+        }
+        if arrival.message.reconfiguration().is_some() {
+            let session = arrival.message.session().map(|session| session.session);
+            let of_session = session.and_then(|session| self.tuple_of_session(session));
+            // Of one that is refused once its sender is proved.
+            return Ok(of_session.unwrap_or(tuple_of(id)));
         }
         self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
     }
@@ -235,6 +249,11 @@ impl Sal {
 
     /// The flow that a SYN is of, where this host has it already.
     fn flow_to_answer(&mut self, session: SessionId, arrival: &Arrival<'_>) -> Option<FlowId> {
+        if arrival.message.reconfiguration().is_some() {
+            let sender = arrival.message.src_flow;
+            let is_it = |flow: &&Flow| flow.role == Role::Responder && flow.peer_flow == sender;
+            return self.flows.of_session(session).find(is_it).map(|flow| flow.id);
+        }
         let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
         known.filter(|id| !self.may_be_left_behind(*id, arrival.message))
     }
@@ -642,6 +661,7 @@ impl Sal {
         // A greeting is over at once, and nothing needs the association for its sake.
         let flow_is_connection = flow.app.protocol != GREETING;
         let is_chained = flow.chain.is_some();
+        let is_at_box = flow.is_at_box();
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let answered = setup.answered;
         let client = setup.reply.direct.ip();
@@ -686,6 +706,14 @@ impl Sal {
         {
             self.seal_flow(id, cipher);
         }
+        let setup = match setup {
+            Setup::Responder(setup) if setup.begin.is_some() && !is_at_box => {
+                self.confirm((id, peer_flow), association, fresh);
+                self.way_proved(now, id, setup.held);
+                return Ok(());
+            }
+            setup => setup,
+        };
         let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
         if handover.is_none() {
             self.begin_direct(now, id, starts);
@@ -776,7 +804,7 @@ fn inner_packet<'a>(arrival: &Arrival<'a>, protocol: u8) -> Result<Option<AppPac
         let is_sound = message.payload.is_empty() && protocol == 6 && arrival.app.is_none();
         return if is_sound { Ok(None) } else { Err(DropReason::Malformed) };
     }
-    if message.payload.is_empty() && protocol != 6 {
+    if message.payload.is_empty() && (protocol != 6 || message.reconfiguration().is_some()) {
         return Ok(None);
     }
     match packet::parse(message.payload)? {

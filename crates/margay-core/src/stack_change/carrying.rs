@@ -3,6 +3,7 @@
 use margay_wire::FlowId;
 
 use super::{Stack, Stacks, Taking};
+use crate::carriage::Why;
 use crate::event::Event;
 use crate::flow::seen;
 use crate::sal::Sal;
@@ -25,7 +26,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.stacks = Stacks { sends: stack, takes: Taking::Only(stack), change: flow.stacks.change };
         match stack {
-            Stack::Secure => self.park_direct(now, id),
+            Stack::Secure => self.park_direct(now, id, Why::Secure),
             Stack::Plain => self.unpark_direct(now, id),
         }
         self.install_again(id);

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 108] = [
+const FIELDS: [&str; 113] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -88,6 +88,11 @@ const FIELDS: [&str; 108] = [
     "margay.quiet.quiet_ms",
     "margay.fence_number",
     "margay.chain_seen",
+    "margay.reconfiguration.step",
+    "margay.reconfiguration.number",
+    "margay.reconfiguration.host",
+    "margay.reconfiguration.address",
+    "margay.reconfiguration.port",
     "margay.change.step",
     "margay.change.stack",
     "margay.change.demands",
@@ -252,6 +257,7 @@ fn type_byte(value: &Value) -> u64 {
         "FENCE_NUMBER" => 23,
         "CHAIN_SEEN" => 25,
         "CHANGE" => 0x98,
+        "RECONFIGURATION" => 0x9a,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -384,6 +390,12 @@ impl Expected {
             23 => self.number("fence_number", &value["number"]),
             25 => self.text("chain_seen", &value["digest"]),
             0x98 => self.change(value),
+            0x9a => {
+                self.number("reconfiguration.step", &value["step"]);
+                self.number("reconfiguration.number", &value["number"]);
+                self.text("reconfiguration.host", &value["host"]);
+                self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
+            }
             _ => {}
         }
     }

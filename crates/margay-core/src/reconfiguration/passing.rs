@@ -1,0 +1,70 @@
+//! A box's host passes on what the two anchors say to each other of a session, and forgets the session when it goes
+//! another way.
+
+use core::time::Duration;
+
+use margay_wire::{FlowId, Message, ReconfigurationRepr, ReconfigurationStep};
+
+use super::bare;
+use crate::flow::seen;
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::time::Instant;
+
+/// Whoever is told that a session goes another way forgets it after so long, also without the next host's word.
+const LEAVING: Duration = Duration::from_secs(3);
+
+impl Sal {
+    /// Passes a step on to the session's other half.
+    pub(super) fn pass_step_on(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Message<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        if said.step == ReconfigurationStep::Begin {
+            return Err(DropReason::Unexpected);
+        }
+        let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
+            return Err(DropReason::UnknownFlow);
+        };
+        self.say_step_repr(other, said, message.error().map(|error| error.code));
+        match said.step {
+            ReconfigurationStep::Leave => [id, other].into_iter().for_each(|half| self.begin_to_leave(now, half)),
+            ReconfigurationStep::Left => self.forget_halves(id),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin_to_leave(&mut self, now: Instant, half: FlowId) {
+        let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(seen::LEAVING)) else { return };
+        flow.seen |= seen::LEAVING;
+        self.flows.set_deadline(half, Some(now + LEAVING));
+    }
+
+    /// A session goes another way: nothing is left of it here.
+    pub(crate) fn forget_halves(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if let Some(other) = self.other_half(flow) {
+            self.forget_way(other);
+        }
+        self.forget_way(id);
+    }
+
+    /// The other end of a hop is gone while this half waits to be forgotten.
+    pub(crate) fn ends_leaving(&mut self, id: FlowId) -> bool {
+        let is_leaving = self.flows.get(id).is_some_and(|flow| flow.has(seen::LEAVING));
+        if is_leaving {
+            self.forget_halves(id);
+        }
+        is_leaving
+    }
+
+    /// This end has forgotten a way, and says so to whoever speaks of it.
+    pub(super) fn say_left(&mut self, id: FlowId, number: u32) {
+        self.say_step_repr(id, bare(ReconfigurationStep::Left, number), None);
+    }
+}

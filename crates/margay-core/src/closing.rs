@@ -162,6 +162,7 @@ impl Sal {
         if self.way_ends(self.now, id, reason) {
             return;
         }
+        self.say_way_over(id, reason);
         let Some(flow) = self.take_flow(id) else { return };
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());

@@ -566,7 +566,9 @@ impl Sal {
             | bit(seen::FIN_EGRESS, record.fins.0)
             | bit(seen::FIN_INGRESS, record.fins.1)
             | bit(seen::DEMANDS, is_demanded)
-            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer);
+            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer)
+            // It may have gone another way before.
+            | bit(seen::LATER, record.chain.is_some());
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));

@@ -244,6 +244,10 @@ impl Chains {
         } else if chained.other_half.is_some() {
             self.over.note(flow.app, now, now + OVER_FOR);
         }
+        if flow.has(crate::flow::seen::LEAVING) {
+            // The session goes on: what is late of it is answered by nobody.
+            self.over.note(flow.app, now, now + OVER_FOR);
+        }
         let marks = chained.setup.as_ref().map(|setup| &setup.marks[..]).unwrap_or_default();
         for mark in marks {
             self.given.forget(*mark, flow.id);

@@ -54,7 +54,7 @@ impl Following {
     }
 
     pub fn may_turn_back(&self) -> bool {
-        self.state == FollowingState::Turned
+        matches!(self.state, FollowingState::Turned | FollowingState::Finished)
     }
 }
 
@@ -91,7 +91,7 @@ impl Sal {
             }
             (Step::Left, true) if state == FollowingState::Finished => self.leave_old(now, session),
             (Step::Left, false) if state != FollowingState::Finished => self.leave_new(now, session),
-            (Step::Cancel, true) if state != FollowingState::Finished => {
+            (Step::Cancel, true) => {
                 self.leave_new(now, session);
                 self.say_step(id, Step::Canceled, said.number);
             }

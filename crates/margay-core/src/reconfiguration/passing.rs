@@ -6,6 +6,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, Message, ReconfigurationRepr, ReconfigurationStep};
 
 use super::bare;
+use crate::entry::RemoveReason;
 use crate::flow::seen;
 use crate::output::DropReason;
 use crate::sal::Sal;
@@ -61,6 +62,15 @@ impl Sal {
             self.forget_halves(id);
         }
         is_leaving
+    }
+
+    /// A session is over that has not always gone this way: boxes on it may not have seen how both ends closed.
+    pub(crate) fn say_way_over(&mut self, id: FlowId, reason: RemoveReason) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::LATER) && !flow.is_at_box()) else { return };
+        let is_over = matches!(reason, RemoveReason::Closed | RemoveReason::Reset | RemoveReason::Idle);
+        if is_over && flow.chain.is_some() && flow.carries_data() {
+            self.say_step(id, ReconfigurationStep::Leave, 0);
+        }
     }
 
     /// This end has forgotten a way, and says so to whoever speaks of it.

@@ -270,8 +270,20 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
+    let changes = (!flow.reconfigurations.is_empty()).then(|| ("boxes", changes_of_boxes(&flow.reconfigurations)));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(chain).chain(trouble).collect::<Vec<_>>())
+    out.facts(&facts.into_iter().chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>())
+}
+
+/// The last changes of a session's boxes, the oldest first.
+fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
+    let line = |change: &ReconfigurationInfo| {
+        let ago = span(Duration::from_millis(change.ms_ago));
+        let boxes = if change.boxes.is_empty() { "no boxes".to_owned() } else { change.boxes.join(", ") };
+        let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
+        format!("{ago} ago, {} to {boxes}: {}{why}", change.act, change.outcome)
+    };
+    changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }
 
 /// How it is protected, why, and who demands that.

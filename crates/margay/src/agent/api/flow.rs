@@ -197,6 +197,7 @@ fn info_of(
         ended_why: String::new(),
         chain: flow.chain.as_ref().map(|chain| super::chain::info(agent, names, chain)),
         stack: Some(stack::info(&flow.stack)),
+        reconfigurations: super::reconfiguration::infos(agent, flow),
     }
 }
 
@@ -325,6 +326,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         }
         Event::FlowChanged(_)
         | Event::StackChanged { .. }
+        | Event::Reconfigured { .. }
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
         | Event::Twin(_)

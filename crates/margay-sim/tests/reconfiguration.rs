@@ -116,7 +116,8 @@ fn ends_well(line: &mut Line, stream: usize) {
     let client = line.client;
     let ends: [Stream; 2] = [line.world.host(client).streams[stream].clone(), line.served()];
     for end in ends {
-        assert!(!end.was_reset && !end.was_wrong, "{}", reasons(line));
+        let said = (end.was_reset, end.was_wrong, end.received, end.state, end.refused);
+        assert!(!end.was_reset && !end.was_wrong, "{said:?} {}", reasons(line));
         assert_eq!(end.received, BYTES);
         assert!(matches!(end.state, State::TimeWait | State::Gone));
     }
@@ -180,6 +181,29 @@ fn boxes_are_replaced_and_put_before_others() {
         }
         ends_well(&mut line, stream);
     }
+}
+
+#[test]
+fn datagrams_go_through_a_box_that_is_put_in() {
+    let mut line = open_line(16, Weather::FAIR, 1);
+    assert_eq!(line.ask_by_datagrams(4), 4);
+    for (edit, bytes) in [(insert(name(0)), 8), (Edit::Remove { service: name(0) }, 0)] {
+        let client = line.client;
+        let now = line.world.now;
+        let mut flows = line.world.host(client).sal.flows();
+        let id = flows.find(|flow| flow.app.protocol == 17).expect("the session").flow;
+        drop(flows);
+        line.world.host(client).sal.reconfigure(now, id, edit).expect("it may");
+        line.world.touch(client);
+        line.world.run_for(3 * SECOND);
+        assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done), "{edit:?}");
+        let before = bytes_of(&mut line, 0);
+        let answered = line.world.host(client).datagrams.len();
+        assert_eq!(line.ask_by_datagrams(4), answered + 4);
+        assert_eq!(bytes_of(&mut line, 0) - before, bytes, "questions and answers pass it, or none do");
+    }
+    let scrubber = line.boxes[0];
+    assert_eq!(flows_at(&mut line, scrubber), 0);
 }
 
 #[test]
@@ -251,6 +275,7 @@ fn a_box_that_no_policy_of_the_server_names_is_not_put_in() {
 fn loss_delays_a_change_and_costs_nobody_the_session() {
     for seed in 0..24 {
         let weather = Weather { loss_per_mille: 40, duplicate_per_mille: 40, ..Weather::FAIR };
+        println!("seed {seed}");
         let mut line = open_line(100 + seed, Weather::FAIR, 2);
         line.set_direct(seed % 2 == 0);
         let stream = line.talk(TALK);

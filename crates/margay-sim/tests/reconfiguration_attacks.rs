@@ -23,7 +23,8 @@ const SCRUBBER: &str = "box-0.shop";
 /// A session through no boxes, and all that is said while a box is put into it and taken out.
 fn changed(seed: u64) -> (Line, usize, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
     let mut line = line(seed, Weather::FAIR, 1);
-    let one = BoxWanted { service: service(SCRUBBER), name: SCRUBBER.to_owned(), may_be_left_out: false, is_proxy: false };
+    let one =
+        BoxWanted { service: service(SCRUBBER), name: SCRUBBER.to_owned(), may_be_left_out: false, is_proxy: false };
     let rule = ChainRule {
         name: "mail".to_owned(),
         services: Prefix::from(service(MAIL)),
@@ -39,8 +40,7 @@ fn changed(seed: u64) -> (Line, usize, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
     let stream = line.talk(TALK);
     line.world.run_for(SECOND);
     line.world.recording = Some(Vec::new());
-    for edit in
-        [Edit::Insert { service: service(SCRUBBER), before: None }, Edit::Remove { service: service(SCRUBBER) }]
+    for edit in [Edit::Insert { service: service(SCRUBBER), before: None }, Edit::Remove { service: service(SCRUBBER) }]
     {
         let client = line.client;
         let now = line.world.now;
@@ -69,9 +69,7 @@ impl IsTcp for margay_core::FlowInfo {
 fn done(line: &mut Line) -> usize {
     let client = line.client;
     let events = line.world.host(client).events.iter();
-    let is_done = |event: &&Event| {
-        matches!(event, Event::Reconfigured { change, .. } if change.outcome == ReconfigurationOutcome::Done)
-    };
+    let is_done = |event: &&Event| matches!(event, Event::Reconfigured { change, .. } if change.outcome == ReconfigurationOutcome::Done);
     events.filter(is_done).count()
 }
 

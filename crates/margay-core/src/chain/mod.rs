@@ -241,12 +241,12 @@ impl Chains {
         let Some(chained) = flow.chain.as_deref().filter(|chained| chained.is_at_box()) else { return };
         if chained.is_left() {
             self.over.note(flow.app.reversed(), now, now + OVER_FOR);
-        } else if chained.other_half.is_some() {
-            self.over.note(flow.app, now, now + OVER_FOR);
-        }
-        if flow.has(crate::flow::seen::LEAVING) {
-            // The session goes on: what is late of it is answered by nobody.
-            self.over.note(flow.app, now, now + OVER_FOR);
+        } else {
+            // The session may go on by another way: what the server sends late is answered by nobody, either.
+            self.over.note(flow.app.reversed(), now, now + OVER_FOR);
+            if chained.other_half.is_some() {
+                self.over.note(flow.app, now, now + OVER_FOR);
+            }
         }
         let marks = chained.setup.as_ref().map(|setup| &setup.marks[..]).unwrap_or_default();
         for mark in marks {

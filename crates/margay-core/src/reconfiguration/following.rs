@@ -265,6 +265,10 @@ impl Sal {
     pub(super) fn leave_new(&mut self, now: Instant, session: SessionId) {
         self.turn_ways_back(now, session, Role::Responder);
         let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        if following.ways.has_turned {
+            // There is no other way any more.
+            return following.ways.new.into_iter().for_each(|new| self.settle_way(now, new));
+        }
         if let Some(new) = following.ways.new {
             self.say_step(new, ReconfigurationStep::Leave, following.ways.number);
             self.forget_way(new);

@@ -314,7 +314,12 @@ impl Sal {
                 if self.reconfigurations.ways(session, Role::Initiator).is_some_and(|ways| ways.of_program() != id) {
                     self.way_ends(now, id, crate::entry::RemoveReason::PeerFailed);
                 } else if !is_old {
-                    self.leader_event(now, session, LeadingEvent::Failed, "the server's host has no such way of the session");
+                    self.leader_event(
+                        now,
+                        session,
+                        LeadingEvent::Failed,
+                        "the server's host has no such way of the session",
+                    );
                 }
             }
             _ => return Err(DropReason::Unexpected),
@@ -341,6 +346,11 @@ impl Sal {
         let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
         let before = leading.state;
         let Ok(after) = LEADING.after(before, event) else { return };
+        let has_old = self.flows.get(leading.ways.old).is_some_and(Flow::carries_data);
+        if after == LeadingState::Canceling && leading.ways.has_turned && !has_old {
+            // There is no other way any more.
+            return;
+        }
         if before == LeadingState::Confirming && after == LeadingState::Turned {
             let is_lost = !self.locks.is_held_by(leading.guard, now);
             if is_lost {
@@ -503,12 +513,7 @@ impl Sal {
                     Start::of(nonce, self.loopback(), Vec::new(), Vec::new())
                 }
                 Resolution::Delay(..) | Resolution::Drop(_) | Resolution::None => {
-                    return self.leader_event(
-                        now,
-                        session,
-                        LeadingEvent::Failed,
-                        "nobody serves the box, as far as this host knows",
-                    );
+                    return self.leader_event(now, session, LeadingEvent::Failed, "nobody serves the box");
                 }
             }
         };
@@ -543,7 +548,12 @@ impl Sal {
         };
         let is_wanted = self.flows.get(leading.ways.old).is_some_and(Flow::is_sealed);
         if is_wanted && !is_sealed {
-            return self.leader_event(now, session, LeadingEvent::Failed, "the new way cannot be sealed as the old one is");
+            return self.leader_event(
+                now,
+                session,
+                LeadingEvent::Failed,
+                "the new way cannot be sealed as the old one is",
+            );
         }
         self.leader_event(now, session, LeadingEvent::SetUp, "");
     }

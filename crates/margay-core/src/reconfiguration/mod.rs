@@ -23,8 +23,8 @@
 //! The session's lock, which is kept at the left anchor, is taken for the whole of it: nobody hands the session over,
 //! changes its stack or its boxes meanwhile.
 //!
-//! Until the right anchor has said that it sends by the new way there is a way back, and whatever happens the session is
-//! as it was. From then on it goes on by the new one.
+//! Until the right anchor has said that it sends by the new way there is a way back, and whatever happens the session
+//! is as it was. From then on it goes on by the new one.
 
 mod edit;
 mod following;
@@ -388,10 +388,14 @@ impl Sal {
 
     /// The program sends by the old way again.
     fn turn_ways_back(&mut self, now: Instant, session: SessionId, role: Role) {
-        let Some(ways) = self.reconfigurations.ways_mut(session, role).filter(|ways| ways.has_turned) else { return };
-        let Some(new) = ways.new else { return };
-        ways.has_turned = false;
-        let old = ways.old;
+        let has_turned = self.reconfigurations.ways(session, role).filter(|ways| ways.has_turned);
+        let Some((old, new)) = has_turned.and_then(|ways| Some((ways.old, ways.new?))) else { return };
+        if !self.flows.get(old).is_some_and(Flow::carries_data) {
+            return;
+        }
+        if let Some(ways) = self.reconfigurations.ways_mut(session, role) {
+            ways.has_turned = false;
+        }
         self.hand_program_over(now, new, old);
         self.flows.set_directions(old, Directions::Both);
         self.install_again(old);
@@ -404,7 +408,7 @@ impl Sal {
 
     /// A program's flow becomes another one, with all that is known of its connection.
     fn hand_program_over(&mut self, now: Instant, from: FlowId, to: FlowId) {
-        let Some(flow) = self.flows.get(from) else { return };
+        let Some(flow) = self.flows.get(from).filter(|_| self.flows.get(to).is_some()) else { return };
         let Flow { lifecycle, since, closed_at, .. } = *flow;
         let source = flow.source.clone();
         let ends = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);

@@ -20,7 +20,7 @@ use crate::entry::{Directions, EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::forward::rewrite;
-use crate::greeting::{GREETING, tuple_of};
+use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys, Responder};
 use crate::handshake_rate::GREETING_COST;
 use crate::key::{HostId, HostPublic};
@@ -181,31 +181,6 @@ impl Sal {
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         self.ask_listener(id, is_tcp && message.handover().is_none() && !is_other_way, first, verdict)
-    }
-
-    /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
-    fn tuple_of_new(
-        &mut self,
-        id: FlowId,
-        arrival: &Arrival<'_>,
-        client: SocketAddr,
-        demux: &Demux,
-        read: &Read,
-    ) -> Result<Tuple, DropReason> {
-        let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
-        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
-            return Ok(tuple_of(id));
-        }
-        if read.is_at_box() {
-            return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
-        }
-        if arrival.message.reconfiguration().is_some() {
-            let session = arrival.message.session().map(|session| session.session);
-            let of_session = session.and_then(|session| self.tuple_of_session(session));
-            // Of one that is refused once its sender is proved.
-            return Ok(of_session.unwrap_or(tuple_of(id)));
-        }
-        self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
     }
 
     /// Whether a flow from there may be half-open, too.

@@ -155,6 +155,8 @@ mod test {
             moves: 0,
             trouble: None,
             chain: None,
+            reconfigurations: Vec::new(),
+            goes_on: true,
         };
         Event::FlowClosed { flow: Box::new(flow), reason, carried: FlowCounters::default() }
     }

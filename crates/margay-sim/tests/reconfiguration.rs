@@ -112,12 +112,17 @@ fn reasons(line: &mut Line) -> String {
 }
 
 fn ends_well(line: &mut Line, stream: usize) {
+    ends(line, stream, false);
+}
+
+/// `may_be_reset`: once all has come and both have closed, a segment that is doubled may meet a socket that is gone.
+fn ends(line: &mut Line, stream: usize, may_be_reset: bool) {
     line.world.run_for(360 * SECOND);
     let client = line.client;
     let ends: [Stream; 2] = [line.world.host(client).streams[stream].clone(), line.served()];
     for end in ends {
         let said = (end.was_reset, end.was_wrong, end.received, end.state, end.refused);
-        assert!(!end.was_reset && !end.was_wrong, "{said:?} {}", reasons(line));
+        assert!((may_be_reset || !end.was_reset) && !end.was_wrong, "{said:?} {}", reasons(line));
         assert_eq!(end.received, BYTES);
         assert!(matches!(end.state, State::TimeWait | State::Gone));
     }
@@ -190,9 +195,7 @@ fn datagrams_go_through_a_box_that_is_put_in() {
     for (edit, bytes) in [(insert(name(0)), 8), (Edit::Remove { service: name(0) }, 0)] {
         let client = line.client;
         let now = line.world.now;
-        let mut flows = line.world.host(client).sal.flows();
-        let id = flows.find(|flow| flow.app.protocol == 17).expect("the session").flow;
-        drop(flows);
+        let id = line.world.host(client).sal.flows().find(|flow| flow.app.protocol == 17).expect("the session").flow;
         line.world.host(client).sal.reconfigure(now, id, edit).expect("it may");
         line.world.touch(client);
         line.world.run_for(3 * SECOND);
@@ -275,7 +278,6 @@ fn a_box_that_no_policy_of_the_server_names_is_not_put_in() {
 fn loss_delays_a_change_and_costs_nobody_the_session() {
     for seed in 0..24 {
         let weather = Weather { loss_per_mille: 40, duplicate_per_mille: 40, ..Weather::FAIR };
-        println!("seed {seed}");
         let mut line = open_line(100 + seed, Weather::FAIR, 2);
         line.set_direct(seed % 2 == 0);
         let stream = line.talk(TALK);
@@ -297,7 +299,7 @@ fn loss_delays_a_change_and_costs_nobody_the_session() {
         line.world.run_for(20 * SECOND);
         line.world.network.weather = Weather::FAIR;
         assert!(!outcomes(&mut line).is_empty(), "seed {seed}");
-        ends_well(&mut line, stream);
+        ends(&mut line, stream, true);
     }
 }
 

@@ -44,9 +44,8 @@ fn changed(seed: u64) -> (Line, usize, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
     {
         let client = line.client;
         let now = line.world.now;
-        let mut flows = line.world.host(client).sal.flows();
-        let id = flows.find(|flow| flow.role == Role::Initiator && flow.protocol_is_tcp()).expect("the session").flow;
-        drop(flows);
+        let is_it = |flow: &margay_core::FlowInfo| flow.role == Role::Initiator && flow.app.protocol == 6;
+        let id = line.world.host(client).sal.flows().find(is_it).expect("the session").flow;
         line.world.host(client).sal.reconfigure(now, id, edit).expect("it may");
         line.world.touch(client);
         line.world.run_for(SECOND);
@@ -54,16 +53,6 @@ fn changed(seed: u64) -> (Line, usize, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
     let said = line.world.recording.take().expect("it was recorded");
     assert_eq!(done(&mut line), 2);
     (line, stream, said)
-}
-
-trait IsTcp {
-    fn protocol_is_tcp(&self) -> bool;
-}
-
-impl IsTcp for margay_core::FlowInfo {
-    fn protocol_is_tcp(&self) -> bool {
-        self.app.protocol == 6
-    }
 }
 
 fn done(line: &mut Line) -> usize {

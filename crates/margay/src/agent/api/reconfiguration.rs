@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use margay_control::api::v1::{ChainChangeReply, ChainChangeRequest, ChainChanged, ReconfigurationInfo};
 use margay_control::store::AuditEntry;
-use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
+use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::reconfiguration::{Edit, EditError, ReconfigurationRefused, Reconfigured};
 use margay_core::{Event, FlowInfo, Lifecycle, Role};
 use margay_wire::{FlowId, SessionId};
@@ -57,7 +57,7 @@ fn note(agent: &Agent, act: &str, subject: &str, detail: String) -> Result<(), S
 
 fn box_of(text: &str) -> Result<ServiceId, Status> {
     let name = text.parse::<Name>().map_err(misuse)?;
-    if name.prefix().bits != SERVICE_BITS {
+    if !name.is_service() {
         return Err(misuse(format!("`{text}` is no box: a box has a name of a service, such as fw.shop")));
     }
     Ok(name.service_id())
@@ -80,7 +80,9 @@ fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
 fn targets_of(agent: &Agent, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
     let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
     if request.flow.is_empty() {
-        let prefix = request.name.parse::<Name>().map_err(misuse)?.prefix();
+        let name = request.name.parse::<Name>().map_err(misuse)?;
+        // With its keys.
+        let prefix = if name.is_service() { name.service_prefix() } else { name.prefix() };
         let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         let is_own = |flow: &FlowInfo| {
             let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());

@@ -10,7 +10,7 @@ use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
 use crate::chain::{Read, service_of};
 use crate::entry::Directions;
 use crate::event::Role;
-use crate::flow::Flow;
+use crate::flow::{Flow, Setup};
 use crate::key::HostId;
 use crate::output::DropReason;
 use crate::sal::Sal;
@@ -192,8 +192,19 @@ impl Sal {
         (!boxes.iter().all(is_named)).then_some(ErrorCode::BoxUnknown)
     }
 
+    /// A flow's initiator is proved. True if it is another way of a session that ends here, and no program's own.
+    pub(crate) fn way_set_up(&mut self, now: Instant, id: FlowId, setup: &mut Setup) -> bool {
+        let Setup::Responder(setup) = setup else { return false };
+        if setup.begin.is_none() || self.flows.get(id).is_none_or(Flow::is_at_box) {
+            return false;
+        }
+        let held = core::mem::take(&mut setup.held);
+        self.way_proved(now, id, held);
+        true
+    }
+
     /// The new way stands at this end: its sender is proved. `held`: what has overtaken the word of that.
-    pub(crate) fn way_proved(&mut self, now: Instant, id: FlowId, held: Vec<(SocketAddr, Vec<u8>)>) {
+    fn way_proved(&mut self, now: Instant, id: FlowId, held: Vec<(SocketAddr, Vec<u8>)>) {
         let Some(flow) = self.flows.get(id) else { return };
         let session = flow.session;
         if !flow.is_sealed() {

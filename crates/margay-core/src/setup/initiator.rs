@@ -481,7 +481,7 @@ impl Sal {
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        let is_other_way = setup.begin.is_some() && self.flows.get(id).is_some_and(|flow| !flow.is_at_box());
+        let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
         let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
@@ -491,12 +491,8 @@ impl Sal {
         if !keeps_ack {
             self.transmit_from(local, to, ack, Kind::Ack);
         }
-        if is_other_way {
-            self.way_answered(now, id);
-            return Ok(());
-        }
         if !has_program {
-            self.fetch_answered(id);
+            self.answered_between(now, id, is_other_way);
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
@@ -514,6 +510,15 @@ impl Sal {
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The other end of a flow that no program has yet is proved.
+    fn answered_between(&mut self, now: Instant, id: FlowId, is_other_way: bool) {
+        if is_other_way {
+            self.way_answered(now, id);
+        } else {
+            self.fetch_answered(id);
+        }
     }
 
     /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.

@@ -636,7 +636,6 @@ impl Sal {
         // A greeting is over at once, and nothing needs the association for its sake.
         let flow_is_connection = flow.app.protocol != GREETING;
         let is_chained = flow.chain.is_some();
-        let is_at_box = flow.is_at_box();
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let answered = setup.answered;
         let client = setup.reply.direct.ip();
@@ -667,7 +666,7 @@ impl Sal {
         flow.seen |= seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
-        let setup = core::mem::replace(&mut flow.setup, Setup::Done);
+        let mut setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
             if self.give_offered(now, id, &setup, asks) {
@@ -676,19 +675,11 @@ impl Sal {
             }
             return Ok(());
         }
-        if let Setup::Responder(setup) = &setup
-            && let Some(cipher) = setup.cipher
-        {
-            self.seal_flow(id, cipher);
+        self.seal_as_set_up(id, &setup);
+        if self.way_set_up(now, id, &mut setup) {
+            self.confirm((id, peer_flow), association, fresh);
+            return Ok(());
         }
-        let setup = match setup {
-            Setup::Responder(setup) if setup.begin.is_some() && !is_at_box => {
-                self.confirm((id, peer_flow), association, fresh);
-                self.way_proved(now, id, setup.held);
-                return Ok(());
-            }
-            setup => setup,
-        };
         let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
         if handover.is_none() {
             self.begin_direct(now, id, starts);
@@ -708,6 +699,14 @@ impl Sal {
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    fn seal_as_set_up(&mut self, id: FlowId, setup: &Setup) {
+        if let Setup::Responder(setup) = setup
+            && let Some(cipher) = setup.cipher
+        {
+            self.seal_flow(id, cipher);
+        }
     }
 
     /// Installs an established flow, and gives its program what was held.

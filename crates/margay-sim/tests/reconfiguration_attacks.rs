@@ -20,8 +20,11 @@ const SECOND: Duration = Duration::from_secs(1);
 const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 1500, closes: true };
 const SCRUBBER: &str = "box-0.shop";
 
+/// From whom, to whom, and what.
+type Said = (SocketAddr, SocketAddr, Vec<u8>);
+
 /// A session through no boxes, and all that is said while a box is put into it and taken out.
-fn changed(seed: u64) -> (Line, usize, Vec<(SocketAddr, SocketAddr, Vec<u8>)>) {
+fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
     let mut line = line(seed, Weather::FAIR, 1);
     let one =
         BoxWanted { service: service(SCRUBBER), name: SCRUBBER.to_owned(), may_be_left_out: false, is_proxy: false };

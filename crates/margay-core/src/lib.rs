@@ -24,13 +24,16 @@ pub use act::path::policy::Policy;
 pub use act::path::side_path::{MoveRefused, Towards};
 pub use act::path::{direct, policy};
 pub use act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, Stack, StackChange, StackInfo, Stacks, Taking};
-pub use act::{chain, fetch, handover, search, secure, stack_change, stack_rule};
+pub use act::{chain, fetch, handover, reconfiguration, search, secure, stack_change, stack_rule};
 pub use association::location::{Cause, Moved, Moving, Pair, Trouble};
 pub use association::{auth, location, twin};
-pub use cache::entry::{Entry, EntryUpdate, FlowCounters, Grant, Passage, Path, PathId, RemoveReason, Survey, Wire};
+pub use cache::entry::{
+    Directions, Entry, EntryUpdate, FlowCounters, Grant, Passage, Path, PathId, RemoveReason, Survey, Wire,
+};
 pub use cache::output::{AppVerdict, Output};
 pub use cache::packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use cache::{entry, output};
+
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};
 pub use leg::{carriage, loss, reorder, stripe};
@@ -39,8 +42,7 @@ pub use machine::counters::Counters;
 pub use machine::sal::Sal;
 pub use resolve::forward::ABSENT_AWAITED;
 pub use resolve::{delay, explain, forward_all, instance, notice, router_copy, segment, source, way};
-pub use session::event::StripePlace;
-pub use session::event::{AssociationInfo, Event, FlowInfo};
+pub use session::event::{AssociationInfo, Event, FlowInfo, StripePlace};
 pub use session::flow::{LIFE, LifeEvent};
 pub use session::hand_over::{HandOver, Ticket};
 pub use session::{event, give_up, hand_over};

@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use margay_core::entry::{Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
+use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::stack_change::{Stack, Stacks};
 use margay_core::time::Instant;
 use margay_core::{Direction, DropReason, SealKeys};
@@ -109,6 +109,8 @@ struct Slot {
     peer_flow: FlowId,
     generation: u32,
     path: PathId,
+    /// Which of its packets are carried. One without the application's is not found by its five-tuple.
+    directions: Directions,
     /// What of it is left to the core ([`opening`]).
     left_to_core: AtomicU8,
     next_packet: AtomicU64,
@@ -153,6 +155,7 @@ impl Slot {
             peer_flow: FlowId(0),
             generation: 0,
             path: PathId(0),
+            directions: Directions::Both,
             left_to_core: AtomicU8::new(opening::NOTHING),
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
@@ -464,7 +467,7 @@ impl Table {
         (local, from): (Option<IpAddr>, SocketAddr),
         data: &DataRepr,
     ) -> Result<IngressRoute, DropReason> {
-        let slot = self.find(flow).ok_or(DropReason::UnknownFlow)?;
+        let slot = self.find(flow).filter(|slot| slot.directions.has_ingress()).ok_or(DropReason::UnknownFlow)?;
         let record = self.paths.get(&slot.path).ok_or(DropReason::UnknownFlow)?;
         let is_same = |at: SocketAddr| (at.ip(), at.port()) == (from.ip(), from.port());
         let is_late = |(at, until): (SocketAddr, Instant)| is_same(at) && clock::now() < until;
@@ -654,16 +657,15 @@ impl Table {
             if self.slot(index).generation > entry.generation {
                 return Applied::Stale;
             }
-            if self.slot(index).key != key {
+            let is_linked = self.slot(index).directions.has_egress();
+            if self.slot(index).key != key || is_linked != entry.directions.has_egress() {
                 self.unlink_key(index);
-                self.displace(&key);
                 self.slot_mut(index).key = key;
-                self.link_key(index);
+                self.link_as(index, entry.directions);
             }
             self.fill(index, entry);
             return Applied::Done;
         }
-        self.displace(&key);
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
         let sends = Sends::new(entry.stacks.sends);
@@ -671,10 +673,19 @@ impl Table {
         let flow = entry.flow;
         *self.slot_mut(index) = Slot { key, occupied: true, flow, next_packet, sends, left_to_core, ..Slot::vacant() };
         self.fill(index, entry);
-        self.link_key(index);
+        self.link_as(index, entry.directions);
         self.link_flow(index);
         self.len += 1;
         Applied::Done
+    }
+
+    /// Has an entry found by its five-tuple, where it carries what the application sends.
+    fn link_as(&mut self, index: u32, directions: Directions) {
+        if directions.has_egress() {
+            let key = self.slot(index).key;
+            self.displace(&key);
+            self.link_key(index);
+        }
     }
 
     fn fill(&mut self, index: u32, entry: &Entry) {
@@ -688,6 +699,7 @@ impl Table {
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
         slot.stacks = entry.stacks;
+        slot.directions = entry.directions;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         // What was sent one way may have been answered the other way.

@@ -27,6 +27,7 @@ fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         stacks: Stacks::only(Stack::Plain),
         stripe: None,
         is_held: false,
+        directions: margay_core::Directions::Both,
     }
 }
 

@@ -181,7 +181,7 @@ impl Cache {
                 self.turns.end(flow);
                 // What the kernel has opened and nobody has told the caches of stays there.
                 let Some(slot) = self.by_flow.remove(&flow) else { return };
-                self.by_tuple.remove(&slot.entry.app);
+                self.unlist(&slot.entry.app, flow);
                 if let Some(kernel) = &mut self.kernel {
                     kernel.follow(flow, None);
                 }
@@ -222,8 +222,19 @@ impl Cache {
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
         (slot.entry, slot.unanswered_since) = (entry, None);
-        self.by_tuple.insert(entry.app, entry.flow);
+        if entry.directions.has_egress() {
+            self.by_tuple.insert(entry.app, entry.flow);
+        } else {
+            self.unlist(&entry.app, entry.flow);
+        }
         self.follow(entry.flow);
+    }
+
+    /// What an application sends goes by this flow no more, if it did.
+    fn unlist(&mut self, app: &Tuple, flow: FlowId) {
+        if self.by_tuple.get(app) == Some(&flow) {
+            self.by_tuple.remove(app);
+        }
     }
 
     /// The last packet of the stack that a flow has until now.
@@ -254,7 +265,11 @@ impl Cache {
     /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
     pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
-        let stacks = self.by_flow.get(&data.dst_flow)?.entry.stacks;
+        let entry = self.by_flow.get(&data.dst_flow)?.entry;
+        if !entry.directions.has_ingress() {
+            return None;
+        }
+        let stacks = entry.stacks;
         let stack = Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack));
         let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
         self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
@@ -449,7 +464,7 @@ impl Cache {
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
     pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
-        let slot = self.by_flow.get_mut(&data.dst_flow)?;
+        let slot = self.by_flow.get_mut(&data.dst_flow).filter(|slot| slot.entry.directions.has_ingress())?;
         let path = self.paths.get(&slot.entry.path)?;
         let mut places = slot.entry.stripe.iter().flatten().flatten();
         let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));

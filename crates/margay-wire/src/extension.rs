@@ -10,6 +10,7 @@ use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
 use crate::loss::{LOSS_LEN, LossRepr};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
+use crate::reconfiguration::{RECONFIGURATION_LEN, ReconfigurationRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
@@ -56,6 +57,7 @@ pub mod extension_type {
     pub const CHANGE: u8 = 24 | CRITICAL;
     pub const CHAIN_SEEN: u8 = 25;
     pub const LOSS: u8 = 26;
+    pub const RECONFIGURATION: u8 = 26 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -146,6 +148,10 @@ error_codes! {
     Outranked = 31;
     /// The stack is for flows of datagrams, and this is a connection.
     DatagramsOnly = 32;
+    /// A box of the chain must see a session from its first packet on: it changes addresses, or ends connections.
+    BoxNeedsFirst = 33;
+    /// No policy that the host goes by names a box of the chain.
+    BoxUnknown = 34;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -362,6 +368,8 @@ pub enum Extension<'a> {
     ChainSeen([u8; 32]),
     /// How much of a flow has arrived.
     Loss(LossRepr),
+    /// A step by which a session comes to go through other boxes.
+    Reconfiguration(ReconfigurationRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -379,6 +387,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::GRANT
                 | kind::HANDOVER
                 | kind::CHANGE
+                | kind::RECONFIGURATION
         )
 }
 
@@ -470,6 +479,7 @@ impl<'a> Extension<'a> {
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
             kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
+            kind::RECONFIGURATION => Self::Reconfiguration(ReconfigurationRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -531,6 +541,7 @@ impl<'a> Extension<'a> {
             Self::Change(_) => kind::CHANGE,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::Loss(_) => kind::LOSS,
+            Self::Reconfiguration(_) => kind::RECONFIGURATION,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -556,6 +567,7 @@ impl<'a> Extension<'a> {
             Self::Handover(_) => HANDOVER_LEN,
             Self::Change(_) => CHANGE_LEN,
             Self::Loss(_) => LOSS_LEN,
+            Self::Reconfiguration(_) => RECONFIGURATION_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -646,6 +658,7 @@ impl<'a> Extension<'a> {
             Self::Handover(handover) => handover.emit(value),
             Self::Change(change) => change.emit(value),
             Self::Loss(loss) => loss.emit(value),
+            Self::Reconfiguration(step) => step.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

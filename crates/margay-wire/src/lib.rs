@@ -17,6 +17,7 @@ mod loss;
 mod message;
 mod notice;
 mod program;
+mod reconfiguration;
 mod resolvable;
 pub mod sctp;
 mod stripe;
@@ -43,5 +44,6 @@ pub use program::{
     HANDED_DATA_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError,
     ProgramKind, ProgramReplyRepr, ProgramRequestRepr, TAKE_OVER_GIVES,
 };
+pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};

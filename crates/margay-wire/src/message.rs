@@ -13,6 +13,7 @@ use crate::handover::HandoverRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::loss::LossRepr;
 use crate::notice::NoticeRepr;
+use crate::reconfiguration::ReconfigurationRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 use crate::stripe::{ArrivalsRepr, StripeRepr};
 
@@ -127,6 +128,11 @@ impl<'a> Message<'a> {
     /// CHANGE.
     pub fn change(&self) -> Option<ChangeRepr> {
         self.find(|extension| if let Extension::Change(change) = extension { Some(change) } else { None })
+    }
+
+    /// RECONFIGURATION.
+    pub fn reconfiguration(&self) -> Option<ReconfigurationRepr> {
+        self.find(|extension| if let Extension::Reconfiguration(step) = extension { Some(step) } else { None })
     }
 
     /// STACK.

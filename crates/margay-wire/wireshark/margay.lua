@@ -33,7 +33,7 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS",
+    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -57,11 +57,16 @@ local error_codes = {
     [30] = "BOX_AMBIGUOUS",
     [31] = "OUTRANKED",
     [32] = "DATAGRAMS_ONLY",
+    [33] = "BOX_NEEDS_FIRST",
+    [34] = "BOX_UNKNOWN",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)", [5] = "fec" }
 local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse", [5] = "confirm", [6] = "done",
     [7] = "abandon", [8] = "tell" }
+local reconfiguration_steps = { [1] = "request", [2] = "answer", [3] = "refuse", [4] = "begin", [5] = "confirm",
+    [6] = "done", [7] = "fence", [8] = "finish", [9] = "finished", [10] = "leave", [11] = "left", [12] = "cancel",
+    [13] = "canceled" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
 local ip_protocols = { [6] = "TCP", [17] = "UDP" }
 
@@ -157,6 +162,11 @@ local f = {
     loss_gaps = ProtoField.uint32("margay.loss.gaps", "Gaps"),
     fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
     chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
+    reconfiguration_step = ProtoField.uint8("margay.reconfiguration.step", "Step", base.DEC, reconfiguration_steps),
+    reconfiguration_number = ProtoField.uint32("margay.reconfiguration.number", "Reconfiguration"),
+    reconfiguration_host = ProtoField.bytes("margay.reconfiguration.host", "Right anchor"),
+    reconfiguration_address = ProtoField.ipv6("margay.reconfiguration.address", "Address"),
+    reconfiguration_port = ProtoField.uint16("margay.reconfiguration.port", "Port"),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
     move_number = ProtoField.uint32("margay.move.number", "Location"),
@@ -378,6 +388,13 @@ local readers = {
         tree:add(f.loss_expected, value(8, 4))
         tree:add(f.loss_received, value(12, 4))
         tree:add(f.loss_gaps, value(16, 4))
+    end },
+    [0x9a] = { len = 44, add = function(tree, value)
+        if not reconfiguration_steps[value(0, 1):uint()] then return "unknown step" end
+        tree:add(f.reconfiguration_step, value(0, 1))
+        tree:add(f.reconfiguration_number, value(4, 4))
+        tree:add(f.reconfiguration_host, value(8, 16))
+        add_socket(tree, f.reconfiguration_address, f.reconfiguration_port, value(24, 16), value(40, 2))
     end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))

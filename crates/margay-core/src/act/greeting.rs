@@ -81,6 +81,7 @@ impl Sal {
                 pinned: false,
                 asks: None,
                 fetch: None,
+                begin: None,
             },
         );
         Ok(())

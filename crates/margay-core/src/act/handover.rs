@@ -477,7 +477,8 @@ impl Sal {
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        if !is_set_up || !flow.carries_data() || self.fetches.is_between(id) {
+        let goes_on = flow.directions.has_egress() && !flow.has(seen::LEAVING);
+        if !is_set_up || !flow.carries_data() || !goes_on || self.fetches.is_between(id) {
             return None;
         }
         let association = self.associations.get(flow.association)?;
@@ -566,7 +567,9 @@ impl Sal {
             | bit(seen::FIN_EGRESS, record.fins.0)
             | bit(seen::FIN_INGRESS, record.fins.1)
             | bit(seen::DEMANDS, is_demanded)
-            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer);
+            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer)
+            // It may have gone another way before.
+            | bit(seen::LATER, record.chain.is_some());
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));

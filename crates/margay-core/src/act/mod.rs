@@ -9,6 +9,7 @@ pub(crate) mod greeting;
 pub mod handover;
 pub(crate) mod moving;
 pub(crate) mod path;
+pub mod reconfiguration;
 pub mod search;
 pub mod secure;
 pub(crate) mod setup;

@@ -20,8 +20,7 @@ use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, Setup};
-use crate::table::Allow;
-use crate::table::{Action, Demux, Resolution, Rule};
+use crate::table::{Action, Allow, Demux, Resolution, Rule};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostPublic;
 use crate::types::name::ServiceId;
@@ -70,6 +69,7 @@ impl Sal {
             pinned: false,
             asks: None,
             fetch: None,
+            begin: None,
         };
         self.start_setup(now, flow, start);
         true

@@ -108,6 +108,35 @@ pub struct Entry {
     /// host, or it is not sealed yet where it must be. What comes of the peer's is taken. Where its stack becomes
     /// another meanwhile, there is no last packet of the one before: nothing of it has been sent.
     pub is_held: bool,
+    /// Which of its packets the cache carries.
+    pub directions: Directions,
+}
+
+/// Which packets of a flow pass. A session that comes to go through other boxes has two flows of one five-tuple at each
+/// end, and each direction goes over from one to the other by itself (docs/decisions/0080).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Directions {
+    /// All.
+    #[default]
+    Both,
+    /// What the application sends. What comes of the peer's is the core's, as if there were no entry.
+    Egress,
+    /// What comes of the peer's. What the application sends goes by another flow of the same five-tuple.
+    Ingress,
+    /// None: the cache has no entry.
+    Neither,
+}
+
+impl Directions {
+    /// Whether what the application sends goes by this flow.
+    pub const fn has_egress(self) -> bool {
+        matches!(self, Self::Both | Self::Egress)
+    }
+
+    /// Whether the cache takes what comes of the peer's.
+    pub const fn has_ingress(self) -> bool {
+        matches!(self, Self::Both | Self::Ingress)
+    }
 }
 
 /// A pair of addresses of a striped flow.
@@ -247,11 +276,13 @@ pub enum RemoveReason {
     HandedOver = 10,
     /// Another host holds the name now, which is fenced.
     Elsewhere = 11,
+    /// Its session goes through other boxes now.
+    Rechained = 12,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Closed,
         Self::Reset,
         Self::Idle,
@@ -263,6 +294,7 @@ impl RemoveReason {
         Self::GivenUp,
         Self::HandedOver,
         Self::Elsewhere,
+        Self::Rechained,
     ];
 
     /// The name that lists and metrics carry.
@@ -279,6 +311,7 @@ impl RemoveReason {
             Self::GivenUp => "given_up",
             Self::HandedOver => "handed_over",
             Self::Elsewhere => "elsewhere",
+            Self::Rechained => "rechained",
         }
     }
 }

@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::FlowId;
 
-use crate::cache::entry::EntryUpdate;
+use crate::cache::entry::{Directions, EntryUpdate};
 use crate::cache::output::Output;
 
 enum Item {
@@ -104,7 +104,7 @@ impl OutputQueue {
 
     pub fn update(&mut self, update: EntryUpdate) {
         if let EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) = &update
-            && self.is_frozen(entry.flow)
+            && (self.is_frozen(entry.flow) || entry.directions == Directions::Neither)
         {
             return;
         }

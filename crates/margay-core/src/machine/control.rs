@@ -396,6 +396,7 @@ impl Sal {
         let mut info = flow.info();
         info.stack = self.stack_info(flow);
         info.loss = self.losses.of(flow.id);
+        info.reconfigurations = self.reconfigurations.of_flow(flow.id);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
             info.places = striping.list();
@@ -420,9 +421,10 @@ impl Sal {
         info
     }
 
-    /// Every flow, in no order.
+    /// Every flow, in no order. Of a session that is between two ways, the one that its program sends by.
     pub fn flows(&self) -> impl Iterator<Item = FlowInfo> {
-        self.flows.iter().filter(|flow| flow.app.protocol != GREETING).map(|flow| self.describe(flow))
+        let is_shown = |flow: &&Flow| flow.app.protocol != GREETING && flow.directions.has_egress();
+        self.flows.iter().filter(is_shown).map(|flow| self.describe(flow))
     }
 
     /// How many flows there are.

@@ -2,13 +2,14 @@
 
 use margay_wire::Kind;
 
+use crate::act::reconfiguration::{EDITS, OUTCOMES};
 use crate::cache::entry::RemoveReason;
 use crate::session::give_up::GiveUpCause;
 use crate::types::drop_reason::DropReason;
 
 const KINDS: usize = 33;
 const DROPS: usize = 64;
-const REMOVALS: usize = 12;
+const REMOVALS: usize = 13;
 const CAUSES: usize = GiveUpCause::LABELS.len();
 
 /// Monotonic counts since the start.
@@ -87,6 +88,10 @@ pub struct Counters {
     pub chains_joined: u64,
     /// Sessions that were refused at a box of this host: by the box, or since nobody was there to go on to.
     pub chains_refused: u64,
+    /// Reconfigurations that are over, by what was ordered and what has become of them.
+    pub reconfigurations: [[u64; OUTCOMES]; EDITS],
+    /// Times that a reconfiguration found its session busy with another act.
+    pub reconfigurations_locked: u64,
 }
 
 #[derive(Clone, Debug)]

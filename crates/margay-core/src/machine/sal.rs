@@ -20,6 +20,7 @@ use crate::act::moving::twin::Twins;
 use crate::act::path::loss::Losses;
 use crate::act::path::policy::Policy;
 use crate::act::path::side_path::SidePath;
+use crate::act::reconfiguration::Reconfigurations;
 use crate::act::secure::Demands;
 use crate::act::stack_change::StackChanges;
 use crate::act::stack_rule::StackRules;
@@ -160,6 +161,8 @@ pub struct Sal {
     pub(crate) fetches: Fetches,
     /// Of live flows' stacks.
     pub(crate) stack_changes: StackChanges,
+    /// Sessions that come to go through other boxes.
+    pub(crate) reconfigurations: Reconfigurations,
     /// What wants flows carried in one way or another.
     pub(crate) stack_rules: StackRules,
     /// What is lost of flows of datagrams.
@@ -252,6 +255,7 @@ impl Sal {
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
             losses: Losses::default(),
+            reconfigurations: Reconfigurations::default(),
             stack_rules: StackRules::default(),
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
@@ -415,6 +419,11 @@ impl Sal {
             Kind::RsynAck => self.handle_rsyn_ack(now, from, message),
             Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, message),
             Kind::RsynDone => self.handle_rsyn_done(now, from, message),
+            Kind::Change | Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel
+                if message.reconfiguration().is_some() =>
+            {
+                self.handle_reconfiguration(now, message)
+            }
             Kind::Change => self.handle_change(now, from, message),
             Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel => {
                 self.handle_lock(now, message)
@@ -471,6 +480,7 @@ impl Sal {
         self.fetches_due(now);
         self.stack_changes_due(now);
         self.losses_due(now);
+        self.reconfigurations_due(now);
         self.guards_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
@@ -519,6 +529,7 @@ impl Sal {
             .chain(self.fetches.next_deadline())
             .chain(self.stack_changes.next_deadline())
             .chain(self.losses.next_deadline())
+            .chain(self.reconfigurations.next_deadline())
             .chain(self.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)

@@ -9,6 +9,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId};
 
 use crate::act::chain::ChainRecord;
+use crate::act::reconfiguration::Reconfigured;
 use crate::act::stack_change::{StackChange, StackInfo};
 use crate::association::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::association::twin::Twin;
@@ -40,6 +41,15 @@ pub enum Event {
         flow: FlowId,
         /// What was wanted, and what has become of it.
         change: StackChange,
+    },
+    /// A reconfiguration that was ordered here is over.
+    Reconfigured {
+        /// By which the session's program sends now.
+        flow: FlowId,
+        /// Which session.
+        session: SessionId,
+        /// What was wanted, and what has become of it.
+        change: Reconfigured,
     },
     /// A flow is over, and lingers for late packets.
     FlowEnded {
@@ -206,6 +216,10 @@ pub struct FlowInfo {
     pub trouble: Option<Trouble>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<ChainRecord>,
+    /// The last reconfigurations of its session that were ordered here, the oldest first; eight at most.
+    pub reconfigurations: Vec<Reconfigured>,
+    /// Its program sends by it. If not, its session goes another way, or is about to.
+    pub goes_on: bool,
 }
 
 impl FlowInfo {

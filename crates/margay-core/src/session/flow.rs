@@ -18,7 +18,7 @@ use crate::act::path::direct::Direct;
 use crate::act::path::striping::Striping;
 use crate::act::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::act::stack_change::{Stack, StackInfo, Stacks};
-use crate::cache::entry::{Entry, PathId, Wire};
+use crate::cache::entry::{Directions, Entry, PathId, Wire};
 use crate::leg::carriage::Why;
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
@@ -103,6 +103,10 @@ pub(crate) mod seen {
     pub const RULED: u16 = 1024;
     /// Nothing of it is sent until it is sealed.
     pub const GUARDED: u16 = 2048;
+    /// A box's half of a session that goes another way now: it waits for the word of the next host that this is so.
+    pub const LEAVING: u16 = 4096;
+    /// It was set up for a session that ran.
+    pub const LATER: u16 = 8192;
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.
@@ -141,6 +145,8 @@ pub(crate) struct Flow {
     pub source: Option<Box<ServiceId>>,
     /// What its DATA is sealed with, once that is known: also of a flow that was sealed once, and may be again.
     pub seal: Option<Box<SealKeys>>,
+    /// Which of its session's packets pass by it.
+    pub directions: Directions,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
     /// By which stack it is sent, and what is taken.
@@ -172,6 +178,7 @@ impl Flow {
             stripe: None,
             source: None,
             seal: None,
+            directions: Directions::Both,
             chain: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
@@ -181,6 +188,11 @@ impl Flow {
     /// The name that its SYN asks for: its service, or where the session goes through boxes the next one of them.
     pub fn asked(&self) -> ServiceId {
         self.chain.as_ref().map_or(self.service, |chain| chain.asked)
+    }
+
+    /// Whether it is one of the two halves of a session on a box's host.
+    pub fn is_at_box(&self) -> bool {
+        self.chain.as_ref().is_some_and(|chain| chain.is_at_box())
     }
 
     /// The port of the service that it is for. Of a session at a box that changes ports, packets have another one.
@@ -218,18 +230,24 @@ impl Flow {
     }
 
     pub fn entry(&self) -> Entry {
-        let by_sal0 = self.chain.as_ref().is_some_and(|chain| chain.is_at_box());
+        let by_sal0 = self.is_at_box();
         Entry {
             flow: self.id,
             generation: self.generation,
             app: self.app,
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
-            wire: self.direct.wire().map(|wire| Wire { by_sal0, ..self.masked(wire) }),
+            // Between two ways a session goes by the agents.
+            wire: self
+                .direct
+                .wire()
+                .filter(|_| self.directions == Directions::Both)
+                .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held || self.has(seen::GUARDED),
+            directions: self.directions,
         }
     }
 
@@ -309,6 +327,8 @@ impl Flow {
             moves: 0,
             trouble: None,
             chain: self.chain.as_deref().map(ChainRecord::of),
+            reconfigurations: Vec::new(),
+            goes_on: self.directions.has_egress(),
         }
     }
 }
@@ -427,29 +447,71 @@ impl FlowTable {
 
     /// Adds a flow. Its identifier and tuple must be free: the callers choose them so.
     pub fn insert(&mut self, flow: Flow) {
-        debug_assert!(self.get(flow.id).is_none() && self.by_tuple(&flow.app).is_none());
+        let is_listed = flow.directions.has_egress();
+        debug_assert!(self.get(flow.id).is_none() && (!is_listed || self.by_tuple(&flow.app).is_none()));
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        let (id, app, session, role, peer_flow) = (flow.id, flow.app, flow.session, flow.role, flow.peer_flow);
+        let id = flow.id;
+        let session = flow.session;
+        let peer_flow = flow.peer_flow;
         if let Some(place) = self.slots.get_mut(slot as usize) {
             *place = Some(flow);
         }
         let (slots, hasher) = (&self.slots, &self.hasher);
         let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
         self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
-        self.by_tuple
-            .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
         self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
             hash_of(hasher, flow_at(slot).map(|flow| flow.session))
         });
+        if is_listed {
+            self.list(slot);
+        }
+        self.note_peer_flow(slot, peer_flow);
+    }
+
+    /// Has a flow found by its five-tuple.
+    fn list(&mut self, slot: u32) {
+        let Some((role, app)) = self.at(slot).map(|flow| (flow.role, flow.app)) else { return };
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_tuple
+            .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
         if role == Role::Responder && app.protocol == UDP {
             self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
                 hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
             });
         }
-        self.note_peer_flow(slot, peer_flow);
+    }
+
+    /// Has a flow no more found by its five-tuple, if it is.
+    fn unlist(&mut self, slot: u32, app: Tuple) {
+        let forget = |table: &mut HashTable<u32>, hash: u64| {
+            if let Ok(entry) = table.find_entry(hash, |at| *at == slot) {
+                entry.remove();
+            }
+        };
+        forget(&mut self.by_tuple, self.hasher.hash_one(app));
+        forget(&mut self.by_asker, self.hasher.hash_one(app.destination));
+    }
+
+    /// Which packets of its session pass by a flow. The five-tuple leads to the one flow that has its egress: whichever
+    /// had it before has given it up.
+    pub fn set_directions(&mut self, id: FlowId, directions: Directions) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let app = flow.app;
+        let was_listed = flow.directions.has_egress();
+        flow.directions = directions;
+        match (was_listed, directions.has_egress()) {
+            (true, false) => self.unlist(slot, app),
+            (false, true) => {
+                debug_assert!(self.by_tuple(&app).is_none());
+                self.list(slot);
+            }
+            _ => {}
+        }
     }
 
     /// Gives a flow another tuple, which must be free.
@@ -476,12 +538,9 @@ impl FlowTable {
             }
         };
         forget(&mut self.by_id, self.hasher.hash_one(flow.id));
-        forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
         forget(&mut self.by_peer_flow, self.hasher.hash_one(flow.peer_flow));
         forget(&mut self.by_session, self.hasher.hash_one(flow.session));
-        if flow.role == Role::Responder && flow.app.protocol == UDP {
-            forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
-        }
+        self.unlist(slot, flow.app);
         if let Some(deadline) = flow.deadline {
             self.deadlines.remove(&(deadline, id));
         }

@@ -101,6 +101,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            directions: margay_core::Directions::Both,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -195,6 +196,7 @@ impl Core for Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            directions: margay_core::Directions::Both,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

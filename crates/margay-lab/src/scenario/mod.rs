@@ -221,6 +221,7 @@ pub const ALL: &[Scenario] = &[
     chain::boxes::SCENARIO,
     chain::policy::SCENARIO,
     chain::attacks::SCENARIO,
+    chain::insert_remove::SCENARIO,
     handover::SCENARIO,
     handover_attacks::SCENARIO,
     handover_weather::SCENARIO,

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 113] = [
+const FIELDS: [&str; 118] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -93,6 +93,11 @@ const FIELDS: [&str; 113] = [
     "margay.loss.expected",
     "margay.loss.received",
     "margay.loss.gaps",
+    "margay.reconfiguration.step",
+    "margay.reconfiguration.number",
+    "margay.reconfiguration.host",
+    "margay.reconfiguration.address",
+    "margay.reconfiguration.port",
     "margay.change.step",
     "margay.change.stack",
     "margay.change.demands",
@@ -258,6 +263,7 @@ fn type_byte(value: &Value) -> u64 {
         "CHAIN_SEEN" => 25,
         "LOSS" => 26,
         "CHANGE" => 0x98,
+        "RECONFIGURATION" => 0x9a,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -391,6 +397,12 @@ impl Expected {
             25 => self.text("chain_seen", &value["digest"]),
             26 => self.loss(value),
             0x98 => self.change(value),
+            0x9a => {
+                self.number("reconfiguration.step", &value["step"]);
+                self.number("reconfiguration.number", &value["number"]);
+                self.text("reconfiguration.host", &value["host"]);
+                self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
+            }
             _ => {}
         }
     }

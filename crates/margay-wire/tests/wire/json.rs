@@ -6,8 +6,8 @@ use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
     ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
     GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
-    NoticeRepr, QuietRepr, ResolvableRepr, STACK_FEC, SessionId, SessionRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN,
-    TermsRepr, TrainRepr, is_sealed,
+    NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC, SessionId, SessionRepr,
+    StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -104,6 +104,16 @@ fn of_chain(chain: &Chain<'_>) -> Value {
     })
 }
 
+fn of_reconfiguration(one: &ReconfigurationRepr) -> Value {
+    json!({
+        "type": "RECONFIGURATION",
+        "step": one.step as u8,
+        "number": one.number,
+        "host": hex(&one.host),
+        "address": one.address.to_string(),
+    })
+}
+
 fn of_change(change: &ChangeRepr) -> Value {
     let ChangeRepr { step, stack, demands, by_rule, number } = change;
     let step = *step as u8;
@@ -144,6 +154,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack.stack, "demands": stack.demands}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
+        Extension::Reconfiguration(one) => of_reconfiguration(one),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
         Extension::Loss(loss) => json!({
@@ -278,6 +289,15 @@ fn handover(value: &Value) -> HandoverRepr {
     HandoverRepr { ticket, host, address: socket(&value["address"]) }
 }
 
+fn reconfiguration(value: &Value) -> Result<ReconfigurationRepr, Error> {
+    Ok(ReconfigurationRepr {
+        step: ReconfigurationStep::try_from(number::<u8>(value, "step"))?,
+        number: number(value, "number"),
+        host: bytes(value, "host"),
+        address: socket(&value["address"]),
+    })
+}
+
 fn change(value: &Value) -> Result<ChangeRepr, Error> {
     Ok(ChangeRepr {
         step: ChangeStep::try_from(number::<u8>(value, "step"))?,
@@ -334,6 +354,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         }
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
+        "RECONFIGURATION" => Extension::Reconfiguration(reconfiguration(value)?),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),

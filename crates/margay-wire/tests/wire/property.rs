@@ -93,6 +93,12 @@ fn change() -> impl Strategy<Value = Value> {
     })
 }
 
+fn reconfiguration() -> impl Strategy<Value = Value> {
+    (1..=13_u8, any::<u32>(), bytes(16), socket()).prop_map(|(step, number, host, address)| {
+        json!({"type": "RECONFIGURATION", "step": step, "number": number, "host": host, "address": address})
+    })
+}
+
 /// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
@@ -109,7 +115,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x99..=0xff_u8]
+    let critical = prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, Just(0x99), 0x9b..=0xff_u8]
         .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
@@ -149,14 +155,14 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
         })
     });
-    let last = (chain(), seen, fence, change(), loss);
+    let last = (chain(), seen, fence, change(), loss, reconfiguration());
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=25)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=26)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

@@ -49,6 +49,7 @@ impl Ended {
             (RemoveReason::Operator, None) => "an operator has ended it, or the agent here was taken off",
             (RemoveReason::Drained, None) => "its instance was drained",
             (RemoveReason::HandedOver, None) => "it goes on at another host",
+            (RemoveReason::Rechained, None) => "its session goes through other boxes",
             (RemoveReason::Closed | RemoveReason::Reset | RemoveReason::Idle, None) => "its programs have ended it",
         };
         fixed.to_owned()
@@ -56,7 +57,14 @@ impl Ended {
 }
 
 const fn is_failure(reason: RemoveReason) -> bool {
-    !matches!(reason, RemoveReason::Closed | RemoveReason::Reset | RemoveReason::Idle | RemoveReason::HandedOver)
+    !matches!(
+        reason,
+        RemoveReason::Closed
+            | RemoveReason::Reset
+            | RemoveReason::Idle
+            | RemoveReason::HandedOver
+            | RemoveReason::Rechained
+    )
 }
 
 /// Those of late, the latest first.
@@ -148,6 +156,8 @@ mod test {
             moves: 0,
             trouble: None,
             chain: None,
+            reconfigurations: Vec::new(),
+            goes_on: true,
         };
         Event::FlowClosed { flow: Box::new(flow), reason, carried: FlowCounters::default() }
     }

@@ -6,7 +6,7 @@
 //! Between a flow's beginning and its record lie some milliseconds: what is killed in them is lost.
 //!
 //! ```text
-//!  0 "MGFL" | 4..8 version = 1 | ... | 512: slots of 512 bytes
+//!  0 "MGFL" | 4..8 version = 2 | ... | 1024: slots of 1024 bytes (version 1: 512 of each)
 //!  slot: 0..2 length of the record, 0 for none | 2..8 zero | 8..16 first bytes of BLAKE3 of the record | 16 the record
 //! ```
 
@@ -30,8 +30,11 @@ use super::core::Running;
 use super::keepsake::Keepsake;
 
 const MAGIC: [u8; 4] = *b"MGFL";
-const VERSION: u32 = 1;
-const SLOT: u64 = 512;
+const VERSION: u32 = 2;
+/// Longer than a record with eight boxes.
+const SLOT: u64 = 1024;
+/// The version before this one, and the length of its slots.
+const FORMER: (u32, usize) = (1, 512);
 const HEAD: usize = 16;
 /// Between two looks. Connections that are over by then cost nothing; and a flow of the initiator has no record until
 /// its peer has confirmed.
@@ -76,6 +79,7 @@ impl Change {
             | Event::RouterFound { .. }
             | Event::HandOver(_)
             | Event::StackChanged { .. }
+            | Event::Reconfigured { .. }
             | Event::RuleExpired { .. } => None,
         }
     }
@@ -150,15 +154,21 @@ fn checksum(record: &[u8]) -> [u8; 8] {
 
 /// The whole records of a file; `None` when it is of another version.
 fn records(bytes: &[u8]) -> Option<Vec<&[u8]>> {
-    let (head, slots) = bytes.split_at_checked(SLOT as usize)?;
-    if head[..4] != MAGIC || head[4..8] != VERSION.to_be_bytes() {
+    let version = u32::from_be_bytes(bytes.get(4..8)?.try_into().ok()?);
+    let slot_len = match version {
+        VERSION => SLOT as usize,
+        former if former == FORMER.0 => FORMER.1,
+        _ => return None,
+    };
+    let (head, slots) = bytes.split_at_checked(slot_len)?;
+    if head[..4] != MAGIC {
         return None;
     }
     let record = |slot: &'_ [u8]| -> Option<(usize, [u8; 8])> {
         let len = usize::from(u16::from_be_bytes(slot.get(..2)?.try_into().ok()?));
         Some((len, slot.get(8..16)?.try_into().ok()?)).filter(|(len, _)| *len > 0)
     };
-    let whole = slots.chunks(SLOT as usize).filter_map(|slot| {
+    let whole = slots.chunks(slot_len).filter_map(|slot| {
         let (len, sum) = record(slot)?;
         slot.get(HEAD..HEAD + len).filter(|record| checksum(record) == sum)
     });
@@ -257,11 +267,17 @@ fn associations(datapath: &Running) -> Zeroizing<Vec<u8>> {
 /// Writes what has a record by now; the rest is asked for again, some times.
 fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId, u32>) -> io::Result<()> {
     let flows: Vec<FlowId> = wanted.keys().copied().collect();
+    // Their sessions go another way, by flows that are written before these are cleared.
+    let mut left = Vec::new();
     // Some at a time: neither the core's lock nor memory is held for all of them.
     for some in flows.chunks(AT_ONCE) {
         let records: Vec<(Option<Vec<u8>>, bool)> = datapath.with_sal(|sal, now| {
             let record = |flow: &FlowId| {
-                let is_over = sal.flow(*flow).is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed);
+                let shown = sal.flow(*flow);
+                if shown.as_ref().is_some_and(|flow| !flow.goes_on) {
+                    left.push(*flow);
+                }
+                let is_over = shown.is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed);
                 (sal.export_flow(now, *flow).map(|record| record.encode()), is_over)
             };
             some.iter().map(record).collect()
@@ -286,6 +302,10 @@ fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId
                 }
             }
         }
+    }
+    for flow in left {
+        wanted.remove(&flow);
+        journal.clear(flow)?;
     }
     wanted.retain(|_, tries| *tries < TRIES_MAX);
     Ok(())

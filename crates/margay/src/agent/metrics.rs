@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome};
 use margay_core::stack_rule::StackRuleInfo;
 use margay_core::{Counters, DropReason, RemoveReason, Sal};
 use margay_datapath::meaning;
@@ -387,8 +388,23 @@ fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEnc
                 "Sessions refused at a box of this host: by the box, or since nobody was there to go on to",
                 core.chains_refused,
             ),
+            (
+                "reconfigurations_locked",
+                "Times that a change of a session's boxes found the session busy with another act",
+                core.reconfigurations_locked,
+            ),
         ],
-    )
+    )?;
+    let help = "Changes of running sessions' boxes that were ordered here and are over";
+    let mut descriptor = encoder.encode_descriptor("reconfigurations", help, None, MetricType::Counter)?;
+    for (act, counts) in Edit::LABELS.into_iter().zip(core.reconfigurations) {
+        for (outcome, count) in ReconfigurationOutcome::LABELS.into_iter().zip(counts) {
+            let labels = [("act", act), ("outcome", outcome)];
+            let metric = descriptor.encode_family(&labels)?;
+            ConstCounter::new(count).encode(metric)?;
+        }
+    }
+    Ok(())
 }
 
 /// Counters without a label: name, help, value.

@@ -225,6 +225,10 @@ fn log(event: &Event) {
             %flow, from = %change.from, to = %change.to, cause = change.cause.label(), outcome = change.outcome.label(),
             why = change.outcome.text(), "a change of a flow's stack is over"
         ),
+        Event::Reconfigured { flow, session, change } => tracing::info!(
+            %flow, %session, act = change.edit.label(), outcome = change.outcome.label(), why = change.outcome.text(),
+            "a change of a session's boxes is over"
+        ),
         Event::FlowEnded { flow, reason } => tracing::trace!(%flow, reason = reason.label(), "flow over"),
         Event::FlowClosed { flow, reason, .. } => {
             tracing::debug!(flow = %flow.flow, app = %flow.app, reason = reason.label(), "flow closed");

@@ -1,21 +1,104 @@
 //! `margay chain`.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
 use margay_control::chains::written;
-use miette::Result;
+use miette::{Result, miette};
 
 use super::output::moment;
 use super::{Client, Json, Out, flow, refused};
+use crate::listener::ServiceName;
 
 #[derive(Subcommand)]
 pub enum ChainVerb {
     /// Which sessions go through which boxes, and those that do
     Show(Json),
+    /// Put a box into sessions of this host that run
+    Insert {
+        /// The box, of the kind forward or sniff: fw.shop
+        #[arg(value_name = "BOX")]
+        name: ServiceName,
+        /// The box of the session that it comes before; without this, it is the last one
+        #[arg(long, value_name = "BOX")]
+        before: Option<ServiceName>,
+        #[command(flatten)]
+        of: OfSessions,
+    },
+    /// Take a box out of sessions of this host that run
+    Remove {
+        /// The box
+        #[arg(value_name = "BOX")]
+        name: ServiceName,
+        #[command(flatten)]
+        of: OfSessions,
+    },
+    /// Put a box in the place of another one, in sessions of this host that run
+    Replace {
+        /// The box that is taken out
+        #[arg(value_name = "BOX")]
+        name: ServiceName,
+        /// The box that is put in, of the kind forward or sniff
+        #[arg(long, value_name = "BOX")]
+        by: ServiceName,
+        #[command(flatten)]
+        of: OfSessions,
+    },
 }
 
-pub async fn chain(mut client: Client, verb: ChainVerb, out: &mut Out) -> Result<()> {
-    let ChainVerb::Show(json) = verb;
+/// Which sessions are changed.
+#[derive(Args)]
+pub struct OfSessions {
+    /// One flow, as `margay flow list` shows it
+    #[arg(required_unless_present = "service")]
+    flow: Option<String>,
+    /// All sessions of programs here to this name
+    #[arg(long = "name", value_name = "NAME", conflicts_with = "flow")]
+    service: Option<ServiceName>,
+    #[command(flatten)]
+    json: Json,
+}
+
+pub async fn chain(client: Client, verb: ChainVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        ChainVerb::Show(json) => show(client, json, out).await,
+        ChainVerb::Insert { name, before, of } => change(client, ("insert", &name, before.as_ref()), of, out).await,
+        ChainVerb::Remove { name, of } => change(client, ("remove", &name, None), of, out).await,
+        ChainVerb::Replace { name, by, of } => change(client, ("replace", &name, Some(&by)), of, out).await,
+    }
+}
+
+/// Orders a change of sessions' boxes. Fails if a session stays as it was.
+async fn change(
+    mut client: Client,
+    (act, name, other): (&str, &ServiceName, Option<&ServiceName>),
+    of: OfSessions,
+    out: &mut Out,
+) -> Result<()> {
+    let request = ChainChangeRequest {
+        flow: of.flow.unwrap_or_default(),
+        name: of.service.map(|service| service.to_string()).unwrap_or_default(),
+        act: act.to_owned(),
+        r#box: name.to_string(),
+        other: other.map(ToString::to_string).unwrap_or_default(),
+    };
+    let reply = client.chain_change(request).await.map_err(refused)?.into_inner();
+    let failed: Vec<&ChainChanged> = reply.changed.iter().filter(|one| one.outcome != "done").collect();
+    let total = reply.changed.len();
+    if of.json.json {
+        out.json(&reply)?;
+    } else {
+        failed.iter().try_for_each(|one| out.line(&format!("{} {}: {}", one.flow, one.outcome, one.why)))?;
+        let changed: Vec<&str> =
+            reply.changed.iter().filter(|one| one.outcome == "done").map(|one| one.flow.as_str()).collect();
+        match &changed[..] {
+            [flow] => out.line(&format!("1 session is changed; its flow is {flow} now"))?,
+            changed => out.line(&format!("{} sessions are changed", changed.len()))?,
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(miette!("{} of {total} sessions stay as they were", failed.len())) }
+}
+
+async fn show(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     let reply = client.chain_show(ChainShowRequest {}).await.map_err(refused)?.into_inner();
     if json.json {
         return out.json(&reply);

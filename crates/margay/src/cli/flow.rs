@@ -271,8 +271,9 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     ];
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let lost = lost(flow).map(|lost| ("lost", lost));
+    let changes = (!flow.reconfigurations.is_empty()).then(|| ("boxes", changes_of_boxes(&flow.reconfigurations)));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(lost).chain(chain).chain(trouble).collect::<Vec<_>>())
+    out.facts(&facts.into_iter().chain(lost).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>())
 }
 
 /// What is lost of its datagrams, where that is known.
@@ -281,6 +282,17 @@ fn lost(flow: &FlowInfo) -> Option<String> {
     let ways = [share(flow.lost_sent_ppm, "sent"), share(flow.lost_received_ppm, "received")];
     let known: Vec<String> = ways.into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join(", "))
+}
+
+/// The last changes of a session's boxes, the oldest first.
+fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
+    let line = |change: &ReconfigurationInfo| {
+        let ago = span(Duration::from_millis(change.ms_ago));
+        let boxes = if change.boxes.is_empty() { "no boxes".to_owned() } else { change.boxes.join(", ") };
+        let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
+        format!("{ago} ago, {} to {boxes}: {}{why}", change.act, change.outcome)
+    };
+    changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }
 
 /// How it is protected, why, and who demands that.

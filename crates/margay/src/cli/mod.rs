@@ -145,7 +145,7 @@ enum Verb {
     /// Routers of other sites: what is announced to them, and by them
     #[command(subcommand)]
     Router(router::RouterVerb),
-    /// Chains of boxes that sessions pass: show
+    /// Chains of boxes that sessions pass: show, insert, remove, replace
     #[command(subcommand)]
     Chain(chain::ChainVerb),
     /// Policies: rules, grants and chains as a file declares them

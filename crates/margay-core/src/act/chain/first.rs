@@ -20,12 +20,15 @@ use crate::resolve::segment::OTHERS_WAIT;
 use crate::resolve::way::Sender;
 use crate::session::flow::Setup;
 use crate::table::Resolution;
+use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::time::Instant;
+use crate::types::tuple::Tuple;
 
 /// What people are told.
 const SAYS_NOTHING: &str = "the host that answered says nothing of the chain that it was asked for; run the same \
                             version of Margay on all hosts of it";
+const OTHER_END: &str = "another host answers than the one that the session is with";
 const OTHER_BOXES: &str = "the session has not passed the boxes that it was to pass: a host on the way has left one \
                            out, or changed the list";
 
@@ -37,7 +40,45 @@ pub(super) struct Wanted {
     pub port: u16,
 }
 
+/// Another way of a session that a program here has begun.
+pub(crate) struct NewWay {
+    pub session: SessionId,
+    pub service: ServiceId,
+    pub app: Tuple,
+    pub boxes: Vec<BoxRepr>,
+    /// Which of the session's reconfigurations.
+    pub number: u32,
+}
+
 impl Sal {
+    /// The chain of another way of a session that runs; `None`: it goes through no boxes.
+    pub(crate) fn chain_of_way(&self, way: &NewWay) -> Option<Chained> {
+        let first = way.boxes.first()?;
+        let protocol = way.app.protocol;
+        let port = way.app.destination.port();
+        let signed = Signed {
+            session: way.session,
+            destination: &way.service,
+            protocol,
+            port,
+            boxes: &way.boxes,
+            change: way.number,
+        };
+        let origin = self.sign_origin(&signed);
+        let own = self.config.local_addresses.first().copied().unwrap_or(way.app.source.ip());
+        let client = SocketAddr::new(own, way.app.source.port());
+        Some(Chained {
+            asked: service_of(first),
+            place: Place::First,
+            boxes: way.boxes.clone(),
+            hosts: Vec::new(),
+            seen: [0; 32],
+            other_half: None,
+            far_end: None,
+            setup: Some(Box::new(ChainSetup::new(client, port, origin))),
+        })
+    }
+
     /// The chain of a session that a program here begins, if a rule gives it one.
     pub(crate) fn begin_chain(
         &self,
@@ -50,7 +91,8 @@ impl Sal {
         let rule = self.chain_rule_for(service, protocol, port).filter(|rule| !rule.boxes.is_empty())?;
         let boxes = self.boxes_from_here(rule);
         let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.host_id()).collect();
-        let origin = self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes });
+        let origin =
+            self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes, change: 0 });
         let own = self.config.local_addresses.first().copied().unwrap_or(packet.tuple.source.ip());
         let client = SocketAddr::new(own, packet.tuple.source.port());
         let mut chained = Chained {
@@ -60,6 +102,7 @@ impl Sal {
             hosts,
             seen: [0; 32],
             other_half: None,
+            far_end: None,
             setup: Some(Box::new(ChainSetup::new(client, port, origin))),
         };
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
@@ -159,6 +202,10 @@ impl Sal {
         let session = flow.session;
         let service = flow.service;
         let is_first = chained.place == Place::First;
+        let wanted = match &flow.setup {
+            Setup::Initiator(setup) => setup.begin.map(|begin| HostId(begin.host)),
+            _ => None,
+        };
         let asked = chained.boxes.clone();
         let left = self.other_half(flow);
         let said = message.chain().filter(|said| said.is_answer() && said.destination() == service.0);
@@ -168,10 +215,15 @@ impl Sal {
         if !is_what_was_asked(&chained.boxes, &answered.boxes) || !answered.hosts.starts_with(&chained.hosts) {
             return Err(OTHER_BOXES.to_string());
         }
+        let far_end = answered.host_key.id();
+        if is_first && wanted.is_some_and(|wanted| wanted != far_end) {
+            return Err(OTHER_END.to_string());
+        }
         let is_proved = if is_first { self.check_answered(session, &service, &asked, &answered)? } else { true };
         if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
             chained.boxes.clone_from(&answered.boxes);
             chained.hosts.clone_from(&answered.hosts);
+            chained.far_end = is_first.then_some(far_end);
         }
         if let Some(setup) = left.and_then(|left| self.chain_setup(left)) {
             setup.answer = Some(answered);
@@ -256,6 +308,13 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
             format!(
                 "box {name} of the chain is another kind of box than the chain says: `proxies` of the chain names the \
                  boxes that end TCP connections, and those are served with `--kind proxy`"
+            ),
+        ),
+        ErrorCode::BoxNeedsFirst => (
+            Unreachable::Host,
+            format!(
+                "box {name} changes addresses or ends connections, so that it must have a session from its beginning \
+                 on; put boxes of the kinds `forward` and `sniff` into sessions that run"
             ),
         ),
         ErrorCode::NoService => {

@@ -100,7 +100,8 @@ impl Sal {
         let (place, is_other_kind) = ahead.map_or((Place::Last, false), |at| self.place_at_box(at, &boxes, &session));
         let mut origin = Origin::of(&chain);
         let is_end = matches!(place, Place::Last | Place::Proxy { .. });
-        if is_end && self.chains.heard.has(&session.session, self.unix_s()) {
+        let begin = arrival.message.reconfiguration();
+        if is_end && begin.is_none() && self.chains.heard.has(&session.session, self.unix_s()) {
             return Err(DropReason::Replayed);
         }
         let is_sound = hosts.last().copied().unwrap_or(origin.host_key.id()) == HostId(exchange.host_id);
@@ -112,7 +113,8 @@ impl Sal {
         let destination = ServiceId(chain.destination());
         let demanding = if place == Place::Last { &destination } else { &arrival.service };
         let lacks_box = is_end && self.lacks_box(demanding, &boxes);
-        let mut refusal = is_other_kind.then_some(ErrorCode::BoxOtherKind);
+        let other_kind = if begin.is_some() { ErrorCode::BoxNeedsFirst } else { ErrorCode::BoxOtherKind };
+        let mut refusal = is_other_kind.then_some(other_kind);
         refusal = refusal.or(lacks_box.then_some(ErrorCode::ChainRequired));
         if refusal.is_none() && self.chains.early.take(now) {
             let signed = Signed {
@@ -121,6 +123,7 @@ impl Sal {
                 protocol: session.protocol,
                 port: session.service_port,
                 boxes: &boxes,
+                change: begin.map_or(0, |begin| begin.number),
             };
             let checked = self.check_origin(&origin, &signed, (&arrival.service, allow));
             (origin.is_checked, refusal) = (checked.is_ok(), checked.err().map(Doubt::code));
@@ -132,7 +135,8 @@ impl Sal {
         let port = session.service_port;
         let seen = digest(&session, chain.as_bytes());
         let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
-        let chained = Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, setup };
+        let chained =
+            Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, far_end: None, setup };
         Ok(Read { chained: Some(Box::new(chained)), refusal })
     }
 
@@ -158,6 +162,7 @@ impl Sal {
             return setup.refusal;
         }
         let allow = setup.allow.clone();
+        let change = setup.begin.map_or(0, |begin| begin.number);
         let service = flow.service;
         let session = flow.session;
         let protocol = flow.app.protocol;
@@ -169,14 +174,16 @@ impl Sal {
             _ if !is_neighbour => Some(ErrorCode::BadCertificate),
             Some(setup) if !setup.origin.is_checked => {
                 let boxes = &chained.boxes[..];
-                let signed = Signed { session, destination: &service, protocol, port: setup.port, boxes };
+                let signed = Signed { session, destination: &service, protocol, port: setup.port, boxes, change };
                 self.check_origin(&setup.origin, &signed, (&chained.asked, &allow)).err().map(Doubt::code)
             }
             _ => None,
         };
         if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.is_end()) {
             let unix_s = self.unix_s();
-            self.chains.note_heard(session, unix_s, setup.origin.time_s);
+            let time_s = setup.origin.time_s;
+            chained.far_end = Some(setup.origin.host_key.id());
+            self.chains.note_heard(session, unix_s, time_s);
         }
         if refusal.is_none() {
             self.pass_to_proxy(&mut chained);

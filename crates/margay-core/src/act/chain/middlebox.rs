@@ -87,6 +87,7 @@ impl Sal {
                     Err(DropReason::NotAllowed)
                 }
             },
+            None if self.is_of_running_session(id) => self.show_nothing(now, id),
             None if protocol == TCP => Err(DropReason::Malformed),
             None if self.needs_first(id) => {
                 self.refuse_at_box(id, ErrorCode::NoRoomForTag);
@@ -94,6 +95,20 @@ impl Sal {
             }
             None => self.begin_right(now, id, None),
         }
+    }
+
+    /// Whether a half-open flow is another way of a session that runs.
+    fn is_of_running_session(&self, id: FlowId) -> bool {
+        matches!(self.flows.get(id).map(|flow| &flow.setup), Some(Setup::Responder(setup)) if setup.begin.is_some())
+    }
+
+    /// A session that runs comes to a box: no packet begins it there.
+    fn show_nothing(&mut self, now: Instant, id: FlowId) -> Result<(), DropReason> {
+        if self.needs_first(id) {
+            self.refuse_at_box(id, ErrorCode::BoxNeedsFirst);
+            return Err(DropReason::NotAllowed);
+        }
+        self.begin_right(now, id, None)
     }
 
     /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
@@ -142,6 +157,21 @@ impl Sal {
         }
         let nonce = self.rng.u64();
         let asked = flow.asked();
+        let begin = match self.flows.get(left).map(|left| &left.setup) {
+            Some(Setup::Responder(setup)) => setup.begin,
+            _ => None,
+        };
+        if let Some(begin) = begin {
+            flow.seen |= seen::LATER;
+            if flow.chain.as_ref().is_some_and(|chain| chain.next_box().is_none()) {
+                // It ends where the session is, whoever else serves the name.
+                let next_hop = self.way_to_anchor(&begin);
+                let start =
+                    Start { pinned: true, begin: Some(begin), ..Start::of(nonce, next_hop, Vec::new(), Vec::new()) };
+                self.start_right(now, (left, at), flow, start);
+                return Ok(());
+            }
+        }
         let number = sticky(flow.id, nonce);
         let (next_hop, beside) = match self.pick(&asked, number, wanted.protocol, wanted.port, Sender::Own) {
             Resolution::Forward(rule, hop) => {
@@ -167,17 +197,22 @@ impl Sal {
                 return Err(DropReason::NoService);
             }
         };
+        let first = packet.map(|packet| packet.whole.to_vec()).unwrap_or_default();
+        self.start_right(now, (left, at), flow, Start { begin, ..Start::of(nonce, next_hop, beside, first) });
+        Ok(())
+    }
+
+    /// Sends the SYN of a right half.
+    fn start_right(&mut self, now: Instant, (left, at): (FlowId, usize), mut flow: Flow, start: Start) {
         if self.flows.get(left).is_some_and(|left| left.has(seen::SECURE)) {
             flow.seen |= seen::SECURE;
         }
         let id = flow.id;
-        let first = packet.map(|packet| packet.whole.to_vec()).unwrap_or_default();
-        self.start_setup(now, flow, Start::of(nonce, next_hop, beside, first));
+        self.start_setup(now, flow, start);
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             let telling = TELLING + TELLING_PER_BOX.saturating_mul(at as u32);
             setup.give_up = setup.give_up.min(now + SETUP_TIMEOUT.saturating_sub(telling));
         }
-        Ok(())
     }
 
     /// The right half of a left one, before it is begun, and the number of the box between them, from 0.
@@ -202,6 +237,7 @@ impl Sal {
             hosts,
             seen: [0; 32],
             other_half: None,
+            far_end: None,
             setup: Some(Box::new(setup)),
         };
         self.leave_unserved_out(&mut right, wanted);
@@ -315,7 +351,8 @@ impl Sal {
     /// The next host has answered a right half, whose ACK waits for the left one's client. What TCP answers goes
     /// through the box; of a datagram service nothing does.
     pub(crate) fn right_answered(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.app.protocol != TCP) else { return };
+        let says_nothing = |flow: &&Flow| flow.app.protocol != TCP || flow.has(seen::LATER);
+        let Some(flow) = self.flows.get(id).filter(says_nothing) else { return };
         if let Some(left) = self.other_half(flow) {
             self.answer(left, &[], None);
         }

@@ -29,6 +29,7 @@ mod record;
 mod rewrite;
 mod tag;
 
+pub(crate) use first::NewWay;
 pub(crate) use last::Read;
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
 pub use record::{ChainPlace, ChainRecord, PassedBox};
@@ -102,6 +103,8 @@ pub(crate) struct Chained {
     pub seen: [u8; 32],
     /// Of a half whose box changes addresses: the other half, which the five-tuple does not lead to.
     pub other_half: Option<FlowId>,
+    /// At an end of the session: the host at the other end, which has signed what it says of the session.
+    pub far_end: Option<HostId>,
     /// What is needed until the flow is set up.
     pub setup: Option<Box<ChainSetup>>,
 }
@@ -237,8 +240,12 @@ impl Chains {
         let Some(chained) = flow.chain.as_deref().filter(|chained| chained.is_at_box()) else { return };
         if chained.is_left() {
             self.over.note(flow.app.reversed(), now, now + OVER_FOR);
-        } else if chained.other_half.is_some() {
-            self.over.note(flow.app, now, now + OVER_FOR);
+        } else {
+            // The session may go on by another way: what the server sends late is answered by nobody, either.
+            self.over.note(flow.app.reversed(), now, now + OVER_FOR);
+            if chained.other_half.is_some() {
+                self.over.note(flow.app, now, now + OVER_FOR);
+            }
         }
         let marks = chained.setup.as_ref().map(|setup| &setup.marks[..]).unwrap_or_default();
         for mark in marks {

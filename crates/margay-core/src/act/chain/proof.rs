@@ -14,6 +14,8 @@ use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
 
 const ORIGIN_CONTEXT: &[u8] = b"margay 2026 chain";
+/// Longer than a box, so that no list of boxes is taken for one with a number.
+const CHANGE_CONTEXT: &[u8] = b"margay 2026 reconfiguration";
 const ANSWER_CONTEXT: &[u8] = b"margay 2026 chain answer";
 const SEEN_CONTEXT: &str = "margay 2026 chain seen";
 
@@ -57,6 +59,8 @@ pub(crate) struct Signed<'a> {
     pub protocol: u8,
     pub port: u16,
     pub boxes: &'a [BoxRepr],
+    /// Of a session that runs: which of its reconfigurations this is of; otherwise zero.
+    pub change: u32,
 }
 
 impl Signed<'_> {
@@ -70,6 +74,10 @@ impl Signed<'_> {
         for one in self.boxes.iter().filter(|one| !one.flags.contains(BoxFlags::ADDED)) {
             bytes.extend_from_slice(&one.service);
             bytes.push((one.flags & (BoxFlags::MAY_BE_LEFT_OUT | BoxFlags::ENDS)).bits());
+        }
+        if self.change != 0 {
+            bytes.extend_from_slice(CHANGE_CONTEXT);
+            bytes.extend_from_slice(&self.change.to_be_bytes());
         }
         bytes
     }

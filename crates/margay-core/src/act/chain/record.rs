@@ -1,9 +1,9 @@
 //! A flow's chain in a form that leaves the core: for lists, and for the next start of the agent.
 //!
 //! ```text
-//!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 flags (1 a number follows)
+//!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 flags (1 a number follows, 2 a host)
 //!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends) | 13 zero (3) | 16 host-ID, zero where none
-//!   then, where flags say so: the number of the other half (4)
+//!   then, where flags say so: the number of the other half (4), the host-ID of the other end (16)
 //! ```
 
 use alloc::vec::Vec;
@@ -17,7 +17,9 @@ use crate::types::name::ServiceId;
 const HEAD_LEN: usize = 4;
 const BOX_LEN: usize = 32;
 const NUMBER_LEN: usize = 4;
+const HOST_LEN: usize = 16;
 const HAS_NUMBER: u8 = 1;
+const HAS_FAR_END: u8 = 2;
 const PASSED: u8 = 1;
 const LEFT_OUT: u8 = 2;
 const ENDS: u8 = 4;
@@ -70,6 +72,8 @@ pub struct ChainRecord {
     pub boxes: Vec<PassedBox>,
     /// Of a flow at a box that changes addresses: the session's other flow here.
     pub other_half: Option<FlowId>,
+    /// Of a flow at an end of the session: the host at the other end, where that is known.
+    pub far_end: Option<HostId>,
 }
 
 impl ChainRecord {
@@ -91,7 +95,7 @@ impl ChainRecord {
             Place::Proxy { at } => (ChainPlace::Proxy, at),
         };
         // A chain has eight boxes at most.
-        Self { place, at: at as u8, boxes, other_half: chained.other_half }
+        Self { place, at: at as u8, boxes, other_half: chained.other_half, far_end: chained.far_end }
     }
 
     /// The name of the box of this host that the flow comes to, or leaves.
@@ -131,6 +135,7 @@ impl ChainRecord {
             hosts: self.boxes.iter().filter_map(|one| one.host).collect(),
             seen: [0; 32],
             other_half: self.other_half,
+            far_end: self.far_end,
             setup: None,
         }
     }
@@ -138,7 +143,8 @@ impl ChainRecord {
     /// Bytes of the record.
     pub(crate) fn len(&self) -> usize {
         let number = if self.other_half.is_some() { NUMBER_LEN } else { 0 };
-        HEAD_LEN + BOX_LEN * self.boxes.len().min(BOXES_MAX) + number
+        let host = if self.far_end.is_some() { HOST_LEN } else { 0 };
+        HEAD_LEN + BOX_LEN * self.boxes.len().min(BOXES_MAX) + number + host
     }
 
     /// The bytes. Boxes beyond [`BOXES_MAX`] are left out; no chain has so many.
@@ -146,6 +152,7 @@ impl ChainRecord {
         let boxes = &self.boxes[..self.boxes.len().min(BOXES_MAX)];
         let place = PLACES.iter().find(|(place, _)| *place == self.place).map_or(0, |(_, number)| *number);
         let flags = if self.other_half.is_some() { HAS_NUMBER } else { 0 };
+        let flags = flags | if self.far_end.is_some() { HAS_FAR_END } else { 0 };
         let mut out = alloc::vec![place, self.at, boxes.len() as u8, flags];
         for one in boxes {
             let bits = [(one.host.is_some(), PASSED), (one.is_left_out, LEFT_OUT), (one.is_end, ENDS)];
@@ -155,6 +162,7 @@ impl ChainRecord {
             out.extend_from_slice(&one.host.map_or([0; 16], |host| host.0));
         }
         out.extend(self.other_half.into_iter().flat_map(|other| other.0.to_be_bytes()));
+        out.extend(self.far_end.into_iter().flat_map(|host| host.0));
         out
     }
 
@@ -165,7 +173,8 @@ impl ChainRecord {
         let count = usize::from(count);
         // A proxy may be the last box of the chain of the session that it begins.
         let at_max = if place == ChainPlace::First { count } else { count.saturating_sub(1) };
-        let is_sound = flags <= HAS_NUMBER && (1..=BOXES_MAX).contains(&count) && usize::from(at) <= at_max;
+        let is_sound =
+            flags <= (HAS_NUMBER | HAS_FAR_END) && (1..=BOXES_MAX).contains(&count) && usize::from(at) <= at_max;
         let (boxes, rest) = bytes[HEAD_LEN..].split_at_checked(BOX_LEN * count).filter(|_| is_sound)?;
         let boxes = boxes.chunks_exact(BOX_LEN).map(decode_box).collect::<Option<_>>()?;
         let other_half = if flags & HAS_NUMBER == 0 {
@@ -173,7 +182,9 @@ impl ChainRecord {
         } else {
             Some(FlowId(u32::from_be_bytes(*rest.first_chunk::<NUMBER_LEN>()?)))
         };
-        Some(Self { place, at, boxes, other_half })
+        let rest = rest.get(if other_half.is_some() { NUMBER_LEN } else { 0 }..)?;
+        let far_end = if flags & HAS_FAR_END == 0 { None } else { Some(HostId(*rest.first_chunk::<HOST_LEN>()?)) };
+        Some(Self { place, at, boxes, other_half, far_end })
     }
 }
 
@@ -204,7 +215,7 @@ mod tests {
     fn record(place: ChainPlace) -> ChainRecord {
         let boxes =
             alloc::vec![one("fw.shop", Some(1), false), one("log.shop", None, true), one("ids.shop", Some(2), false)];
-        ChainRecord { place, at: 0, boxes, other_half: None }
+        ChainRecord { place, at: 0, boxes, other_half: None, far_end: None }
     }
 
     #[test]
@@ -220,7 +231,14 @@ mod tests {
             assert_eq!((with_number.len(), &with_number[bytes.len()..]), (rewritten.len(), &[1, 2, 3, 4][..]));
             assert_eq!(ChainRecord::decode(&with_number), Some(rewritten));
             assert!((0..with_number.len()).all(|len| ChainRecord::decode(&with_number[..len]).is_none()));
-            for (at, value) in [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 2), (3, 1), (16, 8), (17, 1), (48 + 16, 1)]
+            for other_half in [None, Some(FlowId(7))] {
+                let of_end = ChainRecord { other_half, far_end: Some(HostId([9; 16])), ..record.clone() };
+                let with_host = of_end.encode();
+                assert_eq!(with_host.len(), of_end.len());
+                assert_eq!(ChainRecord::decode(&with_host), Some(of_end));
+            }
+            for (at, value) in
+                [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 4), (3, 2), (3, 1), (16, 8), (17, 1), (48 + 16, 1)]
             {
                 let mut other = bytes.clone();
                 other[at] = value;
@@ -257,7 +275,7 @@ mod tests {
             (1, alloc::vec![proxy, last], last.service),
             (0, alloc::vec![last], last.service),
         ] {
-            let record = ChainRecord { place: ChainPlace::First, at, boxes, other_half: None };
+            let record = ChainRecord { place: ChainPlace::First, at, boxes, other_half: None, far_end: None };
             assert_eq!(ChainRecord::decode(&record.encode()), Some(record.clone()));
             let chained = record.to_chained(web);
             assert_eq!(chained.asked, asked, "{record:?}");

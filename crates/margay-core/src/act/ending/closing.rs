@@ -23,8 +23,7 @@ use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
-use crate::types::tuple::GREETING;
-use crate::types::tuple::Tuple;
+use crate::types::tuple::{GREETING, Tuple};
 
 /// After both FINs: late retransmissions still pass.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
@@ -103,6 +102,7 @@ impl Sal {
 
     /// The cache carried a FIN or RST.
     pub(crate) fn transport_event(&mut self, now: Instant, id: FlowId, direction: Direction, flags: u8) {
+        let id = self.way_of_program(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flags & tcp_flags::RST != 0 {
             let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
@@ -149,6 +149,7 @@ impl Sal {
         self.chains.note_gone(&flow, self.now);
         self.asked(id);
         self.forget_stack_changes(id);
+        self.reconfigurations.forget_flow(id);
         self.quiet_ends.forget(id);
         self.unlock_gone_flow(self.now, id);
         self.let_side_path_go(flow.side);
@@ -161,6 +162,10 @@ impl Sal {
 
     /// Removes a flow and says why.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
+        if self.way_ends(self.now, id, reason) {
+            return;
+        }
+        self.say_way_over(id, reason);
         let Some(flow) = self.take_flow(id) else { return };
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
@@ -181,7 +186,7 @@ impl Sal {
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
     pub(crate) fn fail_flow(&mut self, now: Instant, id: FlowId, reason: RemoveReason) {
-        if self.ends_between(now, id) {
+        if self.ends_between(now, id) || self.way_ends(now, id, reason) {
             return;
         }
         let Some(flow) = self.flows.get_mut(id) else { return };
@@ -317,6 +322,9 @@ impl Sal {
             if !is_from_peer {
                 return Err(DropReason::WrongPath);
             }
+            if !entry.directions.has_ingress() {
+                return self.hold_overtaking(now, data.dst_flow, from, datagram);
+            }
             self.announce_path(association);
             self.queue.update(EntryUpdate::Install(entry));
             self.queue.ingress(from, datagram.to_vec());
@@ -385,6 +393,10 @@ impl Sal {
     /// A flow's own deadline passed.
     pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
+        if flow.has(seen::LEAVING) {
+            self.forget_halves(id);
+            return;
+        }
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
             if flow.has(seen::FAILED) {
                 self.take_flow(id);

@@ -11,14 +11,12 @@ use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
-use crate::session::flow::Flow;
-use crate::session::flow::Setup;
+use crate::session::flow::{Flow, Setup};
 use crate::table::Action;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
-use crate::types::tuple::GREETING;
-use crate::types::tuple::Tuple;
+use crate::types::tuple::{GREETING, Tuple};
 
 /// How soon a SYN is sent again that a drained instance has refused: its routers are hearing of the drain just now.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -46,6 +44,7 @@ impl Sal {
                 && flow.lifecycle < Lifecycle::Closed
                 && flow.app.protocol != GREETING
                 && !self.fetches.is_between(flow.id)
+                && flow.directions.has_egress()
                 && prefix.contains(&flow.asked())
         };
         let served = self.flows.iter().filter(is_served);

@@ -137,6 +137,7 @@ impl Sal {
             pinned: false,
             asks: None,
             fetch,
+            begin: None,
         };
         self.start_setup(now, flow, start);
         Ok(())

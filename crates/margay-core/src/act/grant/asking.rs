@@ -21,8 +21,7 @@ use crate::table::{Resolution, RuleId};
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
-use crate::types::tuple::Tuple;
-use crate::types::tuple::tuple_of;
+use crate::types::tuple::{Tuple, tuple_of};
 
 /// Over which connections are counted.
 const WINDOW: Duration = Duration::from_millis(250);
@@ -192,7 +191,18 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks, fetch: None },
+            Start {
+                nonce,
+                next_hop,
+                beside,
+                first,
+                full: false,
+                related: None,
+                pinned,
+                asks,
+                fetch: None,
+                begin: None,
+            },
         );
     }
 

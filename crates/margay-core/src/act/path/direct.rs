@@ -36,7 +36,7 @@ use margay_wire::{FlowId, FlowPortRepr};
 
 use crate::act::setup::ResponderSetup;
 use crate::association::location::Cause;
-use crate::cache::entry::{EntryUpdate, Passage, PathId, Wire};
+use crate::cache::entry::{Directions, EntryUpdate, Passage, PathId, Wire};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket};
 use crate::cache::waiting_packets::WaitingPackets;
@@ -292,7 +292,9 @@ impl Sal {
     /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives
     /// whether this end does. Comes before the entry is installed, so that the entry says it.
     pub(crate) fn begin_direct(&mut self, now: Instant, id: FlowId, peer_starts: bool) -> bool {
-        let Some(flow) = self.flows.get(id).filter(|_| !self.fetches.is_between(id)) else { return false };
+        let is_whole =
+            |flow: &&crate::session::flow::Flow| flow.directions == Directions::Both && !self.fetches.is_between(id);
+        let Some(flow) = self.flows.get(id).filter(is_whole) else { return false };
         let (association, role) = (flow.association, flow.role);
         if flow.direct.carriage != Carriage::Encapsulated {
             return false;
@@ -313,7 +315,8 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return false };
         flow.direct.path = path;
         let event = match (peer_starts, hinted) {
-            _ if flow.app.protocol == UDP => return false,
+            // What is set up for a session that runs has others' packets before its own.
+            _ if flow.app.protocol == UDP || flow.has(crate::session::flow::seen::LATER) => return false,
             (true, _) => DirectEvent::PeerDirect,
             (false, true) if role == Role::Initiator => DirectEvent::Start,
             _ => return false,
@@ -430,7 +433,7 @@ impl Sal {
         true
     }
 
-    /// Nothing of the flow goes direct from here on. Its ports stay its own.
+    /// From here on nothing of the flow goes direct, such as where it is sealed. Its ports stay its own.
     pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId, why: Why) {
         self.set_direct_due(id, None);
         let Some(flow) = self.flows.get_mut(id) else { return };
@@ -644,7 +647,7 @@ impl Sal {
         if !is_bare || carriage.accepts() || !is_for_agents {
             self.deliver_direct(id, packet.whole);
         }
-        if carriage.accepts() {
+        if carriage.accepts() && self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both) {
             // The cache has forgotten it, or it was the first one.
             self.install_again(id);
         }

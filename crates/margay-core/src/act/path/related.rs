@@ -67,6 +67,7 @@ impl Sal {
                 pinned: false,
                 asks: None,
                 fetch: None,
+                begin: None,
             },
         );
         Some(AppVerdict::Consumed)

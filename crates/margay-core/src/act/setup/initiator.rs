@@ -8,7 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     Chain, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionRepr,
+    ReconfigurationRepr, ResolvableRepr, SessionRepr,
 };
 
 use super::{
@@ -19,10 +19,9 @@ use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
 use crate::act::path::related::Related;
 use crate::act::secure::Verdict;
-use crate::association::Association;
-use crate::association::auth;
 use crate::association::draft::{Draft, answered_from};
-use crate::cache::entry::{EntryUpdate, RemoveReason};
+use crate::association::{Association, auth};
+use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::leg::carriage::{DirectEvent, Why};
@@ -41,8 +40,7 @@ use crate::types::name::ServiceId;
 use crate::types::rng::Rng;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
-use crate::types::tuple::GREETING;
-use crate::types::tuple::Tuple;
+use crate::types::tuple::{GREETING, Tuple};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -80,12 +78,25 @@ pub(crate) struct Start {
     pub asks: Option<Asks>,
     /// What it is set up for in the place of a connection.
     pub fetch: Option<Fetch>,
+    /// The session that it is to be another way of.
+    pub begin: Option<ReconfigurationRepr>,
 }
 
 impl Start {
     /// Of a session by the service table.
     pub const fn of(nonce: u64, next_hop: SocketAddr, beside: Vec<SocketAddr>, first: Vec<u8>) -> Self {
-        Self { nonce, next_hop, beside, first, full: false, related: None, pinned: false, asks: None, fetch: None }
+        Self {
+            nonce,
+            next_hop,
+            beside,
+            first,
+            full: false,
+            related: None,
+            pinned: false,
+            asks: None,
+            fetch: None,
+            begin: None,
+        }
     }
 }
 
@@ -208,6 +219,7 @@ impl Sal {
             pinned: start.pinned,
             asks: start.asks,
             fetch: start.fetch,
+            begin: start.begin,
             refused: None,
             is_listener_silent: false,
         }));
@@ -306,6 +318,7 @@ impl Sal {
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
+        extensions.extend(setup.begin.map(Extension::Reconfiguration));
         extensions.extend(chain.as_deref().and_then(|value| Chain::parse(value).ok()).map(Extension::Chain));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = Flags::RESOLVABLE;
@@ -473,7 +486,8 @@ impl Sal {
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
+        let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
@@ -483,7 +497,7 @@ impl Sal {
             self.transmit_from(local, to, ack, Kind::Ack);
         }
         if !has_program {
-            self.fetch_answered(id);
+            self.answered_between(now, id, is_other_way);
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
@@ -501,6 +515,15 @@ impl Sal {
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The other end of a flow that no program has yet is proved.
+    fn answered_between(&mut self, now: Instant, id: FlowId, is_other_way: bool) {
+        if is_other_way {
+            self.way_answered(now, id);
+        } else {
+            self.fetch_answered(id);
+        }
     }
 
     /// The other end is proved, and the flow is with it from now on. Gives what the flow was to be set up with.
@@ -599,7 +622,8 @@ impl Sal {
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
         }
-        if is_first && !self.fetches.is_between(id) {
+        let is_whole = self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both);
+        if is_first && is_whole && !self.fetches.is_between(id) {
             self.begin_pinholes(now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };

@@ -2,13 +2,42 @@
 
 use core::net::SocketAddr;
 
+use crate::act::chain::Read;
 use crate::association::draft::Arrival;
 use crate::machine::sal::Sal;
 use crate::table::Demux;
 use crate::table::surrogate::{Own, responder_tuple};
+use crate::types::drop_reason::DropReason;
 use crate::types::tuple::Tuple;
+use crate::types::tuple::{GREETING, tuple_of};
+use margay_wire::FlowId;
 
 impl Sal {
+    /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
+    pub(super) fn tuple_of_new(
+        &mut self,
+        id: FlowId,
+        arrival: &Arrival<'_>,
+        client: SocketAddr,
+        demux: &Demux,
+        read: &Read,
+    ) -> Result<Tuple, DropReason> {
+        let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
+        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
+            return Ok(tuple_of(id));
+        }
+        if read.is_at_box() {
+            return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
+        }
+        if arrival.message.reconfiguration().is_some() {
+            let session = arrival.message.session().map(|session| session.session);
+            let of_session = session.and_then(|session| self.tuple_of_session(session));
+            // Of one that is refused once its sender is proved.
+            return Ok(of_session.unwrap_or(tuple_of(id)));
+        }
+        self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
+    }
+
     /// The five-tuple of a new flow as the listener will see it.
     pub(super) fn choose_tuple(
         &mut self,

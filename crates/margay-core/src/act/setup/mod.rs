@@ -22,7 +22,7 @@ use core::time::Duration;
 
 use margay_wire::{
     CHANGES, CapabilitiesRepr, ErrorCode, Extension, FlowId, FlowPortRepr, HandoverRepr, KeyExchangeRepr, Message,
-    NextProtocol, SEAL_TAG_LEN, SessionId,
+    NextProtocol, ReconfigurationRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::act::fetch::Fetch;
@@ -92,6 +92,8 @@ pub(crate) struct InitiatorSetup {
     pub asks: Option<Asks>,
     /// What it is set up for in the place of a connection.
     pub fetch: Option<Fetch>,
+    /// The session that it is to be another way of, in the place of a connection's first.
+    pub begin: Option<ReconfigurationRepr>,
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
     /// An instance has said that its listener says nothing.
@@ -144,6 +146,8 @@ pub(crate) struct ResponderSetup {
     pub offer: Option<Box<Offer>>,
     /// The connection that it waits for, where that comes from another host.
     pub handover: Option<HandoverRepr>,
+    /// The session that it is another way of.
+    pub begin: Option<ReconfigurationRepr>,
 }
 
 /// What the third message of a handshake has shown.
@@ -181,6 +185,7 @@ impl ResponderSetup {
             held_direct: Vec::new(),
             offer: None,
             handover: arrival.message.handover(),
+            begin: arrival.message.reconfiguration(),
         }
     }
 }
@@ -243,6 +248,8 @@ pub(crate) fn unreachable_of(code: ErrorCode) -> Unreachable {
         | ErrorCode::BoxRewrites
         | ErrorCode::NoRoomForTag
         | ErrorCode::BoxAmbiguous
+        | ErrorCode::BoxNeedsFirst
+        | ErrorCode::BoxUnknown
         | ErrorCode::UnknownCritical
         | ErrorCode::NoAnswer => Unreachable::Host,
         _ => Unreachable::Port,
@@ -268,6 +275,10 @@ pub(crate) fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::ChainRequired => {
             "the service takes sessions only through boxes that its policy names; `margay chain show` here says \
              whether this host has that policy"
+        }
+        ErrorCode::BoxUnknown => {
+            "no chain of the policy that the server's host goes by names one of the boxes; `margay policy apply` on a \
+             router of the authority declares one"
         }
         ErrorCode::NoAnswer => "nobody answered in time; `margay check` looks for the cause",
         ErrorCode::Drained => "the instance is drained and takes no new flows, and no other one serves the name",

@@ -79,7 +79,7 @@ impl Sal {
         }
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
-        if setup.fetch.is_some() {
+        if setup.fetch.is_some() || setup.begin.is_some() {
             return false;
         }
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
@@ -163,6 +163,10 @@ impl Sal {
         }
         if let Some(fetch) = setup.fetch {
             self.fetch_failed(fetch.ticket, how);
+            return;
+        }
+        if setup.begin.is_some() && !is_right {
+            self.way_not_set_up(self.now, flow.session, why);
             return;
         }
         if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first)

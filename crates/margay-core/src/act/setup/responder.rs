@@ -12,10 +12,9 @@ use margay_wire::{
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
 use crate::act::chain::Read;
 use crate::act::secure::Verdict;
-use crate::association::Association;
-use crate::association::auth;
 use crate::association::draft::{Arrival, Draft, Reply, answered_from, relay_part};
-use crate::cache::entry::{EntryUpdate, RemoveReason};
+use crate::association::{Association, auth};
+use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::packet::{self, AppPacket, Parsed};
 use crate::machine::sal::Sal;
 use crate::resolve::forward::rewrite;
@@ -31,8 +30,7 @@ use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
-use crate::types::tuple::Tuple;
-use crate::types::tuple::{GREETING, tuple_of};
+use crate::types::tuple::GREETING;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
 const MOVES_MAX: u8 = 8;
@@ -86,6 +84,9 @@ impl Sal {
         {
             read.refusal = read.refusal.or(Some(ErrorCode::NotAllowed));
         }
+        if let Some(begin) = message.reconfiguration() {
+            read.refusal = read.refusal.or_else(|| self.why_no_way(arrival, &read, begin, claimed));
+        }
         if let Some((association, code)) = known.zip(read.refusal) {
             // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
             self.refuse_syn(arrival, association, code);
@@ -114,6 +115,7 @@ impl Sal {
         let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
         let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
         let inner = inner_packet(arrival, session.protocol)?;
+        let is_other_way = message.reconfiguration().is_some();
         let verdict = self.answer_stack(message, &destination, arrival.reply.direct);
         let cipher = verdict.cipher();
         let direct = arrival.reply.direct.ip();
@@ -126,6 +128,10 @@ impl Sal {
         let id = self.fresh_flow_id();
         let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
+        if is_other_way {
+            flow.seen |= seen::LATER;
+            flow.directions = if is_at_box { Directions::Both } else { Directions::Neither };
+        }
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
         flow.chain = read.chained;
@@ -143,7 +149,7 @@ impl Sal {
             datagram_max,
             first: if is_shown_now { None } else { first.clone() },
             syn: if is_shown_now { first.clone() } else { None },
-            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box),
+            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box && !is_other_way),
             cipher,
             refusal,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
@@ -161,26 +167,7 @@ impl Sal {
             return self.show_box(now, id, first);
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
-        self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
-    }
-
-    /// The five-tuple of a new flow; one that no program and no box is to see has one of its own.
-    fn tuple_of_new(
-        &mut self,
-        id: FlowId,
-        arrival: &Arrival<'_>,
-        client: SocketAddr,
-        demux: &Demux,
-        read: &Read,
-    ) -> Result<Tuple, DropReason> {
-        let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
-        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
-            return Ok(tuple_of(id));
-        }
-        if read.is_at_box() {
-            return self.left_tuple(arrival, protocol, client).ok_or(DropReason::Awaited);
-        }
-        self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
+        self.ask_listener(id, is_tcp && message.handover().is_none() && !is_other_way, first, verdict)
     }
 
     /// Whether a flow from there may be half-open, too.
@@ -224,6 +211,11 @@ impl Sal {
 
     /// The flow that a SYN is of, where this host has it already.
     fn flow_to_answer(&mut self, session: SessionId, arrival: &Arrival<'_>) -> Option<FlowId> {
+        if arrival.message.reconfiguration().is_some() {
+            let sender = arrival.message.src_flow;
+            let is_it = |flow: &&Flow| flow.role == Role::Responder && flow.peer_flow == sender;
+            return self.flows.of_session(session).find(is_it).map(|flow| flow.id);
+        }
         let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
         known.filter(|id| !self.may_be_left_behind(*id, arrival.message))
     }
@@ -661,7 +653,7 @@ impl Sal {
         flow.seen |= seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
-        let setup = core::mem::replace(&mut flow.setup, Setup::Done);
+        let mut setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
             if self.give_offered(now, id, &setup, asks) {
@@ -670,10 +662,10 @@ impl Sal {
             }
             return Ok(());
         }
-        if let Setup::Responder(setup) = &setup
-            && let Some(cipher) = setup.cipher
-        {
-            self.seal_flow(id, cipher);
+        self.seal_as_set_up(id, &setup);
+        if self.way_set_up(now, id, &mut setup) {
+            self.confirm((id, peer_flow), association, fresh);
+            return Ok(());
         }
         let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
         if handover.is_none() {
@@ -694,6 +686,14 @@ impl Sal {
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    fn seal_as_set_up(&mut self, id: FlowId, setup: &Setup) {
+        if let Setup::Responder(setup) = setup
+            && let Some(cipher) = setup.cipher
+        {
+            self.seal_flow(id, cipher);
+        }
     }
 
     /// Installs an established flow, and gives its program what was held.
@@ -753,7 +753,7 @@ fn inner_packet<'a>(arrival: &Arrival<'a>, protocol: u8) -> Result<Option<AppPac
         let is_sound = message.payload.is_empty() && protocol == 6 && arrival.app.is_none();
         return if is_sound { Ok(None) } else { Err(DropReason::Malformed) };
     }
-    if message.payload.is_empty() && protocol != 6 {
+    if message.payload.is_empty() && (protocol != 6 || message.reconfiguration().is_some()) {
         return Ok(None);
     }
     match packet::parse(message.payload)? {

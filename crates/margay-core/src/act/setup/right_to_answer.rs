@@ -47,6 +47,12 @@ impl Sal {
         {
             return Err("another host answers than the one that the session goes to".to_string());
         }
+        if let Setup::Initiator(setup) = &flow.setup
+            && flow.chain.as_ref().is_none_or(|chain| chain.next_box().is_none())
+            && setup.begin.is_some_and(|begin| begin.host != answering.host.0)
+        {
+            return Err("another host answers than the one that the session is with".to_string());
+        }
         // Not whoever has this host's key: a clone answers for no more than its certificates say.
         if answering.is_self() {
             return Ok(true);

@@ -96,7 +96,7 @@ impl Leading {
 
 /// A number that is later than all that this flow's changes had, also in earlier starts of the agent: the clock goes on
 /// over those.
-fn number_after(last: u32, now: Instant) -> u32 {
+pub(crate) fn number_after(last: u32, now: Instant) -> u32 {
     // Numbers wrap after 49 days; which of two is the later one is told by their distance.
     let clock = (now.micros() / 1000) as u32;
     let is_later = last == 0 || clock.wrapping_sub(last).cast_signed() > 0;

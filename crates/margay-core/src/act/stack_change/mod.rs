@@ -62,6 +62,7 @@ use crate::types::role::Role;
 use crate::types::time::Instant;
 
 pub use following::{FOLLOWING, FollowingEvent, FollowingState};
+pub(crate) use leading::number_after;
 pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use order::{StackInfo, StackOrder};
 pub use refusal::{ChangeRefused, End};
@@ -312,18 +313,18 @@ fn due_of<T>(all: &BTreeMap<FlowId, T>, is_due: impl Fn(&T) -> bool) -> Vec<Flow
 
 /// When a message is sent again, and whether it is.
 #[derive(Clone, Copy, Debug)]
-struct Sends {
-    count: u32,
-    next: Option<Instant>,
+pub(crate) struct Sends {
+    pub count: u32,
+    pub next: Option<Instant>,
 }
 
 impl Sends {
-    const fn starting(now: Instant) -> Self {
+    pub const fn starting(now: Instant) -> Self {
         Self { count: 0, next: Some(now) }
     }
 
     /// Whether it is to be sent now; then it is counted.
-    fn take(&mut self, now: Instant) -> bool {
+    pub fn take(&mut self, now: Instant) -> bool {
         if self.next.is_none_or(|next| next > now) {
             return false;
         }

@@ -3,6 +3,7 @@
 
 pub mod attacks;
 pub mod boxes;
+pub mod insert_remove;
 pub mod policy;
 pub mod setup;
 

@@ -199,6 +199,7 @@ fn info_of(
         stack: Some(stack::info(&flow.stack)),
         lost_sent_ppm: flow.loss.sent.map(|loss| loss.ppm),
         lost_received_ppm: flow.loss.received.map(|loss| loss.ppm),
+        reconfigurations: super::reconfiguration::infos(agent, flow),
     }
 }
 
@@ -328,6 +329,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         }
         Event::FlowChanged(_)
         | Event::StackChanged { .. }
+        | Event::Reconfigured { .. }
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
         | Event::Twin(_)

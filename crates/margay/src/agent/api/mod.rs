@@ -13,6 +13,7 @@ mod places;
 mod policy;
 mod program;
 mod rebalance;
+mod reconfiguration;
 pub(super) mod route;
 mod router;
 mod service;
@@ -179,6 +180,10 @@ impl Calls for Api {
 
     async fn chain_show(&self, _: Request<ChainShowRequest>) -> Answer<ChainShowReply> {
         chain::show(&self.0).await.map(Response::new)
+    }
+
+    async fn chain_change(&self, request: Request<ChainChangeRequest>) -> Answer<ChainChangeReply> {
+        reconfiguration::change(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {

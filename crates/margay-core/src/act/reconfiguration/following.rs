@@ -1,0 +1,324 @@
+//! The right anchor: the host of the session's server.
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId};
+
+use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
+use crate::act::chain::{Read, service_of};
+use crate::act::stack_change::Sends;
+use crate::association::draft::Arrival;
+use crate::cache::entry::Directions;
+use crate::machine::sal::Sal;
+use crate::session::flow::{Flow, Setup};
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::role::Role;
+use crate::types::time::Instant;
+
+/// Longer than the left anchor waits in any state before it gives a new way up.
+const AWAITED: Duration = Duration::from_secs(4);
+/// The left anchor is asked so often whether it sends by the new way, too.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// After so long without its word the session goes by the old way again.
+const LEASE: Duration = crate::session::LEASE_MAX;
+
+/// How far the right anchor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FollowingState {
+    /// It has agreed.
+    Asked,
+    /// The new way stands at this end.
+    Ready,
+    /// It sends by the new way.
+    Turned,
+    /// So does the left anchor. The old way is there until it is taken down.
+    Finished,
+}
+
+/// A reconfiguration that this host follows.
+#[derive(Debug)]
+pub(super) struct Following {
+    pub ways: Ways,
+    state: FollowingState,
+    sends: Sends,
+    until: Instant,
+}
+
+impl Following {
+    pub fn due(&self) -> Instant {
+        let next = self.sends.next.into_iter().chain(self.ways.held_until).min();
+        next.map_or(self.until, |next| next.min(self.until))
+    }
+
+    pub fn may_turn_back(&self) -> bool {
+        matches!(self.state, FollowingState::Turned | FollowingState::Finished)
+    }
+}
+
+impl Sal {
+    /// What the left anchor says.
+    pub(super) fn follower_hears(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        use ReconfigurationStep as Step;
+        if said.step == Step::Request {
+            return self.asked_for_way(now, id, said);
+        }
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        let known = self.reconfigurations.following.get(&session).filter(|one| one.ways.has(id));
+        let Some(following) = known.filter(|one| one.ways.number == said.number) else {
+            return self.answer_of_forgotten(id, said);
+        };
+        let is_old = following.ways.old == id;
+        let state = following.state;
+        match (said.step, is_old) {
+            (Step::Confirm, false) => self.confirmed_way(now, session, id),
+            (Step::Finish, false) => self.finished_way(now, session, id),
+            (Step::Fence, true) => self.hear_fence(session, Role::Responder),
+            (Step::Leave, true) if matches!(state, FollowingState::Turned | FollowingState::Finished) => {
+                self.say_left(id, said.number);
+                self.leave_old(now, session);
+            }
+            (Step::Leave, false) if state != FollowingState::Finished => {
+                self.say_left(id, said.number);
+                self.leave_new(now, session);
+            }
+            (Step::Left, true) if state == FollowingState::Finished => self.leave_old(now, session),
+            (Step::Left, false) if state != FollowingState::Finished => self.leave_new(now, session),
+            (Step::Cancel, true) => {
+                self.leave_new(now, session);
+                self.say_step(id, Step::Canceled, said.number);
+            }
+            _ => return Err(DropReason::Unexpected),
+        }
+        Ok(())
+    }
+
+    /// The left anchor speaks of a reconfiguration that this start of the agent knows nothing of, or that is over.
+    fn answer_of_forgotten(&mut self, id: FlowId, said: ReconfigurationRepr) -> Result<(), DropReason> {
+        use ReconfigurationStep as Step;
+        let goes_by_it = self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both);
+        let answer = match said.step {
+            Step::Confirm if goes_by_it => Step::Done,
+            Step::Finish if goes_by_it => Step::Finished,
+            Step::Cancel if goes_by_it => Step::Canceled,
+            _ => return Err(DropReason::Stale),
+        };
+        self.say_step(id, answer, said.number);
+        Ok(())
+    }
+
+    /// The left anchor asks whether the session may go another way.
+    fn asked_for_way(&mut self, now: Instant, id: FlowId, said: ReconfigurationRepr) -> Result<(), DropReason> {
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        let last = self.reconfigurations.numbers.get(&id).copied();
+        if last.is_some_and(|last| said.number.wrapping_sub(last).cast_signed() <= 0) {
+            return Err(DropReason::Stale);
+        }
+        let refused = match self.reconfigurations.following.get(&session) {
+            Some(known) if known.ways.number == said.number => None,
+            // Another host's session has this number, or one is under way.
+            Some(known) if known.ways.old != id || known.state != FollowingState::Asked => {
+                Some(ReconfigurationRefused::UnderWay)
+            }
+            _ if self.reconfigurations.following.len() >= RECONFIGURATIONS_MAX => {
+                Some(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX })
+            }
+            _ => self.may_go_another_way(id, Role::Responder).err(),
+        };
+        if let Some(refused) = refused {
+            let no = bare(ReconfigurationStep::Refuse, said.number);
+            self.say_step_repr(id, no, Some(refused.code()));
+            return Ok(());
+        }
+        self.reconfigurations.following.entry(session).or_insert(Following {
+            ways: Ways::of(id, said.number),
+            state: FollowingState::Asked,
+            sends: Sends { next: None, ..Sends::starting(now) },
+            until: now + AWAITED,
+        });
+        if let Some(known) = self.reconfigurations.following.get_mut(&session)
+            && known.state == FollowingState::Asked
+        {
+            known.ways.number = said.number;
+            known.until = now + AWAITED;
+        }
+        let address = self.own_address_for(id);
+        let yes = ReconfigurationRepr { address, ..bare(ReconfigurationStep::Answer, said.number) };
+        self.say_step_repr(id, yes, None);
+        Ok(())
+    }
+
+    /// Where a session's client may reach this host.
+    fn own_address_for(&self, id: FlowId) -> SocketAddr {
+        let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+        let is_v4 = association.is_none_or(|peer| peer.remote.is_ipv4());
+        let of_family = self.config.local_addresses.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
+        let own = of_family.or_else(|| association.and_then(|peer| peer.local));
+        own.map_or(super::nowhere(), |own| SocketAddr::new(own, PORT))
+    }
+
+    /// Why a SYN does not set up another way of a session that ends here. At a box, none is known of.
+    pub(crate) fn why_no_way(
+        &self,
+        arrival: &Arrival<'_>,
+        read: &Read,
+        begin: ReconfigurationRepr,
+        claimed: HostId,
+    ) -> Option<ErrorCode> {
+        if read.is_at_box() {
+            return None;
+        }
+        let session = arrival.message.session()?.session;
+        let known = self.reconfigurations.following.get(&session);
+        let known = known.filter(|one| one.ways.number == begin.number && one.ways.new.is_none());
+        let is_here = begin.step == ReconfigurationStep::Begin && HostId(begin.host) == self.host_id();
+        let Some(flow) = known.filter(|_| is_here).and_then(|one| self.flows.get(one.ways.old)) else {
+            return Some(ErrorCode::UnknownFlow);
+        };
+        let client = read.chained.as_ref().and_then(|chained| chained.setup.as_ref());
+        let client = client.map_or(claimed, |setup| setup.origin.host_key.id());
+        if self.far_end(flow) != Some(client) {
+            return Some(ErrorCode::NotAllowed);
+        }
+        let boxes = read.chained.as_ref().map(|chained| &chained.boxes[..]).unwrap_or_default();
+        let is_named = |one| self.chain_policy().name_of_box(&service_of(one)).is_some();
+        (!boxes.iter().all(is_named)).then_some(ErrorCode::BoxUnknown)
+    }
+
+    /// A flow's initiator is proved. True if it is another way of a session that ends here, and no program's own.
+    pub(crate) fn way_set_up(&mut self, now: Instant, id: FlowId, setup: &mut Setup) -> bool {
+        let Setup::Responder(setup) = setup else { return false };
+        if setup.begin.is_none() || self.flows.get(id).is_none_or(Flow::is_at_box) {
+            return false;
+        }
+        let held = core::mem::take(&mut setup.held);
+        self.way_proved(now, id, held);
+        true
+    }
+
+    /// The new way stands at this end: its sender is proved. `held`: what has overtaken the word of that.
+    fn way_proved(&mut self, now: Instant, id: FlowId, held: Vec<(SocketAddr, Vec<u8>)>) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let session = flow.session;
+        if !flow.is_sealed() {
+            self.keep_encapsulated(now, id);
+        }
+        let is_sealed = |id: FlowId| self.flows.get(id).is_some_and(Flow::is_sealed);
+        let following = self.reconfigurations.following.get(&session);
+        let is_less = following.is_some_and(|one| is_sealed(one.ways.old) && !is_sealed(id));
+        let following = self
+            .reconfigurations
+            .following
+            .get_mut(&session)
+            .filter(|one| !is_less && one.state == FollowingState::Asked && one.ways.new.is_none());
+        let Some(following) = following else {
+            self.say_fail(id, ErrorCode::Closed);
+            return self.forget_way(id);
+        };
+        following.ways.new = Some(id);
+        following.state = FollowingState::Ready;
+        following.until = now + AWAITED;
+        for (from, datagram) in held {
+            // It is the new way's, and waits as what comes next.
+            let _ = self.hold_overtaking(now, id, from, &datagram);
+        }
+    }
+
+    /// The new way stands at both ends.
+    fn confirmed_way(&mut self, now: Instant, session: SessionId, id: FlowId) {
+        let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        let number = following.ways.number;
+        if following.state == FollowingState::Ready {
+            following.state = FollowingState::Turned;
+            following.until = now + LEASE;
+            following.sends.next = Some(now + ASK_EVERY);
+            self.turn_ways(now, session, Role::Responder);
+        }
+        self.say_step(id, ReconfigurationStep::Done, number);
+    }
+
+    /// Both ends send by the new way.
+    fn finished_way(&mut self, now: Instant, session: SessionId, id: FlowId) {
+        let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        let number = following.ways.number;
+        if following.state == FollowingState::Turned {
+            following.state = FollowingState::Finished;
+            following.until = now + AWAITED + PATIENCE;
+            following.sends.next = None;
+            if following.ways.held_until.is_none() {
+                self.hear_fence(session, Role::Responder);
+            }
+            self.settle_way(now, id);
+        }
+        self.say_step(id, ReconfigurationStep::Finished, number);
+    }
+
+    /// The old way is over.
+    fn leave_old(&mut self, now: Instant, session: SessionId) {
+        self.hear_fence(session, Role::Responder);
+        let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        if following.state == FollowingState::Turned
+            && let Some(new) = following.ways.new
+        {
+            self.settle_way(now, new);
+        }
+        self.forget_way(following.ways.old);
+    }
+
+    /// The session stays as it was.
+    pub(super) fn leave_new(&mut self, now: Instant, session: SessionId) {
+        self.turn_ways_back(now, session, Role::Responder);
+        let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        if following.ways.has_turned {
+            // There is no other way any more.
+            return following.ways.new.into_iter().for_each(|new| self.settle_way(now, new));
+        }
+        if let Some(new) = following.ways.new {
+            self.say_step(new, ReconfigurationStep::Leave, following.ways.number);
+            self.forget_way(new);
+        }
+    }
+
+    /// The old way is no more, while the session goes by the new one.
+    pub(super) fn follower_lost_old(&mut self, now: Instant, session: SessionId) {
+        let Some(following) = self.reconfigurations.following.get(&session) else { return };
+        if following.state == FollowingState::Finished {
+            self.leave_old(now, session);
+        }
+    }
+
+    /// Asks the left anchor again, and ends what has waited for too long.
+    pub(super) fn followers_due(&mut self, now: Instant) {
+        let due = self.reconfigurations.following.iter().filter(|(_, one)| one.due() <= now);
+        let due: Vec<SessionId> = due.map(|(session, _)| *session).collect();
+        for session in due {
+            self.give_up_holding(now, session, Role::Responder);
+            let Some(following) = self.reconfigurations.following.get_mut(&session) else { continue };
+            let number = following.ways.number;
+            let old = following.ways.old;
+            if following.until <= now {
+                match following.state {
+                    FollowingState::Finished => {
+                        self.say_step(old, ReconfigurationStep::Leave, number);
+                        self.leave_old(now, session);
+                    }
+                    _ => self.leave_new(now, session),
+                }
+                continue;
+            }
+            if following.sends.next.is_some_and(|next| next <= now) {
+                following.sends.next = Some(now + ASK_EVERY);
+                if let Some(new) = following.ways.new {
+                    self.say_step(new, ReconfigurationStep::Done, number);
+                }
+            }
+        }
+    }
+}

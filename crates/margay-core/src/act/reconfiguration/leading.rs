@@ -1,0 +1,605 @@
+//! The left anchor: the host of the session's client, which has the session's lock.
+
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use margay_wire::{BoxFlags, BoxRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId};
+
+use super::refusal::refusal_text;
+use super::{
+    Edit, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome, ReconfigurationRefused,
+    Reconfigured, TCP, Ways,
+};
+use crate::act::chain::NewWay;
+use crate::act::setup::Start;
+use crate::act::stack_change::{Sends, number_after};
+use crate::association::auth::Verified;
+use crate::cache::entry::Directions;
+use crate::machine::sal::Sal;
+use crate::resolve::instance::sticky;
+use crate::resolve::way::Sender;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, seen};
+use crate::session::{Act, Holder, LockError, LockGuardId};
+use crate::table::Resolution;
+use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
+use crate::types::name::ServiceId;
+use crate::types::role::Role;
+use crate::types::state::Machine;
+use crate::types::time::Instant;
+
+/// Longer than a reconfiguration takes, whatever is lost of it.
+const LEASE: Duration = crate::session::LEASE_MAX;
+/// An order waits so long for a session that is busy.
+const ORDER_WAITS: Duration = Duration::from_secs(6);
+/// The old way is there for so long after both ends send by the new one: boxes may have something of it still. What of
+/// a connection is lost with it is sent again.
+const LINGER_TCP: Duration = Duration::from_millis(100);
+const LINGER_UDP: Duration = Duration::from_secs(2);
+/// For so long a word is waited for that changes nothing more.
+const CLOSING: Duration = Duration::from_secs(3);
+/// A round trip that is not known.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
+
+/// How far the left anchor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeadingState {
+    /// The right anchor is asked whether it agrees.
+    Asking,
+    /// The new way is being set up.
+    SettingUp,
+    /// It stands at this end; the right anchor is to say that it sends by it.
+    Confirming,
+    /// Both send by it. The right anchor's last word by the old way has not come.
+    Turned,
+    /// The right anchor is told that the old way is needed no more.
+    Finishing,
+    /// The session goes by the new way. What boxes still have of the old one is taken.
+    Lingering,
+    /// The old way is taken down.
+    Leaving,
+    /// The session goes by the old way, and the right anchor is told so.
+    Canceling,
+    /// It is over.
+    Over,
+}
+
+/// What the left anchor hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeadingEvent {
+    /// The right anchor agrees.
+    Answered,
+    /// It does not.
+    Refused,
+    /// The new way is set up.
+    SetUp,
+    /// The right anchor sends by the new way.
+    Done,
+    /// The last of the old way has come.
+    Fenced,
+    /// The right anchor has heard that the old way is needed no more.
+    Finished,
+    /// The new way does not come to stand, or is no more.
+    Failed,
+    /// The old way is no more.
+    OldGone,
+    /// The right anchor sends by the old way.
+    Canceled,
+    /// Nothing of the kind has come for as long as the state lasts.
+    TimeOut,
+}
+
+/// The declared life of a reconfiguration at its left anchor.
+pub const LEADING: Machine<LeadingState, LeadingEvent> = {
+    use LeadingEvent::{Answered, Canceled, Done, Failed, Fenced, Finished, OldGone, Refused, SetUp, TimeOut};
+    use LeadingState::{Asking, Canceling, Confirming, Finishing, Leaving, Lingering, Over, SettingUp, Turned};
+    Machine {
+        name: "reconfiguration at the left anchor",
+        states: &[Asking, SettingUp, Confirming, Turned, Finishing, Lingering, Leaving, Canceling, Over],
+        events: &[Answered, Refused, SetUp, Done, Fenced, Finished, Failed, OldGone, Canceled, TimeOut],
+        transitions: &[
+            (Asking, Answered, SettingUp),
+            (Asking, Refused, Over),
+            (Asking, Failed, Over),
+            (Asking, TimeOut, Over),
+            (SettingUp, SetUp, Confirming),
+            (SettingUp, Failed, Canceling),
+            (SettingUp, TimeOut, Canceling),
+            (Confirming, Done, Turned),
+            (Confirming, Failed, Canceling),
+            (Confirming, TimeOut, Canceling),
+            (Turned, Fenced, Finishing),
+            (Turned, Failed, Canceling),
+            (Turned, OldGone, Finishing),
+            (Turned, TimeOut, Finishing),
+            (Finishing, Finished, Lingering),
+            (Finishing, Failed, Canceling),
+            (Finishing, TimeOut, Lingering),
+            (Lingering, OldGone, Over),
+            (Lingering, TimeOut, Leaving),
+            (Leaving, OldGone, Over),
+            (Leaving, TimeOut, Over),
+            (Canceling, Canceled, Over),
+            (Canceling, TimeOut, Over),
+        ],
+    }
+};
+
+/// What is wanted of a session.
+#[derive(Clone, Debug)]
+struct Wish {
+    edit: Edit,
+    /// The boxes that it shall have, in order.
+    boxes: Vec<ServiceId>,
+}
+
+/// A reconfiguration that this host leads.
+#[derive(Debug)]
+pub(super) struct Leading {
+    pub ways: Ways,
+    pub state: LeadingState,
+    wish: Wish,
+    guard: LockGuardId,
+    far_end: HostId,
+    /// Where the right anchor hears SAL.
+    address: SocketAddr,
+    sends: Sends,
+    until: Instant,
+    /// Why it comes to nothing, where that is known.
+    why: String,
+}
+
+impl Leading {
+    pub fn due(&self) -> Instant {
+        let next = self.sends.next.into_iter().chain(self.ways.held_until).min();
+        next.map_or(self.until, |next| next.min(self.until))
+    }
+
+    pub const fn may_turn_back(&self) -> bool {
+        matches!(self.state, LeadingState::Turned | LeadingState::Finishing)
+    }
+}
+
+/// An order that waits until its session is free.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    edit: Edit,
+    next: Instant,
+    until: Instant,
+}
+
+impl Waiting {
+    pub const fn due(&self) -> Instant {
+        self.next
+    }
+}
+
+impl Sal {
+    /// Has a session of a program here go through other boxes. What becomes of it comes as an event.
+    ///
+    /// # Errors
+    ///
+    /// Why not; the session is as it was.
+    pub fn reconfigure(&mut self, now: Instant, id: FlowId, edit: Edit) -> Result<(), ReconfigurationRefused> {
+        self.now = now;
+        self.may_go_another_way(id, Role::Initiator)?;
+        let boxes = edit.of(&self.boxes_of(id)).map_err(ReconfigurationRefused::Edit)?;
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        match self.begin_leading(now, id, Wish { edit, boxes }) {
+            Err(ReconfigurationRefused::Busy(LockError::Busy { .. })) => self.wait_for_session(now, session, edit),
+            begun => begun,
+        }
+    }
+
+    fn wait_for_session(&mut self, now: Instant, session: SessionId, edit: Edit) -> Result<(), ReconfigurationRefused> {
+        if self.reconfigurations.waiting.contains_key(&session) {
+            return Err(ReconfigurationRefused::UnderWay);
+        }
+        if self.reconfigurations.waiting.len() >= RECONFIGURATIONS_MAX {
+            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
+        }
+        let next = self.try_again_at(now, session);
+        self.reconfigurations.waiting.insert(session, Waiting { edit, next, until: now + ORDER_WAITS });
+        Ok(())
+    }
+
+    /// A session is busy: it is asked for again after a random time of its round trip.
+    fn try_again_at(&mut self, now: Instant, session: SessionId) -> Instant {
+        self.counters.reconfigurations_locked += 1;
+        let association = self.flows.of_session(session).find_map(|flow| self.associations.get(flow.association));
+        let rtt = association.and_then(|association| association.rtt).unwrap_or(ROUND_TRIP).max(ROUND_TRIP);
+        let micros = u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX).max(1);
+        now + Duration::from_micros(u64::from(micros / 2 + self.rng.u32() % micros))
+    }
+
+    /// Orders that wait for their sessions.
+    pub(super) fn waiting_due(&mut self, now: Instant) {
+        let due = self.reconfigurations.waiting.iter().filter(|(_, one)| one.next <= now);
+        let due: Vec<(SessionId, Edit, Instant)> = due.map(|(session, one)| (*session, one.edit, one.until)).collect();
+        for (session, edit, until) in due {
+            let is_its =
+                |flow: &&Flow| flow.role == Role::Initiator && !flow.is_at_box() && flow.directions.has_egress();
+            let Some(id) = self.flows.of_session(session).find(is_its).map(|flow| flow.id) else {
+                self.reconfigurations.waiting.remove(&session);
+                continue;
+            };
+            let boxes = edit.of(&self.boxes_of(id));
+            let begun = match boxes {
+                Ok(boxes) => self.begin_leading(now, id, Wish { edit, boxes }),
+                Err(error) => Err(ReconfigurationRefused::Edit(error)),
+            };
+            match begun {
+                Ok(()) => {
+                    self.reconfigurations.waiting.remove(&session);
+                }
+                Err(ReconfigurationRefused::Busy(LockError::Busy { .. })) if now < until => {
+                    let next = self.try_again_at(now, session);
+                    if let Some(waiting) = self.reconfigurations.waiting.get_mut(&session) {
+                        waiting.next = next;
+                    }
+                }
+                Err(refused) => {
+                    self.reconfigurations.waiting.remove(&session);
+                    let outcome = ReconfigurationOutcome::Refused(refused.to_string());
+                    self.remember_reconfiguration(now, id, edit, Vec::new(), outcome);
+                }
+            }
+        }
+    }
+
+    /// Takes the lock, and asks the right anchor.
+    fn begin_leading(&mut self, now: Instant, id: FlowId, wish: Wish) -> Result<(), ReconfigurationRefused> {
+        let far_end = self.may_go_another_way(id, Role::Initiator)?;
+        if self.reconfigurations.leading.len() >= RECONFIGURATIONS_MAX || self.flows.len() >= self.config.limits.flows {
+            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
+        }
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ReconfigurationRefused::Busy)?;
+        let number = number_after(self.reconfigurations.last_number, now);
+        self.reconfigurations.last_number = number;
+        let leading = Leading {
+            ways: Ways::of(id, number),
+            state: LeadingState::Asking,
+            wish,
+            guard,
+            far_end,
+            address: super::nowhere(),
+            sends: Sends::starting(now),
+            until: now + PATIENCE,
+            why: String::new(),
+        };
+        self.reconfigurations.leading.insert(session, leading);
+        self.leaders_due(now);
+        Ok(())
+    }
+
+    /// What the right anchor says.
+    pub(super) fn leader_hears(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Verified<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        use ReconfigurationStep as Step;
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        let known = self.reconfigurations.leading.get_mut(&session).filter(|one| one.ways.has(id));
+        let Some(leading) = known.filter(|one| one.ways.number == said.number) else {
+            return self.hear_of_forgotten(id, said);
+        };
+        let is_old = leading.ways.old == id;
+        match said.step {
+            Step::Answer if is_old => {
+                leading.address = said.address;
+                self.leader_event(now, session, LeadingEvent::Answered, "");
+            }
+            Step::Refuse if is_old => {
+                let code = message.error().map_or(margay_wire::ErrorCode::Refused, |error| error.code);
+                self.leader_event(now, session, LeadingEvent::Refused, refusal_text(code));
+            }
+            Step::Done if !is_old => self.leader_event(now, session, LeadingEvent::Done, ""),
+            Step::Fence if is_old => {
+                self.hear_fence(session, Role::Initiator);
+                self.leader_event(now, session, LeadingEvent::Fenced, "");
+            }
+            Step::Finished if !is_old => self.leader_event(now, session, LeadingEvent::Finished, ""),
+            Step::Canceled if is_old => self.leader_event(now, session, LeadingEvent::Canceled, ""),
+            Step::Left | Step::Leave => {
+                if said.step == Step::Leave {
+                    self.say_left(id, said.number);
+                }
+                // Of the session's own way, the peer speaks of something that it has not got.
+                if self.reconfigurations.ways(session, Role::Initiator).is_some_and(|ways| ways.of_program() != id) {
+                    self.way_ends(now, id, crate::cache::entry::RemoveReason::PeerFailed);
+                } else if !is_old {
+                    self.leader_event(
+                        now,
+                        session,
+                        LeadingEvent::Failed,
+                        "the server's host has no such way of the session",
+                    );
+                }
+            }
+            _ => return Err(DropReason::Unexpected),
+        }
+        Ok(())
+    }
+
+    /// The right anchor speaks of a reconfiguration that this start of the agent knows nothing of. The session goes by
+    /// the flow that it names.
+    fn hear_of_forgotten(&mut self, id: FlowId, said: ReconfigurationRepr) -> Result<(), DropReason> {
+        let goes_by_it = self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both);
+        match said.step {
+            ReconfigurationStep::Done if goes_by_it => {
+                self.say_step(id, ReconfigurationStep::Finish, said.number);
+                Ok(())
+            }
+            _ => Err(DropReason::Stale),
+        }
+    }
+
+    /// Something has happened to a reconfiguration. What is not listed changes nothing: words come twice, and late.
+    /// `why`: for people, where it comes to nothing.
+    pub(super) fn leader_event(&mut self, now: Instant, session: SessionId, event: LeadingEvent, why: &str) {
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        let before = leading.state;
+        let Ok(after) = LEADING.after(before, event) else { return };
+        let has_old = self.flows.get(leading.ways.old).is_some_and(Flow::carries_data);
+        if after == LeadingState::Canceling && leading.ways.has_turned && !has_old {
+            // There is no other way any more.
+            return;
+        }
+        if before == LeadingState::Confirming && after == LeadingState::Turned {
+            let is_lost = !self.locks.is_held_by(leading.guard, now);
+            if is_lost {
+                // Whatever the lock protects may have changed.
+                return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
+            }
+        }
+        leading.state = after;
+        leading.sends.next = None;
+        if leading.why.is_empty() {
+            leading.why = why.to_string();
+        }
+        match after {
+            LeadingState::SettingUp => self.set_new_way_up(now, session),
+            LeadingState::Confirming => leading.sends = Sends::starting(now),
+            LeadingState::Turned => {
+                leading.until = now + FENCE_WAIT + FENCE_WAIT;
+                let is_fenced = leading.ways.is_fenced;
+                self.turn_ways(now, session, Role::Initiator);
+                if is_fenced {
+                    self.leader_event(now, session, LeadingEvent::Fenced, "");
+                }
+            }
+            LeadingState::Finishing => {
+                leading.sends = Sends::starting(now);
+                leading.until = now + CLOSING;
+                self.hear_fence(session, Role::Initiator);
+            }
+            LeadingState::Lingering => self.linger(now, session),
+            LeadingState::Leaving => {
+                leading.sends = Sends::starting(now);
+                leading.until = now + CLOSING;
+            }
+            LeadingState::Canceling => {
+                leading.sends = Sends::starting(now);
+                leading.until = now + CLOSING;
+                self.cancel(now, session);
+            }
+            LeadingState::Over => self.finish_reconfiguration(now, session, before, event),
+            LeadingState::Asking => {}
+        }
+        self.leaders_due(now);
+    }
+
+    fn finish_reconfiguration(&mut self, now: Instant, session: SessionId, before: LeadingState, event: LeadingEvent) {
+        let Some(leading) = self.reconfigurations.leading.get(&session) else { return };
+        let why = leading.why.clone();
+        let outcome = match (before, event) {
+            (LeadingState::Asking, LeadingEvent::Refused) => ReconfigurationOutcome::Refused(why),
+            (LeadingState::Asking, _) if why.is_empty() => ReconfigurationOutcome::Failed(
+                "the server's agent has not answered in time, or is of a version that cannot change sessions"
+                    .to_string(),
+            ),
+            (LeadingState::Asking | LeadingState::Canceling, _) => ReconfigurationOutcome::Failed(why),
+            _ => ReconfigurationOutcome::Done,
+        };
+        let left = (before == LeadingState::Leaving).then_some(leading.ways.old);
+        self.end_reconfiguration(now, session, outcome);
+        left.into_iter().for_each(|old| self.forget_way(old));
+    }
+
+    /// The session goes by the new way.
+    fn linger(&mut self, now: Instant, session: SessionId) {
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        let Some(new) = leading.ways.new else { return };
+        let old = leading.ways.old;
+        let protocol = self.flows.get(new).map_or(TCP, |flow| flow.app.protocol);
+        leading.until = now + if protocol == TCP { LINGER_TCP } else { LINGER_UDP };
+        let wish = leading.wish.clone();
+        self.settle_way(now, new);
+        self.remember_reconfiguration(now, new, wish.edit, wish.boxes, ReconfigurationOutcome::Done);
+        if self.flows.get(old).is_none() {
+            self.leader_event(now, session, LeadingEvent::OldGone, "");
+        }
+    }
+
+    /// The session is as it was.
+    fn cancel(&mut self, now: Instant, session: SessionId) {
+        self.turn_ways_back(now, session, Role::Initiator);
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        if leading.why.is_empty() {
+            leading.why = "the new way of the session did not come to stand in time".to_string();
+        }
+        let number = leading.ways.number;
+        if let Some(new) = leading.ways.new.take() {
+            self.say_step(new, ReconfigurationStep::Leave, number);
+            self.forget_way(new);
+        }
+    }
+
+    /// The reconfiguration is over, and the lock is free.
+    pub(super) fn end_reconfiguration(&mut self, now: Instant, session: SessionId, outcome: ReconfigurationOutcome) {
+        let Some(leading) = self.reconfigurations.leading.remove(&session) else { return };
+        // The lease may have ended by itself: then the lock is free already.
+        let _ = self.locks.release(leading.guard, now);
+        let id = leading.ways.of_program();
+        let is_told = matches!(leading.state, LeadingState::Lingering | LeadingState::Leaving)
+            || outcome == ReconfigurationOutcome::Done;
+        if !is_told {
+            self.remember_reconfiguration(now, id, leading.wish.edit, leading.wish.boxes, outcome);
+        }
+    }
+
+    /// Remembers what has become of a reconfiguration, and tells of it.
+    fn remember_reconfiguration(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        edit: Edit,
+        boxes: Vec<ServiceId>,
+        outcome: ReconfigurationOutcome,
+    ) {
+        let Some(session) = self.flows.get(id).map(|flow| flow.session) else { return };
+        self.counters.reconfigurations[edit.number()][outcome.number()] += 1;
+        let change = Reconfigured { at: now, edit, boxes, outcome };
+        let history = self.reconfigurations.histories.entry(id).or_default();
+        if history.len() == REMEMBERED {
+            history.remove(0);
+        }
+        history.push(change.clone());
+        self.events.push(Event::Reconfigured { flow: id, session, change });
+    }
+
+    /// Sets the new way up, by a SYN that ends at the right anchor.
+    fn set_new_way_up(&mut self, now: Instant, session: SessionId) {
+        let Some(leading) = self.reconfigurations.leading.get(&session) else { return };
+        let boxes = leading.wish.boxes.clone();
+        let begin = ReconfigurationRepr {
+            step: ReconfigurationStep::Begin,
+            number: leading.ways.number,
+            host: leading.far_end.0,
+            address: leading.address,
+        };
+        let Some(old) = self.flows.get(leading.ways.old) else { return };
+        let Flow { service, app, .. } = *old;
+        let is_sealed = old.is_sealed();
+        let id = self.fresh_flow_id();
+        let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
+        flow.directions = Directions::Neither;
+        // What is sealed is never given less.
+        flow.seen |= seen::LATER | if is_sealed { seen::SECURE } else { 0 };
+        let ahead = |service: &ServiceId| {
+            let mut name = [0; 12];
+            name.copy_from_slice(&service.0[..12]);
+            BoxRepr { service: name, flags: BoxFlags::empty() }
+        };
+        let boxes: Vec<BoxRepr> = boxes.iter().map(ahead).collect();
+        flow.chain = self.chain_of_way(&NewWay { session, service, app, boxes, number: begin.number }).map(Box::new);
+        let nonce = self.rng.u64();
+        let start = if flow.chain.is_none() {
+            Start { pinned: true, ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
+        } else {
+            match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, app.destination.port(), Sender::Own) {
+                Resolution::Forward(rule, hop) => {
+                    let address = hop.address;
+                    let beside = self.note_own(rule);
+                    Start::of(nonce, address, beside, Vec::new())
+                }
+                Resolution::Demux(..) | Resolution::Box(..) => {
+                    Start::of(nonce, self.loopback(), Vec::new(), Vec::new())
+                }
+                Resolution::Delay(..) | Resolution::Drop(_) | Resolution::None => {
+                    return self.leader_event(now, session, LeadingEvent::Failed, "nobody serves the box");
+                }
+            }
+        };
+        if let Some(leading) = self.reconfigurations.leading.get_mut(&session) {
+            leading.ways.new = Some(id);
+        }
+        self.start_setup(now, flow, Start { begin: Some(begin), ..start });
+    }
+
+    /// Where a SYN goes that is to end at the right anchor.
+    pub(crate) fn way_to_anchor(&self, begin: &ReconfigurationRepr) -> SocketAddr {
+        let host = HostId(begin.host);
+        if host == self.host_id() {
+            return self.loopback();
+        }
+        let known = self.associations.by_host(host).map(|association| association.remote);
+        known.unwrap_or(SocketAddr::new(begin.address.ip(), PORT))
+    }
+
+    /// The new way was answered for, and its end is proved.
+    pub(crate) fn way_answered(&mut self, now: Instant, id: FlowId) {
+        self.forget_chain_setup(id);
+        let Some(flow) = self.flows.get(id) else { return };
+        let session = flow.session;
+        let is_sealed = flow.is_sealed();
+        if !is_sealed {
+            self.keep_encapsulated(now, id);
+        }
+        let Some(leading) = self.reconfigurations.leading.get(&session) else {
+            // It was given up meanwhile.
+            return self.forget_way(id);
+        };
+        let is_wanted = self.flows.get(leading.ways.old).is_some_and(Flow::is_sealed);
+        if is_wanted && !is_sealed {
+            return self.leader_event(
+                now,
+                session,
+                LeadingEvent::Failed,
+                "the new way cannot be sealed as the old one is",
+            );
+        }
+        self.leader_event(now, session, LeadingEvent::SetUp, "");
+    }
+
+    /// The new way was not set up.
+    pub(crate) fn way_not_set_up(&mut self, now: Instant, session: SessionId, why: &str) {
+        if let Some(leading) = self.reconfigurations.leading.get_mut(&session) {
+            leading.ways.new = None;
+            self.leader_event(now, session, LeadingEvent::Failed, why);
+        }
+    }
+
+    /// The old way is no more, while the session goes by the new one.
+    pub(super) fn leader_lost_old(&mut self, now: Instant, session: SessionId) {
+        self.leader_event(now, session, LeadingEvent::OldGone, "");
+    }
+
+    /// Says again what has not been answered, and ends what has waited for too long.
+    pub(super) fn leaders_due(&mut self, now: Instant) {
+        let due = self.reconfigurations.leading.iter().filter(|(_, one)| one.due() <= now);
+        let due: Vec<SessionId> = due.map(|(session, _)| *session).collect();
+        for session in due {
+            self.give_up_holding(now, session, Role::Initiator);
+            let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { continue };
+            if leading.until <= now {
+                self.leader_event(now, session, LeadingEvent::TimeOut, "");
+                continue;
+            }
+            if !leading.sends.take(now) {
+                continue;
+            }
+            let number = leading.ways.number;
+            let old = leading.ways.old;
+            let new = leading.ways.new;
+            let (id, step) = match leading.state {
+                LeadingState::Asking => (Some(old), ReconfigurationStep::Request),
+                LeadingState::Confirming => (new, ReconfigurationStep::Confirm),
+                LeadingState::Finishing => (new, ReconfigurationStep::Finish),
+                LeadingState::Leaving => (Some(old), ReconfigurationStep::Leave),
+                LeadingState::Canceling => (Some(old), ReconfigurationStep::Cancel),
+                _ => continue,
+            };
+            id.into_iter().for_each(|id| self.say_step(id, step, number));
+        }
+    }
+}

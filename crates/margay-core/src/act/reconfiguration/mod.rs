@@ -1,0 +1,562 @@
+//! A session that runs comes to go through other boxes (docs/decisions/0080; Dysco, section 3). Its program notices
+//! nothing.
+//!
+//! ```text
+//!   client's host                                                                   server's host
+//!     Asking     ─────── request ──────────────── by the old way ──────────────────────▶ Asked
+//!                ◀────── answer: where it hears SAL ────────────────────────────────────
+//!     SettingUp  ─────── SYN, SYN-ACK, ACK ────── by the new way ──────────────────────▶ Ready
+//!     Confirming ─────── confirm ──────────────── by the new way ──────────────────────▶ Turned
+//!                ◀────── FENCE ────────────────── by the old way ───────────────────────
+//!     Turned     ◀────── done ─────────────────── by the new way ───────────────────────
+//!                ─────── FENCE ────────────────── by the old way ──────────────────────▶
+//!     Finishing  ─────── finish ───────────────── by the new way ──────────────────────▶ Finished
+//!     Lingering  ◀────── finished ──────────────────────────────────────────────────────
+//!     Leaving    ─────── leave ────────────────── by the old way, hop by hop ──────────▶
+//! ```
+//!
+//! The *anchors* are the two ends of the session. Each *way* between them is a flow at either end, with the session's
+//! one five-tuple there, and two halves on each box's host, which are ordinary flows. A program sends by one of the two
+//! flows alone; what comes is taken of both. Boxes that do not change numbers need no deltas: what was sent by one way
+//! may arrive by the other.
+//!
+//! The session's lock, which is kept at the left anchor, is taken for the whole of it: nobody hands the session over,
+//! changes its stack or its boxes meanwhile.
+//!
+//! Until the right anchor has said that it sends by the new way there is a way back, and whatever happens the session
+//! is as it was. From then on it goes on by the new one.
+
+mod edit;
+mod following;
+mod leading;
+mod passing;
+mod refusal;
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId};
+
+use crate::act::ending::closing::LINGER;
+use crate::act::stack_change::Stack;
+use crate::association::auth::Verified;
+use crate::association::draft::Draft;
+use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
+use crate::leg::carriage::Why;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::flow::{Flow, Setup, seen};
+use crate::types::drop_reason::DropReason;
+use crate::types::name::ServiceId;
+use crate::types::role::{Lifecycle, Role};
+use crate::types::time::Instant;
+use crate::types::tuple::Tuple;
+
+pub use edit::{EDITS, Edit, EditError};
+pub use leading::{LEADING, LeadingEvent, LeadingState};
+pub use refusal::ReconfigurationRefused;
+
+/// Reconfigurations at once, in each of the roles.
+const RECONFIGURATIONS_MAX: usize = 1024;
+/// Reconfigurations of a session that are remembered.
+const REMEMBERED: usize = 8;
+/// A new way that does not stand by then comes to nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A FENCE that is late holds up what has overtaken it for so long at most.
+const FENCE_WAIT: Duration = Duration::from_millis(50);
+/// So many bytes may overtake it; with the next ones, nothing waits any longer.
+const HELD_BYTES_MAX: usize = 4 << 20;
+const TCP: u8 = 6;
+/// Kinds of [`ReconfigurationOutcome`].
+pub const OUTCOMES: usize = 4;
+
+/// What has become of a reconfiguration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReconfigurationOutcome {
+    /// The session goes by the new way.
+    Done,
+    /// The server's host does not agree. The session is as it was.
+    Refused(String),
+    /// The new way did not come to stand. The session is as it was.
+    Failed(String),
+    /// The session ended meanwhile.
+    Ended,
+}
+
+impl ReconfigurationOutcome {
+    /// Names of all kinds, in the order in which they are counted.
+    pub const LABELS: [&'static str; OUTCOMES] = ["done", "refused", "failed", "ended"];
+
+    /// The name that lists and metrics carry.
+    pub const fn label(&self) -> &'static str {
+        Self::LABELS[self.number()]
+    }
+
+    const fn number(&self) -> usize {
+        match self {
+            Self::Done => 0,
+            Self::Refused(_) => 1,
+            Self::Failed(_) => 2,
+            Self::Ended => 3,
+        }
+    }
+
+    /// A sentence for people.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Done => "done",
+            Self::Refused(why) | Self::Failed(why) => why,
+            Self::Ended => "the session ended meanwhile",
+        }
+    }
+}
+
+/// A reconfiguration that is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconfigured {
+    /// When it was over.
+    pub at: Instant,
+    /// What was ordered.
+    pub edit: Edit,
+    /// The boxes that the session was to have, in order.
+    pub boxes: Vec<ServiceId>,
+    /// What has become of it.
+    pub outcome: ReconfigurationOutcome,
+}
+
+/// The two ways of a session at one of its ends.
+#[derive(Debug)]
+struct Ways {
+    old: FlowId,
+    /// `None`: it is not there yet.
+    new: Option<FlowId>,
+    number: u32,
+    /// The program sends by the new one.
+    has_turned: bool,
+    /// The other end sends nothing more by the old one.
+    is_fenced: bool,
+    /// What has come by the new one, and waits for the last of the old one.
+    held: Vec<(SocketAddr, Vec<u8>)>,
+    held_bytes: usize,
+    /// Until then at most.
+    held_until: Option<Instant>,
+}
+
+impl Ways {
+    const fn of(old: FlowId, number: u32) -> Self {
+        Self {
+            old,
+            new: None,
+            number,
+            has_turned: false,
+            is_fenced: false,
+            held: Vec::new(),
+            held_bytes: 0,
+            held_until: None,
+        }
+    }
+
+    fn has(&self, id: FlowId) -> bool {
+        self.old == id || self.new == Some(id)
+    }
+
+    /// The one that the program sends by.
+    fn of_program(&self) -> FlowId {
+        self.new.filter(|_| self.has_turned).unwrap_or(self.old)
+    }
+}
+
+/// All reconfigurations that this host has a part in, and what is remembered of those that are over.
+#[derive(Debug, Default)]
+pub(crate) struct Reconfigurations {
+    leading: BTreeMap<SessionId, leading::Leading>,
+    following: BTreeMap<SessionId, following::Following>,
+    /// Orders that wait until the session is free.
+    waiting: BTreeMap<SessionId, leading::Waiting>,
+    histories: BTreeMap<FlowId, Vec<Reconfigured>>,
+    /// Of sessions that end here, the last reconfiguration that was heard of.
+    numbers: BTreeMap<FlowId, u32>,
+    last_number: u32,
+}
+
+impl Reconfigurations {
+    /// When something is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let leading = self.leading.values().map(leading::Leading::due);
+        let following = self.following.values().map(following::Following::due);
+        let waiting = self.waiting.values().map(leading::Waiting::due);
+        leading.chain(following).chain(waiting).min()
+    }
+
+    /// Those of a flow's session that are over.
+    pub fn of_flow(&self, id: FlowId) -> Vec<Reconfigured> {
+        self.histories.get(&id).cloned().unwrap_or_default()
+    }
+
+    /// The flow is gone.
+    pub fn forget_flow(&mut self, id: FlowId) {
+        self.histories.remove(&id);
+        self.numbers.remove(&id);
+    }
+
+    fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
+        match role {
+            Role::Initiator => self.leading.get(&session).map(|one| &one.ways),
+            Role::Responder => self.following.get(&session).map(|one| &one.ways),
+        }
+    }
+
+    fn ways_mut(&mut self, session: SessionId, role: Role) -> Option<&mut Ways> {
+        match role {
+            Role::Initiator => self.leading.get_mut(&session).map(|one| &mut one.ways),
+            Role::Responder => self.following.get_mut(&session).map(|one| &mut one.ways),
+        }
+    }
+}
+
+/// The message that a step goes in: those of the lock are the lock's.
+const fn kind_of(step: ReconfigurationStep) -> Kind {
+    match step {
+        ReconfigurationStep::Request => Kind::RequestLock,
+        ReconfigurationStep::Answer => Kind::AckLock,
+        ReconfigurationStep::Refuse => Kind::NackLock,
+        ReconfigurationStep::Cancel => Kind::CancelLock,
+        ReconfigurationStep::Canceled => Kind::AckCancel,
+        _ => Kind::Change,
+    }
+}
+
+/// Where nothing is said of an address.
+const fn nowhere() -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)
+}
+
+/// What a step says beside its number.
+const fn bare(step: ReconfigurationStep, number: u32) -> ReconfigurationRepr {
+    ReconfigurationRepr { step, number, host: [0; 16], address: nowhere() }
+}
+
+impl Sal {
+    /// A step of a reconfiguration.
+    pub(crate) fn handle_reconfiguration(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
+        let association = message.association();
+        let said = message.reconfiguration().ok_or(DropReason::Malformed)?;
+        if message.kind != kind_of(said.step) {
+            return Err(DropReason::Malformed);
+        }
+        let id = message.dst_flow;
+        let Some(flow) = self.flows.get(id) else {
+            self.answer_of_no_flow(message, said);
+            return Err(DropReason::UnknownFlow);
+        };
+        let is_its = flow.peer_flow == message.src_flow
+            && flow.carries_data()
+            && self.associations.is_same_peer(flow.association, association);
+        if !is_its {
+            return Err(DropReason::UnknownFlow);
+        }
+        match flow.role {
+            _ if flow.is_at_box() => self.pass_step_on(now, id, message, said),
+            Role::Initiator => self.leader_hears(now, id, message, said),
+            Role::Responder => self.follower_hears(now, id, said),
+        }
+    }
+
+    /// The sender has a flow that this host has forgotten, or never had: it need not wait.
+    fn answer_of_no_flow(&mut self, message: &Verified<'_>, said: ReconfigurationRepr) {
+        use ReconfigurationStep::{Cancel, Canceled, Confirm, Done, Finish, Leave, Left, Refuse, Request};
+        let (step, code) = match said.step {
+            Request => (Refuse, Some(ErrorCode::UnknownFlow)),
+            Cancel => (Canceled, None),
+            Confirm | Done | Finish | Leave => (Left, None),
+            _ => return,
+        };
+        let flows = (message.src_flow, message.dst_flow);
+        self.send_step(message.association(), flows, bare(step, said.number), code);
+    }
+
+    /// Says a step by a flow.
+    fn say_step(&mut self, id: FlowId, step: ReconfigurationStep, number: u32) {
+        self.say_step_repr(id, bare(step, number), None);
+    }
+
+    fn say_step_repr(&mut self, id: FlowId, repr: ReconfigurationRepr, code: Option<ErrorCode>) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.association != 0) else { return };
+        let association = flow.association;
+        let peer_flow = flow.peer_flow;
+        self.send_step(association, (peer_flow, id), repr, code);
+    }
+
+    fn send_step(
+        &mut self,
+        association: u32,
+        (to, from): (FlowId, FlowId),
+        repr: ReconfigurationRepr,
+        code: Option<ErrorCode>,
+    ) {
+        let extensions: Vec<_> = core::iter::once(Extension::Reconfiguration(repr))
+            .chain(code.map(|code| Extension::Error(ErrorRepr { code, text: "" })))
+            .collect();
+        let mut draft = Draft::new(kind_of(repr.step), to, from);
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+
+    /// The flow that a session's program sends by, where this is another one of its two.
+    pub(crate) fn way_of_program(&self, id: FlowId) -> FlowId {
+        let Some(flow) = self.flows.get(id).filter(|flow| !flow.directions.has_egress()) else { return id };
+        let ways = self.reconfigurations.ways(flow.session, flow.role).filter(|ways| ways.has(id));
+        ways.map_or(id, Ways::of_program)
+    }
+
+    /// The five-tuple of a session that ends here.
+    pub(crate) fn tuple_of_session(&self, session: SessionId) -> Option<Tuple> {
+        let old = self.reconfigurations.following.get(&session)?.ways.old;
+        self.flows.get(old).map(|flow| flow.app)
+    }
+
+    /// Something has come by a way whose turn it is not yet: it waits for the last of the other one.
+    pub(crate) fn hold_overtaking(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        from: SocketAddr,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        let session = flow.session;
+        let role = flow.role;
+        let ways = self.reconfigurations.ways_mut(session, role).filter(|ways| ways.new == Some(id));
+        let ways = ways.ok_or(DropReason::Unexpected)?;
+        ways.held_bytes += datagram.len();
+        ways.held.push((from, datagram.to_vec()));
+        ways.held_until.get_or_insert(now + FENCE_WAIT);
+        if ways.held_bytes > HELD_BYTES_MAX {
+            self.take_by_new(session, role);
+        }
+        Ok(())
+    }
+
+    /// What comes by the new way is given on from here on, after what has waited.
+    fn take_by_new(&mut self, session: SessionId, role: Role) {
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
+        let Some(new) = ways.new else { return };
+        ways.held_until = None;
+        ways.held_bytes = 0;
+        let held = core::mem::take(&mut ways.held);
+        let has_turned = ways.has_turned;
+        let directions = if has_turned { Directions::Both } else { Directions::Ingress };
+        if let Some(association) = self.flows.get(new).map(|flow| flow.association) {
+            self.announce_path(association);
+        }
+        self.flows.set_directions(new, directions);
+        self.install_again(new);
+        held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
+    }
+
+    /// The other end sends nothing more by the old way.
+    fn hear_fence(&mut self, session: SessionId, role: Role) {
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
+        if !core::mem::replace(&mut ways.is_fenced, true) && ways.new.is_some() {
+            self.take_by_new(session, role);
+        }
+    }
+
+    /// From here on the program sends by the new way. The other end is told by the last message of the old one.
+    fn turn_ways(&mut self, now: Instant, session: SessionId, role: Role) {
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
+        let Some(new) = ways.new else { return };
+        ways.has_turned = true;
+        let old = ways.old;
+        let number = ways.number;
+        self.hand_program_over(now, old, new);
+        if let Some(history) = self.reconfigurations.histories.remove(&old) {
+            self.reconfigurations.histories.insert(new, history);
+        }
+        if role == Role::Responder {
+            self.reconfigurations.numbers.insert(new, number);
+        }
+        self.say_step(old, ReconfigurationStep::Fence, number);
+        self.begin_policy(now, new);
+        self.begin_rules(now, new);
+        self.events.push(Event::FlowOpened(new));
+        self.events.push(Event::FlowChanged(old));
+    }
+
+    /// The program sends by the old way again.
+    fn turn_ways_back(&mut self, now: Instant, session: SessionId, role: Role) {
+        let has_turned = self.reconfigurations.ways(session, role).filter(|ways| ways.has_turned);
+        let Some((old, new)) = has_turned.and_then(|ways| Some((ways.old, ways.new?))) else { return };
+        if !self.flows.get(old).is_some_and(Flow::carries_data) {
+            return;
+        }
+        if let Some(ways) = self.reconfigurations.ways_mut(session, role) {
+            ways.has_turned = false;
+        }
+        self.hand_program_over(now, new, old);
+        self.flows.set_directions(old, Directions::Both);
+        self.install_again(old);
+        if let Some(history) = self.reconfigurations.histories.remove(&new) {
+            self.reconfigurations.histories.insert(old, history);
+        }
+        self.events.push(Event::FlowOpened(old));
+        self.events.push(Event::FlowChanged(new));
+    }
+
+    /// A program's flow becomes another one, with all that is known of its connection.
+    fn hand_program_over(&mut self, now: Instant, from: FlowId, to: FlowId) {
+        let Some(flow) = self.flows.get(from).filter(|_| self.flows.get(to).is_some()) else { return };
+        let Flow { lifecycle, since, closed_at, .. } = *flow;
+        let source = flow.source.clone();
+        let ends = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        self.flows.set_directions(from, Directions::Ingress);
+        self.flows.set_deadline(from, None);
+        self.install_again(from);
+        let Some(flow) = self.flows.get_mut(to) else { return };
+        let directions = if flow.directions.has_ingress() { Directions::Both } else { Directions::Egress };
+        flow.lifecycle = lifecycle;
+        flow.since = since;
+        flow.closed_at = closed_at;
+        flow.active = now;
+        flow.source = source;
+        flow.seen |= ends;
+        let association = flow.association;
+        self.flows.set_directions(to, directions);
+        if lifecycle == Lifecycle::Closed {
+            self.flows.set_deadline(to, Some(now + LINGER));
+        }
+        self.announce_path(association);
+        self.install_again(to);
+    }
+
+    /// The session has one way again: nothing is before what goes direct by it.
+    fn settle_way(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if flow.directions != Directions::Both {
+            self.flows.set_directions(id, Directions::Both);
+        }
+        if self.flows.get(id).is_some_and(|flow| flow.stacks.settled() == Some(Stack::Plain)) {
+            self.unpark_direct(now, id);
+        }
+        self.install_again(id);
+        self.open_pinhole(now, id);
+    }
+
+    /// Forgets a way of a session without a word to anybody.
+    fn forget_way(&mut self, id: FlowId) {
+        let Some(flow) = self.take_flow(id) else { return };
+        if let Setup::Responder(setup) = &flow.setup {
+            self.half_open.remove(setup.reply.direct.ip());
+        } else if flow.association != 0 {
+            self.associations.release(flow.association);
+        }
+        let reason = RemoveReason::Rechained;
+        self.counters.removed(reason);
+        self.queue.update(EntryUpdate::Remove { flow: id, reason });
+        let info = Box::new(self.describe(&flow));
+        self.events.push(Event::FlowClosed { flow: info, reason, carried: FlowCounters::default() });
+    }
+
+    /// A flow is to end. True where that is the end of one of its session's two ways alone.
+    pub(crate) fn way_ends(&mut self, now: Instant, id: FlowId, reason: RemoveReason) -> bool {
+        if self.ends_leaving(id) {
+            return true;
+        }
+        let Some(flow) = self.flows.get(id) else { return false };
+        let session = flow.session;
+        let role = flow.role;
+        let Some(ways) = self.reconfigurations.ways(session, role).filter(|ways| ways.has(id)) else { return false };
+        let is_programs = ways.of_program() == id;
+        let has_turned = ways.has_turned;
+        // The end of a way, and not of the session.
+        let is_of_way = matches!(
+            reason,
+            RemoveReason::PeerFailed | RemoveReason::PeerRebooted | RemoveReason::GivenUp | RemoveReason::Unproved
+        );
+        match (is_programs, has_turned) {
+            // The old way of a session that goes by the new one.
+            (false, true) => self.old_way_gone(now, session, role),
+            // The new way, before it is used.
+            (false, false) => self.new_way_gone(now, session, role),
+            (true, true) if is_of_way && self.may_turn_back(session, role) => self.new_way_gone(now, session, role),
+            (true, _) => {
+                self.session_ends(now, session, role);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn may_turn_back(&self, session: SessionId, role: Role) -> bool {
+        let has_old = |ways: &Ways| self.flows.get(ways.old).is_some_and(Flow::carries_data);
+        match role {
+            Role::Initiator => {
+                self.reconfigurations.leading.get(&session).is_some_and(|one| one.may_turn_back() && has_old(&one.ways))
+            }
+            Role::Responder => {
+                let following = self.reconfigurations.following.get(&session);
+                following.is_some_and(|one| one.may_turn_back() && has_old(&one.ways))
+            }
+        }
+    }
+
+    fn old_way_gone(&mut self, now: Instant, session: SessionId, role: Role) {
+        let Some(old) = self.reconfigurations.ways(session, role).map(|ways| ways.old) else { return };
+        self.forget_way(old);
+        self.hear_fence(session, role);
+        match role {
+            Role::Initiator => self.leader_lost_old(now, session),
+            Role::Responder => self.follower_lost_old(now, session),
+        }
+    }
+
+    fn new_way_gone(&mut self, now: Instant, session: SessionId, role: Role) {
+        match role {
+            Role::Initiator => {
+                self.leader_event(now, session, LeadingEvent::Failed, "the new way of the session has failed");
+            }
+            Role::Responder => self.leave_new(now, session),
+        }
+    }
+
+    /// The other way of a session that ends is of no use.
+    fn session_ends(&mut self, now: Instant, session: SessionId, role: Role) {
+        let Some(ways) = self.reconfigurations.ways(session, role) else { return };
+        let number = ways.number;
+        let other = if ways.has_turned { Some(ways.old) } else { ways.new };
+        match role {
+            Role::Initiator => self.end_reconfiguration(now, session, ReconfigurationOutcome::Ended),
+            Role::Responder => drop(self.reconfigurations.following.remove(&session)),
+        }
+        if let Some(other) = other {
+            self.say_step(other, ReconfigurationStep::Leave, number);
+            self.forget_way(other);
+        }
+    }
+
+    /// From here on nothing of a way goes direct: it is encapsulated until the session has no other one.
+    fn keep_encapsulated(&mut self, now: Instant, id: FlowId) {
+        self.park_direct(now, id, Why::Unproved);
+    }
+
+    /// What is due of all reconfigurations.
+    pub(crate) fn reconfigurations_due(&mut self, now: Instant) {
+        self.leaders_due(now);
+        self.followers_due(now);
+        self.waiting_due(now);
+    }
+
+    fn give_up_holding(&mut self, now: Instant, session: SessionId, role: Role) {
+        let held_until = self.reconfigurations.ways(session, role).and_then(|ways| ways.held_until);
+        if held_until.is_some_and(|until| until <= now) {
+            self.take_by_new(session, role);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,81 @@
+//! A box's host passes on what the two anchors say to each other of a session, and forgets the session when it goes
+//! another way.
+
+use core::time::Duration;
+
+use margay_wire::{FlowId, ReconfigurationRepr, ReconfigurationStep};
+
+use super::bare;
+use crate::association::auth::Verified;
+use crate::cache::entry::RemoveReason;
+use crate::machine::sal::Sal;
+use crate::session::flow::seen;
+use crate::types::drop_reason::DropReason;
+use crate::types::time::Instant;
+
+/// Whoever is told that a session goes another way forgets it after so long, also without the next host's word.
+const LEAVING: Duration = Duration::from_secs(3);
+
+impl Sal {
+    /// Passes a step on to the session's other half.
+    pub(super) fn pass_step_on(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Verified<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        if said.step == ReconfigurationStep::Begin {
+            return Err(DropReason::Unexpected);
+        }
+        let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
+            return Err(DropReason::UnknownFlow);
+        };
+        self.say_step_repr(other, said, message.error().map(|error| error.code));
+        match said.step {
+            ReconfigurationStep::Leave => [id, other].into_iter().for_each(|half| self.begin_to_leave(now, half)),
+            ReconfigurationStep::Left => self.forget_halves(id),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin_to_leave(&mut self, now: Instant, half: FlowId) {
+        let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(seen::LEAVING)) else { return };
+        flow.seen |= seen::LEAVING;
+        self.flows.set_deadline(half, Some(now + LEAVING));
+    }
+
+    /// A session goes another way: nothing is left of it here.
+    pub(crate) fn forget_halves(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if let Some(other) = self.other_half(flow) {
+            self.forget_way(other);
+        }
+        self.forget_way(id);
+    }
+
+    /// The other end of a hop is gone while this half waits to be forgotten.
+    pub(crate) fn ends_leaving(&mut self, id: FlowId) -> bool {
+        let is_leaving = self.flows.get(id).is_some_and(|flow| flow.has(seen::LEAVING));
+        if is_leaving {
+            self.forget_halves(id);
+        }
+        is_leaving
+    }
+
+    /// A session is over that has not always gone this way: boxes on it may not have seen how both ends closed.
+    pub(crate) fn say_way_over(&mut self, id: FlowId, reason: RemoveReason) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::LATER) && !flow.is_at_box()) else { return };
+        let is_over = matches!(reason, RemoveReason::Closed | RemoveReason::Reset | RemoveReason::Idle);
+        if is_over && flow.chain.is_some() && flow.carries_data() {
+            self.say_step(id, ReconfigurationStep::Leave, 0);
+        }
+    }
+
+    /// This end has forgotten a way, and says so to whoever speaks of it.
+    pub(super) fn say_left(&mut self, id: FlowId, number: u32) {
+        self.say_step_repr(id, bare(ReconfigurationStep::Left, number), None);
+    }
+}

@@ -1,0 +1,140 @@
+//! Why the boxes of a session are not changed.
+
+use alloc::vec::Vec;
+
+use margay_wire::{ErrorCode, FlowId};
+
+use super::EditError;
+use crate::machine::sal::Sal;
+use crate::session::LockError;
+use crate::session::flow::{Flow, Setup, seen};
+use crate::types::key::HostId;
+use crate::types::name::ServiceId;
+use crate::types::role::{Lifecycle, Role};
+
+/// Why not; nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReconfigurationRefused {
+    /// No such flow.
+    #[error("there is no flow {0}; `margay flow list` shows those that there are")]
+    UnknownFlow(FlowId),
+    /// It is the server's end.
+    #[error("the boxes of a session are changed at the host of its client, and this flow is served here")]
+    Served,
+    /// It is a half at a box.
+    #[error("the boxes of a session are changed at the host of its client, and this is the host of a box")]
+    AtBox,
+    /// It is being set up, or it is over.
+    #[error("only a session that is set up, and that is not over, can go through other boxes")]
+    NotOpen,
+    /// Client and server are one host.
+    #[error("both ends of the session are on this host: nothing of it leaves the host")]
+    SameHost,
+    /// It goes by several pairs of addresses.
+    #[error(
+        "the flow is striped over several pairs of addresses; give it another policy first \
+         (`margay flow policy FLOW fail-over`)"
+    )]
+    Striped,
+    /// It begins or ends at a proxy.
+    #[error("the session begins or ends at a proxy, and such sessions keep their boxes")]
+    Proxied,
+    /// It waits: another act has it.
+    #[error("the connection is on its way to another host, or waits to be sealed; try again in a moment")]
+    Held,
+    /// Nobody knows who is at its other end.
+    #[error(
+        "the session was set up by an agent of a version that does not note who is at its other end; sessions that \
+         begin from now on can be changed"
+    )]
+    UnknownEnd,
+    /// The session cannot have these boxes.
+    #[error("{0}")]
+    Edit(EditError),
+    /// An order waits already.
+    #[error("the session is being changed, and another order waits; try again in a moment")]
+    UnderWay,
+    /// Another act is at work.
+    #[error("{0}")]
+    Busy(LockError),
+    /// Too many are changed at once.
+    #[error("{limit} sessions are being changed already; try again in a moment")]
+    Full {
+        /// The bound.
+        limit: usize,
+    },
+}
+
+/// What people are told of a right anchor that does not agree.
+pub(super) const fn refusal_text(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::UnknownFlow => "the server's host does not know the session",
+        ErrorCode::Closed => "the session is over at the server's host, or not set up there yet",
+        ErrorCode::Overloaded => {
+            "the server's host changes this session already, or too many others; try again in a moment"
+        }
+        ErrorCode::Striped => "the session is striped over several pairs of addresses at the server's host",
+        _ => "the server's host does not agree; its log has the reason",
+    }
+}
+
+impl Sal {
+    /// The host at the other end of a session, at one of its ends.
+    pub(super) fn far_end(&self, flow: &Flow) -> Option<HostId> {
+        match flow.chain.as_deref() {
+            Some(chained) => chained.far_end,
+            None => self.associations.get(flow.association).map(|peer| peer.host),
+        }
+    }
+
+    /// Whether an end of a session agrees that it goes another way. Gives the host at the other end.
+    pub(super) fn may_go_another_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
+        let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
+        let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
+        let is_set_up = is_proved && !matches!(flow.setup, Setup::Initiator(_) | Setup::Responder(_));
+        let ends = |chained: &crate::act::chain::Chained| {
+            chained.boxes.iter().any(|one| one.flags.contains(margay_wire::BoxFlags::ENDS))
+                || matches!(chained.place, crate::act::chain::Place::Proxy { .. })
+        };
+        let begins_here = |chained: &crate::act::chain::Chained| {
+            flow.role == Role::Initiator && chained.hosts.first() == Some(&self.host_id())
+        };
+        let far_end = self.far_end(flow);
+        Err(match flow.chain.as_deref() {
+            _ if flow.is_at_box() => ReconfigurationRefused::AtBox,
+            _ if flow.role != role => ReconfigurationRefused::Served,
+            _ if !is_open || !is_set_up || !flow.directions.has_egress() => ReconfigurationRefused::NotOpen,
+            Some(chained) if ends(chained) || begins_here(chained) => ReconfigurationRefused::Proxied,
+            _ if flow.stripe.is_some() => ReconfigurationRefused::Striped,
+            _ if flow.is_held || flow.has(seen::GUARDED) || self.fetches.is_between(id) => ReconfigurationRefused::Held,
+            _ if self.queue.is_frozen(id) => ReconfigurationRefused::Held,
+            _ => match far_end {
+                None => ReconfigurationRefused::UnknownEnd,
+                Some(host) if host == self.host_id() => ReconfigurationRefused::SameHost,
+                Some(host) => return Ok(host),
+            },
+        })
+    }
+
+    /// The boxes that a session goes through, in order.
+    pub(super) fn boxes_of(&self, id: FlowId) -> Vec<ServiceId> {
+        let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
+        let boxes = chained.map(|chained| &chained.boxes[..]).unwrap_or_default();
+        let is_passed = |one: &&margay_wire::BoxRepr| !one.flags.contains(margay_wire::BoxFlags::LEFT_OUT);
+        boxes.iter().filter(is_passed).map(crate::act::chain::service_of).collect()
+    }
+}
+
+impl ReconfigurationRefused {
+    /// What the left anchor is told.
+    pub(super) const fn code(self) -> ErrorCode {
+        match self {
+            Self::UnknownFlow(_) | Self::Served | Self::AtBox => ErrorCode::UnknownFlow,
+            Self::NotOpen => ErrorCode::Closed,
+            Self::Striped => ErrorCode::Striped,
+            Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
+            Self::SameHost | Self::Proxied | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
+        }
+    }
+}

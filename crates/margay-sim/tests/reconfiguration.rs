@@ -1,0 +1,399 @@
+//! Sessions that run come to go through other boxes, in virtual time: put in, taken out and replaced under streams both
+//! ways, with loss, with agents that die, and at every end of a session.
+
+mod line;
+
+use std::time::Duration;
+
+use line::{Line, MAIL, line};
+use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule};
+use margay_core::name::Prefix;
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused};
+use margay_core::table::{Action, Allow, Rule};
+use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};
+use margay_sim::check::{ends_agree, nothing_left_over};
+use margay_sim::middlebox::Habit;
+use margay_sim::stream::{Plan, State, Stream};
+use margay_sim::world::service;
+use margay_sim::{HostId, Weather};
+use margay_wire::FlowId;
+
+const SECOND: Duration = Duration::from_secs(1);
+const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 1500, closes: true };
+const BYTES: u64 = 1500 * 700;
+
+/// A line whose sessions go through no boxes, although its policy knows them.
+fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
+    let mut line = line(seed, weather, count);
+    let one = |at: usize| {
+        let name = format!("box-{at}.shop");
+        BoxWanted { service: service(&name), name, may_be_left_out: false, is_proxy: false }
+    };
+    let rule = ChainRule {
+        name: "mail".to_owned(),
+        services: Prefix::from(service(MAIL)),
+        protocol: None,
+        ports: None,
+        clients: Vec::new(),
+        boxes: (0..count).map(one).collect(),
+    };
+    let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
+    for host in line.all() {
+        line.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
+    }
+    line
+}
+
+fn name(at: usize) -> margay_core::name::ServiceId {
+    service(&format!("box-{at}.shop"))
+}
+
+const fn insert(service: margay_core::name::ServiceId) -> Edit {
+    Edit::Insert { service, before: None }
+}
+
+/// The session of the stream, at the client.
+fn flow(line: &mut Line) -> FlowId {
+    let client = line.client;
+    let flows = line.world.host(client).sal.flows();
+    let chat = line.service;
+    let mut own = flows.filter(|flow| flow.service == chat && flow.role == Role::Initiator).map(|flow| flow.flow);
+    own.next().expect("the session")
+}
+
+fn order(line: &mut Line, edit: Edit) -> Result<(), ReconfigurationRefused> {
+    let id = flow(line);
+    let now = line.world.now;
+    let client = line.client;
+    let begun = line.world.host(client).sal.reconfigure(now, id, edit);
+    line.world.touch(client);
+    begun
+}
+
+/// What has become of the reconfigurations until now.
+fn outcomes(line: &mut Line) -> Vec<ReconfigurationOutcome> {
+    let client = line.client;
+    let events = line.world.host(client).events.iter();
+    let outcome = |event: &Event| match event {
+        Event::Reconfigured { change, .. } => Some(change.outcome.clone()),
+        _ => None,
+    };
+    events.filter_map(outcome).collect()
+}
+
+fn flows_at(line: &mut Line, host: HostId) -> usize {
+    line.world.host(host).sal.flow_count()
+}
+
+fn bytes_of(line: &mut Line, at: usize) -> u64 {
+    let host = line.boxes[at];
+    line.world.host(host).middlebox.as_ref().expect("it has one").bytes
+}
+
+/// The boxes of the session as the client's host has them.
+fn boxes(line: &mut Line) -> Vec<margay_core::name::ServiceId> {
+    let id = flow(line);
+    let client = line.client;
+    let shown = line.world.host(client).sal.flow(id).expect("it is there");
+    shown.chain.map(|chain| chain.boxes.iter().map(|one| one.service).collect()).unwrap_or_default()
+}
+
+/// Why flows have ended at each host.
+fn reasons(line: &mut Line) -> String {
+    let mut text = String::new();
+    for host in line.all() {
+        let counters = line.world.host(host).sal.counters();
+        let removed = RemoveReason::ALL.iter().map(|reason| (reason.label(), counters.removals(*reason)));
+        let removed: Vec<_> = removed.filter(|(_, count)| *count > 0).collect();
+        text.push_str(&format!("{host:?}: {removed:?}; "));
+    }
+    text.push_str(&format!("{:?}", outcomes(line)));
+    text
+}
+
+fn ends_well(line: &mut Line, stream: usize) {
+    ends(line, stream, false);
+}
+
+/// `may_be_reset`: once all has come and both have closed, a segment that is doubled may meet a socket that is gone.
+fn ends(line: &mut Line, stream: usize, may_be_reset: bool) {
+    line.world.run_for(360 * SECOND);
+    let client = line.client;
+    let ends: [Stream; 2] = [line.world.host(client).streams[stream].clone(), line.served()];
+    for end in ends {
+        let said = (end.was_reset, end.was_wrong, end.received, end.state, end.refused);
+        assert!((may_be_reset || !end.was_reset) && !end.was_wrong, "{said:?} {}", reasons(line));
+        assert_eq!(end.received, BYTES);
+        assert!(matches!(end.state, State::TimeWait | State::Gone));
+    }
+    for host in line.all() {
+        assert_eq!(flows_at(line, host), 0, "{host:?} forgets it");
+        let now = line.world.now;
+        assert_eq!(line.world.host(host).sal.locked_sessions(now), 0);
+    }
+    nothing_left_over(&line.world).expect("nothing is");
+}
+
+#[test]
+fn a_box_is_put_in_and_taken_out_again_and_again() {
+    for is_direct in [false, true] {
+        let mut line = open_line(7, Weather::FAIR, 1);
+        line.set_direct(is_direct);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        let scrubber = line.boxes[0];
+        for round in 0..4 {
+            let before = bytes_of(&mut line, 0);
+            order(&mut line, insert(name(0))).expect("it may");
+            line.world.run_for(SECOND);
+            assert_eq!(outcomes(&mut line).len(), round * 2 + 1);
+            assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done));
+            assert_eq!(boxes(&mut line), [name(0)]);
+            assert!(bytes_of(&mut line, 0) > before + 10_000, "the session goes through it");
+            assert_eq!(flows_at(&mut line, scrubber), 2);
+            order(&mut line, Edit::Remove { service: name(0) }).expect("it may");
+            line.world.run_for(SECOND / 2);
+            assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done));
+            assert!(boxes(&mut line).is_empty());
+            assert_eq!(flows_at(&mut line, scrubber), 0, "the box's agent has forgotten it");
+            ends_agree(&line.world).expect("they do");
+        }
+        ends_well(&mut line, stream);
+    }
+}
+
+#[test]
+fn boxes_are_replaced_and_put_before_others() {
+    for is_direct in [false, true] {
+        let mut line = open_line(9, Weather::FAIR, 3);
+        line.set_direct(is_direct);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        for (edit, wanted) in [
+            (insert(name(0)), vec![0]),
+            (Edit::Replace { service: name(0), by: name(1) }, vec![1]),
+            (Edit::Insert { service: name(2), before: Some(name(1)) }, vec![2, 1]),
+            (Edit::Remove { service: name(2) }, vec![1]),
+            (Edit::Remove { service: name(1) }, vec![]),
+        ] {
+            order(&mut line, edit).expect("it may");
+            line.world.run_for(SECOND);
+            assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done), "{edit:?}");
+            assert_eq!(boxes(&mut line), wanted.iter().map(|at| name(*at)).collect::<Vec<_>>());
+            let halves: usize = line.boxes.clone().into_iter().map(|host| flows_at(&mut line, host)).sum();
+            assert_eq!(halves, 2 * wanted.len(), "{edit:?}");
+            ends_agree(&line.world).expect("they do");
+        }
+        ends_well(&mut line, stream);
+    }
+}
+
+#[test]
+fn datagrams_go_through_a_box_that_is_put_in() {
+    let mut line = open_line(16, Weather::FAIR, 1);
+    assert_eq!(line.ask_by_datagrams(4), 4);
+    for (edit, bytes) in [(insert(name(0)), 8), (Edit::Remove { service: name(0) }, 0)] {
+        let client = line.client;
+        let now = line.world.now;
+        let id = line.world.host(client).sal.flows().find(|flow| flow.app.protocol == 17).expect("the session").flow;
+        line.world.host(client).sal.reconfigure(now, id, edit).expect("it may");
+        line.world.touch(client);
+        line.world.run_for(3 * SECOND);
+        assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done), "{edit:?}");
+        let before = bytes_of(&mut line, 0);
+        let answered = line.world.host(client).datagrams.len();
+        assert_eq!(line.ask_by_datagrams(4), answered + 4);
+        assert_eq!(bytes_of(&mut line, 0) - before, bytes, "questions and answers pass it, or none do");
+    }
+    let scrubber = line.boxes[0];
+    assert_eq!(flows_at(&mut line, scrubber), 0);
+}
+
+#[test]
+fn orders_that_come_together_are_carried_out_one_after_the_other() {
+    let mut line = open_line(10, Weather::FAIR, 2);
+    let stream = line.talk(TALK);
+    line.world.run_for(SECOND);
+    order(&mut line, insert(name(0))).expect("it may");
+    order(&mut line, insert(name(1))).expect("it waits");
+    assert_eq!(order(&mut line, insert(name(1))), Err(ReconfigurationRefused::UnderWay));
+    line.world.run_for(2 * SECOND);
+    assert_eq!(outcomes(&mut line), [ReconfigurationOutcome::Done, ReconfigurationOutcome::Done]);
+    assert_eq!(boxes(&mut line), [name(0), name(1)]);
+    let client = line.client;
+    assert!(line.world.host(client).sal.counters().reconfigurations_locked > 0);
+    ends_well(&mut line, stream);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_the_session_is_as_it_was() {
+    let mut line = open_line(11, Weather::FAIR, 2);
+    let stream = line.talk(TALK);
+    line.world.run_for(SECOND);
+    let rewriting = line.boxes[1];
+    line.withdraw_box(rewriting);
+    line.world.publish_box(line.router, rewriting, "box-1.shop", Habit::Passes);
+    let sal = &mut line.world.host(rewriting).sal;
+    let rules: Vec<_> = sal.rules().filter(|(prefix, ..)| prefix.id == name(1)).map(|(_, id, _)| id).collect();
+    rules.into_iter().for_each(|id| assert!(sal.remove_rule(id)));
+    let action = Action::Box(Middlebox { kind: BoxKind::Rewrite, allow: Allow::Any });
+    let rule = Rule { priority: 100, weight: 1, action };
+    sal.add_rule(margay_core::Instant::ZERO, name(1).into(), rule).expect("there is room");
+    for (edit, why) in [
+        (insert(service("unknown.shop")), "nobody serves"),
+        (insert(name(1)), "must have a session from its beginning on"),
+    ] {
+        order(&mut line, edit).expect("it may be asked");
+        line.world.run_for(4 * SECOND);
+        let last = outcomes(&mut line).pop().expect("an outcome");
+        assert!(matches!(&last, ReconfigurationOutcome::Failed(said) if said.contains(why)), "{last:?}");
+        assert!(boxes(&mut line).is_empty());
+    }
+    assert!(matches!(order(&mut line, Edit::Remove { service: name(0) }), Err(ReconfigurationRefused::Edit(_))));
+    let server = line.server;
+    let served = line.world.host(server).sal.flows().next().expect("the session").flow;
+    let now = line.world.now;
+    let refused = line.world.host(server).sal.reconfigure(now, served, insert(name(0)));
+    assert_eq!(refused, Err(ReconfigurationRefused::Served));
+    ends_well(&mut line, stream);
+}
+
+#[test]
+fn a_box_that_no_policy_of_the_server_names_is_not_put_in() {
+    let mut line = open_line(12, Weather::FAIR, 1);
+    let server = line.server;
+    line.world.host(server).sal.set_chain_policy(ChainPolicy::default()).expect("it can be gone by");
+    let stream = line.talk(TALK);
+    line.world.run_for(SECOND);
+    order(&mut line, insert(name(0))).expect("it may be asked");
+    line.world.run_for(3 * SECOND);
+    let last = outcomes(&mut line).pop().expect("an outcome");
+    assert!(matches!(&last, ReconfigurationOutcome::Failed(_)), "{last:?}");
+    let scrubber = line.boxes[0];
+    assert_eq!(flows_at(&mut line, scrubber), 0);
+    ends_well(&mut line, stream);
+}
+
+#[test]
+fn loss_delays_a_change_and_costs_nobody_the_session() {
+    for seed in 0..24 {
+        let weather = Weather { loss_per_mille: 40, duplicate_per_mille: 40, ..Weather::FAIR };
+        let mut line = open_line(100 + seed, Weather::FAIR, 2);
+        line.set_direct(seed % 2 == 0);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        line.world.network.weather = weather;
+        for round in 0..6 {
+            let edit = match boxes(&mut line)[..] {
+                [] => insert(name(0)),
+                [one] if round % 2 == 0 => {
+                    Edit::Replace { service: one, by: if one == name(0) { name(1) } else { name(0) } }
+                }
+                [one] => Edit::Remove { service: one },
+                _ => unreachable!("there is one at most"),
+            };
+            // It may still be at work on the one before.
+            let _ = order(&mut line, edit);
+            line.world.run_for(SECOND);
+        }
+        line.world.run_for(20 * SECOND);
+        line.world.network.weather = Weather::FAIR;
+        assert!(!outcomes(&mut line).is_empty(), "seed {seed}");
+        ends(&mut line, stream, true);
+    }
+}
+
+#[test]
+fn a_box_whose_host_dies_in_the_middle_leaves_the_session_as_it_was() {
+    for micros in (0..8).map(|step| step * 15_000) {
+        let mut line = open_line(13, Weather::FAIR, 1);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        let scrubber = line.boxes[0];
+        order(&mut line, insert(name(0))).expect("it may");
+        line.world.run_for(Duration::from_micros(micros));
+        line.world.kill_agent(scrubber);
+        line.world.run_for(2 * SECOND);
+        line.world.start_agent(scrubber);
+        line.world.run_for(8 * SECOND);
+        let said = outcomes(&mut line);
+        assert_eq!(said.len(), 1, "at {micros} us");
+        let now = line.world.now;
+        let client = line.client;
+        assert_eq!(line.world.host(client).sal.locked_sessions(now), 0, "at {micros} us: {said:?}");
+        ends_well(&mut line, stream);
+    }
+}
+
+#[test]
+fn agents_of_the_ends_may_die_at_every_step() {
+    for dies_at_client in [true, false] {
+        for micros in (0..16).map(|step| step * 8_000) {
+            for takes_out in [false, true] {
+                let mut line = open_line(14, Weather::FAIR, 1);
+                let stream = line.talk(TALK);
+                line.world.run_for(SECOND);
+                if takes_out {
+                    order(&mut line, insert(name(0))).expect("it may");
+                    line.world.run_for(SECOND);
+                    order(&mut line, Edit::Remove { service: name(0) }).expect("it may");
+                } else {
+                    order(&mut line, insert(name(0))).expect("it may");
+                }
+                line.world.run_for(Duration::from_micros(micros));
+                let dies = if dies_at_client { line.client } else { line.server };
+                line.world.kill_agent(dies);
+                line.world.run_for(SECOND / 4);
+                line.world.start_agent(dies);
+                let (router, client, server) = (line.router, line.client, line.server);
+                for host in [client, server] {
+                    line.world.register_again(router, host);
+                }
+                line.world.run_for(30 * SECOND);
+                let ends = [line.world.host(line.client).streams[stream].clone(), line.served()];
+                for end in ends {
+                    assert!(
+                        !end.was_reset && !end.was_wrong && end.received == BYTES,
+                        "at {micros} us, client {dies_at_client}, out {takes_out}: {} of {BYTES}, reset {}",
+                        end.received,
+                        end.was_reset
+                    );
+                }
+                line.world.run_for(300 * SECOND);
+                for host in line.all() {
+                    assert_eq!(
+                        flows_at(&mut line, host),
+                        0,
+                        "{host:?} at {micros} us, client {dies_at_client}, out {takes_out}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_session_may_end_at_every_step() {
+    const BRIEF: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 100, closes: true };
+    for micros in (0..20).map(|step| 620_000 + step * 8_000) {
+        let mut line = open_line(15, Weather::FAIR, 1);
+        let stream = line.talk(BRIEF);
+        line.world.run_for(Duration::from_micros(micros));
+        match order(&mut line, insert(name(0))) {
+            Ok(()) => {}
+            Err(ReconfigurationRefused::NotOpen) => break,
+            Err(refused) => panic!("{refused}"),
+        }
+        line.world.run_for(30 * SECOND);
+        let client = line.client;
+        for end in [line.world.host(client).streams[stream].clone(), line.served()] {
+            assert!(!end.was_reset && !end.was_wrong && end.received == 70_000, "{micros}: {}", end.received);
+        }
+        line.world.run_for(300 * SECOND);
+        for host in line.all() {
+            assert_eq!(flows_at(&mut line, host), 0, "{host:?} at {micros} us");
+        }
+        let removed = line.world.host(client).sal.counters().removals(RemoveReason::PeerFailed);
+        assert_eq!(removed, 0, "at {micros} us");
+    }
+}

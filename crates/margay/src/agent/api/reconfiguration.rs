@@ -1,0 +1,178 @@
+//! Sessions that come to go through other boxes, by order of the operator of their client's host.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use margay_control::api::v1::{ChainChangeReply, ChainChangeRequest, ChainChanged, ReconfigurationInfo};
+use margay_control::store::AuditEntry;
+use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::reconfiguration::{Edit, EditError, ReconfigurationRefused, Reconfigured};
+use margay_core::{Event, FlowInfo, Lifecycle, Role};
+use margay_wire::{FlowId, SessionId};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant, timeout_at};
+use tonic::Status;
+
+use super::flow::{age_ms, parse_id};
+use super::{blocking, environment, misuse, not_found};
+use crate::agent::{Agent, naming};
+
+/// Longer than an order waits for its session and is then carried out.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Sessions that are changed at once.
+const AT_ONCE: usize = 256;
+
+/// A session, and the flow by which its program sends.
+#[derive(Clone, Copy)]
+struct Target {
+    flow: FlowId,
+    session: SessionId,
+}
+
+/// Has one session, or all of a name, go through other boxes. Answers when each is changed, or is known not to be. The
+/// audit log has what is ordered before it is done, and afterwards how many sessions have stayed as they were.
+pub(super) async fn change(agent: &Agent, request: &ChainChangeRequest) -> Result<ChainChangeReply, Status> {
+    let edit = edit_of(request)?;
+    let targets = targets_of(agent, request)?;
+    let subject = if request.flow.is_empty() { request.name.clone() } else { request.flow.clone() };
+    let detail = format!("{} {}", request.r#box, request.other).trim_end().to_owned();
+    note(agent, &format!("chain-{}", edit.label()), &subject, detail.clone())?;
+    let mut changed = Vec::new();
+    for some in targets.chunks(AT_ONCE) {
+        changed.extend(change_some(agent, some, edit).await?);
+    }
+    let failed = changed.iter().filter(|one| one.outcome != "done").count();
+    if failed > 0 {
+        let detail = format!("{detail}: {failed} of {} as before", changed.len());
+        note(agent, &format!("chain-{}-failed", edit.label()), &subject, detail)?;
+    }
+    Ok(ChainChangeReply { changed })
+}
+
+fn note(agent: &Agent, act: &str, subject: &str, detail: String) -> Result<(), Status> {
+    let entry = AuditEntry::once(agent.clock.unix_s(), act, subject.to_owned(), detail);
+    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+}
+
+fn box_of(text: &str) -> Result<ServiceId, Status> {
+    let name = text.parse::<Name>().map_err(misuse)?;
+    if !name.is_service() {
+        return Err(misuse(format!("`{text}` is no box: a box has a name of a service, such as fw.shop")));
+    }
+    Ok(name.service_id())
+}
+
+fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
+    let service = box_of(&request.r#box)?;
+    let other = if request.other.is_empty() { None } else { Some(box_of(&request.other)?) };
+    match (request.act.as_str(), other) {
+        ("insert", before) => Ok(Edit::Insert { service, before }),
+        ("remove", None) => Ok(Edit::Remove { service }),
+        ("replace", Some(by)) => Ok(Edit::Replace { service, by }),
+        (act, _) => {
+            Err(misuse(format!("`{act}` is none of: insert, remove, replace; remove names one box, and replace two")))
+        }
+    }
+}
+
+/// The sessions that an order is about.
+fn targets_of(agent: &Agent, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
+    let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
+    if request.flow.is_empty() {
+        let name = request.name.parse::<Name>().map_err(misuse)?;
+        // With its keys.
+        let prefix = if name.is_service() { name.service_prefix() } else { name.prefix() };
+        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        let is_own = |flow: &FlowInfo| {
+            let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());
+            flow.role == Role::Initiator && !is_at_box && is_open(flow) && prefix.contains(&flow.service)
+        };
+        return Ok(agent.core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(of).collect()));
+    }
+    let id = parse_id(&request.flow)?;
+    let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
+    let found = found.ok_or_else(|| not_found(ReconfigurationRefused::UnknownFlow(id)))?;
+    Ok(vec![of(found)])
+}
+
+/// Orders what is wanted of some sessions, and waits until it is over.
+async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<ChainChanged>, Status> {
+    // Before the orders: what comes of them may be told at once.
+    let heard = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
+    let mut changed = Vec::new();
+    let mut waits = HashMap::new();
+    for target in some {
+        match agent.core.0.with_sal(|sal, now| sal.reconfigure(now, target.flow, edit)) {
+            Ok(()) => {
+                waits.insert(target.session, target.flow);
+            }
+            Err(refused) => changed.push(ChainChanged {
+                outcome: "refused".to_owned(),
+                why: text_of(agent, &refused),
+                ..row(target.flow, target.session)
+            }),
+        }
+    }
+    let over = outcomes(heard, waits, &mut changed).await;
+    changed.extend(over.into_iter().map(|(session, flow)| ChainChanged {
+        outcome: "unknown".to_owned(),
+        why: "the change is not over yet; `margay flow show` shows what becomes of it".to_owned(),
+        ..row(flow, session)
+    }));
+    Ok(changed)
+}
+
+fn row(flow: FlowId, session: SessionId) -> ChainChanged {
+    ChainChanged { flow: flow.to_string(), session: session.to_string(), ..ChainChanged::default() }
+}
+
+/// Takes note of what becomes of sessions. Gives those of which nothing is known in the end.
+async fn outcomes(
+    mut heard: Receiver<Event>,
+    mut waits: HashMap<SessionId, FlowId>,
+    changed: &mut Vec<ChainChanged>,
+) -> HashMap<SessionId, FlowId> {
+    let until = Instant::now() + PATIENCE;
+    while !waits.is_empty() {
+        match timeout_at(until, heard.recv()).await {
+            Ok(Ok(Event::Reconfigured { flow, session, change })) if waits.remove(&session).is_some() => {
+                changed.push(ChainChanged {
+                    outcome: change.outcome.label().to_owned(),
+                    why: change.outcome.text().to_owned(),
+                    ..row(flow, session)
+                });
+            }
+            Ok(Ok(_) | Err(RecvError::Lagged(_))) => {}
+            Ok(Err(RecvError::Closed)) | Err(_) => break,
+        }
+    }
+    waits
+}
+
+/// With boxes as people write them.
+fn text_of(agent: &Agent, refused: &ReconfigurationRefused) -> String {
+    let name = |service: &ServiceId| naming::prefix(agent, &Prefix::from(*service));
+    match refused {
+        ReconfigurationRefused::Edit(EditError::Absent(service)) => {
+            format!("the session does not go through {}; `margay chain show` has its boxes", name(service))
+        }
+        ReconfigurationRefused::Edit(EditError::Present(service)) => {
+            format!("the session goes through {} already, and passes a box once", name(service))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// What has become of the last ones of a session, as lists show it.
+pub(super) fn infos(agent: &Agent, flow: &FlowInfo) -> Vec<ReconfigurationInfo> {
+    let name = |service: &ServiceId| naming::prefix(agent, &Prefix::from(*service));
+    let info = |change: &Reconfigured| ReconfigurationInfo {
+        ms_ago: age_ms(change.at),
+        act: change.edit.label().to_owned(),
+        boxes: change.boxes.iter().map(name).collect(),
+        outcome: change.outcome.label().to_owned(),
+        why: change.outcome.text().to_owned(),
+    };
+    flow.reconfigurations.iter().map(info).collect()
+}

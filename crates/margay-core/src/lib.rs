@@ -23,7 +23,7 @@ pub use act::moving::keepsake;
 pub use act::path::policy::Policy;
 pub use act::path::side_path::{MoveRefused, Towards};
 pub use act::path::{direct, policy};
-pub use act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, Stack, StackChange, StackInfo, Stacks, Taking};
+pub use act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, StackChange, StackInfo};
 pub use act::{chain, fetch, handover, reconfiguration, search, secure, stack_change, stack_rule};
 pub use association::location::{Cause, Moved, Moving, Pair, Trouble};
 pub use association::{auth, location, twin};
@@ -33,6 +33,7 @@ pub use cache::entry::{
 pub use cache::output::{AppVerdict, Output};
 pub use cache::packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use cache::{entry, output};
+pub use leg::stack::{Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};

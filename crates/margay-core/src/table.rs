@@ -19,8 +19,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use siphasher::sip::SipHasher13;
 
-use crate::table::changes::Changes;
-use crate::table::changes::Part;
+use crate::table::changes::{Changes, Part};
 use crate::table::middlebox::Middlebox;
 use crate::table::resolver::ResolverId;
 use crate::table::surrogate::Place;

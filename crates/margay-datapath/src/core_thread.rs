@@ -10,9 +10,8 @@ use std::time::Duration;
 use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
 use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
-use margay_core::stack_change::Stack;
 use margay_core::time::Instant;
-use margay_core::{DirectEvent, Direction, DropReason, Event};
+use margay_core::{DirectEvent, Direction, DropReason, Event, Stack};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};

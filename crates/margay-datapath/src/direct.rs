@@ -8,9 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use margay_core::Tuple;
 use margay_core::entry::{FlowCounters, Grant, Passage, Path, PathId, Survey, Wire};
-use margay_core::{Direction, DropReason};
+use margay_core::{Direction, DropReason, Tuple};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
 

@@ -8,14 +8,7 @@
 use std::io::{self, IoSliceMut};
 
 use margay_core::DropReason;
-use margay_wire::BESIDE;
-use margay_wire::DATA_HEADER_LEN;
-use margay_wire::DataRepr;
-use margay_wire::GsoKind;
-use margay_wire::SEAL_TAG_LEN;
-use margay_wire::STACK_ENCAP;
-use margay_wire::TRAIN_HEADER_LEN;
-use margay_wire::TrainRepr;
+use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr};
 
 use crate::packet::{HEADERS_MAX, TCP, Transport, UDP};
 use crate::table::{Destination, EgressRoute};

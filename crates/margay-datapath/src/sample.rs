@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
 use libbpf_rs::ProgramMut;
-use margay_core::Tuple;
-use margay_core::{Cipher, SealKeys};
+use margay_core::{Cipher, SealKeys, Tuple};
 use margay_wire::epochs;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpRepr, UdpPacket, UdpRepr};

@@ -8,9 +8,8 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use margay_core::DropReason;
 use margay_core::time::Instant;
-use margay_core::{Cipher, SealKeys};
+use margay_core::{Cipher, DropReason, SealKeys};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, FlowId, SEAL_TAG_LEN, TRAIN_HEADER_LEN, fence_of_change};
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};

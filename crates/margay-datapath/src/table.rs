@@ -8,9 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
-use margay_core::stack_change::{Stack, Stacks};
 use margay_core::time::Instant;
-use margay_core::{Direction, DropReason, SealKeys};
+use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::stack_change::Stack;
+use margay_core::Stack;
 use margay_core::time::Instant;
 use margay_wire::{
     DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, fence_of_change,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use line::{MAIL, NAME, line};
 use margay_core::chain::{ChainPlace, ChainPolicy};
-use margay_core::stack_change::{ChangeRefused, Stack};
-use margay_core::{Event, Lifecycle};
+use margay_core::stack_change::ChangeRefused;
+use margay_core::{Event, Lifecycle, Stack};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, State};

@@ -3,9 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use margay_core::DropReason;
 use margay_core::output::{AppVerdict, Output};
-use margay_core::{Carriage, DirectEvent, FlowInfo, Lifecycle, Why};
+use margay_core::{Carriage, DirectEvent, DropReason, FlowInfo, Lifecycle, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over};
 use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};

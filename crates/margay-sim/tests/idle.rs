@@ -6,8 +6,7 @@ mod site;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use margay_core::Cipher;
-use margay_core::Lifecycle;
+use margay_core::{Cipher, Lifecycle};
 use margay_sim::network::TimeOuts;
 use margay_sim::stream::{Plan, State};
 use margay_sim::{HostId, World};

@@ -12,10 +12,9 @@ use margay_core::notice::{HEARD_MAX, LIFETIME_S};
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Allow, RuleId};
-use margay_sim::certificate;
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;
-use margay_sim::{HostId, Outcome, Weather, World};
+use margay_sim::{HostId, Outcome, Weather, World, certificate};
 use margay_wire::{
     Addresses, Extension, Flags, FlowId, Kind, Message, MessageWriter, NoticeRepr, PORT, ResolvableRepr,
 };

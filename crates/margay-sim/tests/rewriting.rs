@@ -7,9 +7,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use line::{Line, line};
-use margay_core::Instant;
 use margay_core::table::{Action, Allow, Rule};
-use margay_core::{BoxKind, Middlebox};
+use margay_core::{BoxKind, Instant, Middlebox};
 use margay_sim::check::nothing_left_over;
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, State};

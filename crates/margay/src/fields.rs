@@ -13,9 +13,8 @@ use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::allow;
 use crate::host::card::is_plain;
-use crate::listener;
+use crate::{allow, listener};
 
 /// For ever, in the place of a time.
 const NEVER: &str = "never";

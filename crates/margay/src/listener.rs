@@ -4,11 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use margay_core::BoxKind;
-use margay_core::Ranges;
 use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_computable};
-use margay_core::table::Demux;
-use margay_core::table::HAND_OVER_PORT;
+use margay_core::table::{Demux, HAND_OVER_PORT};
+use margay_core::{BoxKind, Ranges};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// Greatest weight; enough for any ratio that matters.

@@ -32,9 +32,9 @@ use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
-use crate::act::stack_change::Stack;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::seal::Cipher;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup, seen};
 use crate::session::give_up::GiveUpAfter;

@@ -31,8 +31,7 @@ use crate::act::moving::redirect::WISHES_MAX;
 use crate::act::moving::rendezvous::SEEKS_MAX;
 use crate::association::Association;
 use crate::association::auth::Verified;
-use crate::association::draft::Reply;
-use crate::association::draft::{Draft, answered_from, relay_part};
+use crate::association::draft::{Draft, Reply, answered_from, relay_part};
 use crate::association::location::Routes;
 use crate::association::location::{
     ADDRESSES_MAX, Ask, Cause, Location, MoveEvent, Moving, Numbered, PAIRS_MAX, Pair, Scope,

@@ -19,10 +19,10 @@ use margay_wire::{
     StackRepr, epochs,
 };
 
-use crate::act::stack_change::{Stack, Stacks};
 use crate::association::draft::Draft;
 use crate::leg::carriage::Why;
 use crate::leg::seal::{Cipher, SealKeys};
+use crate::leg::stack::{Stack, Stacks};
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, seen};
 use crate::types::name::{Prefix, ServiceId};

@@ -5,8 +5,7 @@ use core::ops::Deref;
 
 use margay_wire::{HeaderRepr, Message, RESOLVABLE_LEN, RESOLVABLE_OFFSET};
 
-use crate::association::ReplayWindow;
-use crate::association::{Association, AssociationTable};
+use crate::association::{Association, AssociationTable, ReplayWindow};
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 

@@ -11,9 +11,9 @@ use core::time::Duration;
 
 use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
-use crate::act::stack_change::Stacks;
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
+use crate::leg::stack::Stacks;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;

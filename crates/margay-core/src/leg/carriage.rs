@@ -1,7 +1,7 @@
 //! How a flow is carried, what changes it, and why it is as it is: the states of the direct path, declared as data
 //! ([`direct`](crate::act::path::direct) is what happens at a change).
 
-use crate::act::stack_change::Stack;
+use crate::leg::stack::Stack;
 use crate::types::role::Role;
 
 /// How an established flow is carried. The declared states of the direct path.

@@ -5,4 +5,5 @@ pub(crate) mod flow_ports;
 pub mod loss;
 pub mod reorder;
 pub mod seal;
+pub mod stack;
 pub mod stripe;

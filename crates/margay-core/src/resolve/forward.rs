@@ -8,8 +8,7 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
 
 use crate::association::Neighbour;
-use crate::association::draft::Arrival;
-use crate::association::draft::{Draft, Reply};
+use crate::association::draft::{Arrival, Draft, Reply};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
 use crate::resolve::way::Sender;

@@ -9,9 +9,8 @@ use std::{array, env, fs, process, thread};
 
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapFlags};
-use margay_core::Tuple;
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey, Passage, Path as CorePath, PathId, Wire};
-use margay_core::{Instant, Ranges};
+use margay_core::{Instant, Ranges, Tuple};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 

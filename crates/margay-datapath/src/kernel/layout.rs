@@ -4,9 +4,8 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use margay_core::Tuple;
 use margay_core::entry::{FlowCounters, GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey};
-use margay_core::{Instant, Role};
+use margay_core::{Instant, Role, Tuple};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;

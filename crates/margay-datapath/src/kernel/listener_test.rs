@@ -9,8 +9,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use margay_core::Ranges;
-use margay_core::Tuple;
+use margay_core::{Ranges, Tuple};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::grant::test::alone;

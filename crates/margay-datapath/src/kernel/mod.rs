@@ -36,10 +36,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
-use margay_core::Direction;
-use margay_core::Ranges;
 use margay_core::entry::{FlowCounters, Grant, PathId};
 use margay_core::time::Instant;
+use margay_core::{Direction, Ranges};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 

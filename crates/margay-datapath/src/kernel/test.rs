@@ -8,18 +8,16 @@ use std::net::SocketAddr;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
-use margay_core::Tuple;
 use margay_core::entry::PathId;
-use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges};
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges, Tuple};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
-use super::get;
 use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_change, flow_entry, flow_event, path_entry};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
-use super::{WireFlow, WirePath};
+use super::{WireFlow, WirePath, get};
 use crate::packet::{ACK, FIN, FlowKey, RST, SYN, TCP, UDP};
 use crate::sample::{self, Checksum, Seen};
 

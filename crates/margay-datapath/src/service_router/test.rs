@@ -5,14 +5,13 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
-use margay_core::DropReason;
 use margay_core::key::{HostId, HostSecret};
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::output::Output;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::time::Instant;
-use margay_core::{AssociationSetup, Config, Limits, Ranges, Sal};
+use margay_core::{AssociationSetup, Config, DropReason, Limits, Ranges, Sal};
 use margay_wire::{
     Extension, Flags, FlowId, Kind, MessageWriter, NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
 };

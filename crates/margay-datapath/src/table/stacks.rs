@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use margay_core::DropReason;
-use margay_core::stack_change::{Stack, Stacks, Taking};
 use margay_core::time::Instant;
+use margay_core::{DropReason, Stack, Stacks, Taking};
 use margay_wire::{DataRepr, FlowId};
 
 use super::{EgressRoute, PathRecord, Slot, Table};

@@ -22,11 +22,10 @@ use std::task::Poll;
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
 
-use crate::batch;
 use crate::clock::Clock;
 use crate::protocol::Protocol;
-use crate::random_seed;
 use crate::router::Policy;
+use crate::{batch, random_seed};
 use control::Command;
 use gathered::Outgoing;
 use member::Host;

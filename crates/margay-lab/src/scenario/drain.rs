@@ -20,7 +20,6 @@ use crate::draining::Drain;
 use crate::entries::{self, Entries};
 use crate::host::Host;
 use crate::idle::{self, lost, standing};
-use crate::observe;
 use crate::program::{Program, output_within, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound, percentile};
@@ -28,7 +27,7 @@ use crate::series::Series;
 use crate::server::{self, Nginx, Outcome, noise, sha256};
 use crate::sessions::Sessions;
 use crate::traffic::Idle;
-use crate::websockets;
+use crate::{observe, websockets};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {

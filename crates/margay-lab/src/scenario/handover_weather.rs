@@ -12,8 +12,6 @@ use ipnet::IpNet;
 use super::{Findings, Scenario, is_long, pair};
 use crate::agent::{self, Agents};
 use crate::command::progress;
-use crate::entries;
-use crate::filter;
 use crate::host::Host;
 use crate::interface::{self, Act};
 use crate::lab::Lab;
@@ -23,6 +21,7 @@ use crate::report::{Bound, bound};
 use crate::sessions::Sessions;
 use crate::topology::Topology;
 use crate::twins::{self, HOSTS, PORT, SERVICE, Twins};
+use crate::{entries, filter};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {

@@ -15,11 +15,10 @@ use crate::arrivals::{Arrivals, now_ms};
 use crate::draining::Drain;
 use crate::held::Held;
 use crate::host::Host;
-use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
-use crate::server;
+use crate::{observe, server};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {

@@ -3,14 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::Cipher;
 use margay_core::certificate::{CertificateKind, TrustAnchor};
 use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Requirement};
 use margay_core::key::SigningKey;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Event, Instant};
+use margay_core::{Cipher, Event, Instant};
 use margay_sim::certificate::chain;
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, Stream};

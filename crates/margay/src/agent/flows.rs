@@ -12,13 +12,12 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 use margay_core::handover::HandoverRecord;
 use margay_core::keepsake::KeptAssociations;

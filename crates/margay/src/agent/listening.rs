@@ -4,10 +4,9 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use margay_core::Middlebox;
-use margay_core::Ranges;
 use margay_core::name::Name;
 use margay_core::table::{Action, Demux};
+use margay_core::{Middlebox, Ranges};
 use serde::{Deserialize, Serialize};
 
 use crate::allow;

@@ -6,9 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use futures_util::{FutureExt, StreamExt};
-use margay_core::DropReason;
-use margay_core::Limits;
 use margay_core::table::{RuleId, Usage};
+use margay_core::{DropReason, Limits};
 use margay_datapath::direct::Route;
 use margay_datapath::service_router::{ServiceRouter, Way};
 use parking_lot::Mutex;

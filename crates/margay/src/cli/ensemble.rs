@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use margay_ensemble::{WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
-use margay_frames::by_name;
 use margay_frames::framer::{ByName, Framer};
 use margay_frames::protocol::Protocol;
 use margay_frames::router::Policy;
 use margay_frames::switch::control::{self, Question};
-use margay_frames::{member, switch};
+use margay_frames::{by_name, member, switch};
 use margay_sdk::{Agent, Options, Target, ToTarget};
 use margay_wire::FRAMED_LABEL_MAX;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};

@@ -22,8 +22,7 @@ use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
-use crate::types::tuple::Tuple;
-use crate::types::tuple::tuple_of;
+use crate::types::tuple::{Tuple, tuple_of};
 
 /// What an initiator opens at the last moment is on its way for so long.
 const ON_THE_WAY: Duration = Duration::from_millis(500);

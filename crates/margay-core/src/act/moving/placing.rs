@@ -5,8 +5,7 @@ use core::time::Duration;
 
 use margay_wire::FlowId;
 
-use crate::association::location::Moved;
-use crate::association::location::{Cause, Pair, Scope};
+use crate::association::location::{Cause, Moved, Pair, Scope};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::Flow;

@@ -14,10 +14,10 @@ use core::time::Duration;
 
 use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr};
 
-use crate::act::stack_change::Stack;
 use crate::association::draft::Draft;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::drop_reason::DropReason;

@@ -13,12 +13,12 @@ use core::time::Duration;
 use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, StripeRepr};
 
 use crate::act::path::side_path::MoveRefused;
-use crate::act::stack_change::Stack;
 use crate::association::Association;
 use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, StripeNews};
 use crate::leg::carriage::{DirectEvent, Why};
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::seen;

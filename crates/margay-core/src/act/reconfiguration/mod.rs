@@ -42,11 +42,11 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId};
 
 use crate::act::ending::closing::LINGER;
-use crate::act::stack_change::Stack;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
 use crate::leg::carriage::Why;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, Setup, seen};

@@ -8,8 +8,7 @@ use crate::machine::sal::Sal;
 use crate::table::Demux;
 use crate::table::surrogate::{Own, responder_tuple};
 use crate::types::drop_reason::DropReason;
-use crate::types::tuple::Tuple;
-use crate::types::tuple::{GREETING, tuple_of};
+use crate::types::tuple::{GREETING, Tuple, tuple_of};
 use margay_wire::FlowId;
 
 impl Sal {

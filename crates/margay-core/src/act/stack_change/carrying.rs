@@ -2,8 +2,8 @@
 
 use margay_wire::FlowId;
 
-use super::{Stack, Stacks, Taking};
 use crate::leg::carriage::Why;
+use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::seen;

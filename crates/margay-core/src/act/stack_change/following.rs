@@ -2,10 +2,9 @@
 
 use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, Flags, FlowId, Message};
 
-use super::{
-    CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, Stack, StackChange, Taking, due_of,
-};
+use super::{CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
 use crate::leg::seal::Cipher;
+use crate::leg::stack::{Stack, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::types::drop_reason::DropReason;

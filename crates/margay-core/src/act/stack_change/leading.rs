@@ -4,9 +4,8 @@ use core::time::Duration;
 
 use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, Flags, FlowId, Message};
 
-use super::{
-    CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, Stack, StackChange, Taking, due_of,
-};
+use super::{CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
+use crate::leg::stack::{Stack, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::{Act, Holder, LockGuardId};

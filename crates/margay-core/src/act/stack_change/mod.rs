@@ -35,25 +35,15 @@ mod settling;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::ChangeRepr;
-use margay_wire::ChangeStep;
-use margay_wire::ErrorCode;
-use margay_wire::ErrorRepr;
-use margay_wire::Extension;
-use margay_wire::Flags;
-use margay_wire::FlowId;
-use margay_wire::Kind;
-use margay_wire::STACK_ENCAP;
-use margay_wire::STACK_FEC;
+use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind};
 
 use crate::act::setup::retry_after;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
-use crate::leg::seal::Cipher;
+use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, seen};
@@ -75,115 +65,6 @@ const REMEMBERED: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A message is sent so often: once, and three times again.
 const SENDS_MAX: u32 = 4;
-
-/// How the packets of a flow are protected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stack {
-    /// Not at all: encapsulated, and direct where that can be.
-    #[default]
-    Plain,
-    /// Not at all; but what the network loses of its datagrams is repaired.
-    Fec,
-    /// Sealed.
-    Secure,
-}
-
-impl Stack {
-    /// All of them, the lesser first.
-    pub const ALL: [Self; 3] = [Self::Plain, Self::Fec, Self::Secure];
-
-    /// The name that orders, lists and metrics carry.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Fec => "fec",
-            Self::Secure => "secure",
-        }
-    }
-
-    /// The stack that a number of DATA or CHANGE stands for.
-    pub const fn of_number(number: u8) -> Option<Self> {
-        match Cipher::of_stack(number) {
-            Some(_) => Some(Self::Secure),
-            None if number == STACK_ENCAP => Some(Self::Plain),
-            None if number == STACK_FEC => Some(Self::Fec),
-            None => None,
-        }
-    }
-
-    /// The number that stands for it, where flows are sealed with this cipher.
-    const fn number(self, cipher: Option<Cipher>) -> u8 {
-        match (self, cipher) {
-            (Self::Secure, Some(cipher)) => cipher.stack(),
-            (Self::Fec, _) => STACK_FEC,
-            (Self::Plain | Self::Secure, _) => STACK_ENCAP,
-        }
-    }
-}
-
-impl fmt::Display for Stack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label())
-    }
-}
-
-/// What of a flow's DATA is given to the application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taking {
-    /// What is of this stack.
-    Only(Stack),
-    /// What is of the stack [before](Stacks::before), until its FENCE; from there on what is of this one. The peer has
-    /// not said yet that it turns: nothing but the FENCE ends this, since anybody may forge what seems to be of this
-    /// stack.
-    Ready(Stack),
-    /// The same. The peer has said that it turns: where its FENCE is lost, what has overtaken it does not wait for
-    /// long.
-    Turning(Stack),
-}
-
-/// The stacks of a flow, each way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stacks {
-    /// By which this end sends. Where it becomes another, the last packet of the one before is an empty one with FENCE
-    /// and the number of the change.
-    pub sends: Stack,
-    /// What this end takes.
-    pub takes: Taking,
-    /// The stack that the present change leaves; without one that of both directions.
-    pub before: Stack,
-    /// The number of the last change; zero: there has been none.
-    pub change: u32,
-}
-
-impl Stacks {
-    /// Of a flow that has never been changed.
-    pub const fn only(stack: Stack) -> Self {
-        Self { sends: stack, takes: Taking::Only(stack), before: stack, change: 0 }
-    }
-
-    /// The stack of both directions, where they have the same.
-    pub fn settled(self) -> Option<Stack> {
-        (self.takes == Taking::Only(self.sends)).then_some(self.sends)
-    }
-
-    /// Whether packets of a stack may be sent or taken.
-    pub fn has(self, stack: Stack) -> bool {
-        self.sends == stack || self.takes(stack)
-    }
-
-    /// Whether anything of a stack may be given on.
-    pub fn takes(self, stack: Stack) -> bool {
-        match self.takes {
-            Taking::Only(only) => only == stack,
-            Taking::Ready(to) | Taking::Turning(to) => to == stack || self.before == stack,
-        }
-    }
-
-    /// Whether what comes direct may be the peer's: it is plain, and was so before the present change.
-    pub fn takes_direct(self) -> bool {
-        self.takes(Stack::Plain) && self.before == Stack::Plain
-    }
-}
 
 /// Why a flow's stack is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,8 @@ use alloc::vec::Vec;
 
 use margay_wire::FlowId;
 
-use super::{ChangeCause, ChangeOutcome, ChangeRefused, Stack, StackChange};
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, StackChange};
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::role::Role;

@@ -2,9 +2,10 @@
 
 use margay_wire::{CHANGES, ErrorCode, FlowId};
 
-use super::{ChangeOutcome, Stack};
+use super::ChangeOutcome;
 use crate::association::Association;
 use crate::leg::seal::Cipher;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::{Flow, seen};

@@ -6,8 +6,9 @@ use core::time::Duration;
 
 use margay_wire::{CHANGES, ChangeRepr, ChangeStep, Flags, FlowId};
 
-use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, Stack, StackChange};
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, StackChange};
 use crate::leg::seal::Cipher;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::seen;

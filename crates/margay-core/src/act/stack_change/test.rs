@@ -5,9 +5,10 @@ use crate::act::handover::HandoverRecord;
 use crate::act::handover::tests::{meet_peer, record, sal};
 use crate::association::FEC;
 use crate::cache::output::Output;
+use crate::leg::seal::Cipher;
 use crate::types::config::Limits;
-use margay_wire::CHANGES;
 use margay_wire::Message;
+use margay_wire::{CHANGES, STACK_ENCAP, STACK_FEC};
 
 #[test]
 fn the_whole_matrix_of_the_leading_end() {

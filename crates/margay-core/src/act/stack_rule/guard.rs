@@ -11,10 +11,10 @@ use core::time::Duration;
 use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
 use super::{Guarded, Late, Sealing};
-use crate::act::stack_change::Stack;
 use crate::association::draft::Draft;
 use crate::association::location::{Moving, Pair, Scope};
 use crate::cache::output::AppVerdict;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, seen};

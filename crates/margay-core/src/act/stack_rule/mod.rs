@@ -27,8 +27,9 @@ use core::time::Duration;
 
 use margay_wire::FlowId;
 
-use crate::act::stack_change::{ChangeRefused, Stack};
+use crate::act::stack_change::ChangeRefused;
 use crate::association::location::Scope;
+use crate::leg::stack::Stack;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::time::Instant;
 

@@ -9,7 +9,7 @@ use margay_wire::FlowId;
 use super::fact::Facts;
 use super::{RuleCounts, StackRule};
 use crate::act::stack_change::ChangeRefused;
-use crate::act::stack_change::Stack;
+use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::types::time::Instant;
 

@@ -35,8 +35,7 @@ use margay_control::api::v1::agent_server::Agent as Calls;
 use margay_control::api::v1::*;
 use tonic::{Request, Response, Status};
 
-use super::Agent;
-use super::{check, joining, metrics, reload};
+use super::{Agent, check, joining, metrics, reload};
 use crate::listener::Protocol;
 
 /// The API of a running agent.

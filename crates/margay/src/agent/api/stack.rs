@@ -7,8 +7,8 @@ use margay_control::api::v1::{
     StackSetRequest,
 };
 use margay_control::store::AuditEntry;
-use margay_core::stack_change::{ChangeCause, ChangeOutcome, Stack, StackChange, StackInfo};
-use margay_core::{ChangeRefused, Event, stack_rule};
+use margay_core::stack_change::{ChangeCause, ChangeOutcome, StackChange, StackInfo};
+use margay_core::{ChangeRefused, Event, Stack, stack_rule};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::Receiver;

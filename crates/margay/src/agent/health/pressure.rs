@@ -2,10 +2,9 @@
 //! cgroups.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use margay_core::name::Name;
 use margay_datapath::socket_table::{self, Socket, Table};

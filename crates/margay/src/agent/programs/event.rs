@@ -6,10 +6,9 @@
 //! other things to do.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use margay_core::name::ServiceId;
 use margay_core::{Event, Tuple};

@@ -36,8 +36,8 @@ pub use header::*;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;
 pub use program::{
-    HANDED_DATA_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError,
-    ProgramKind, ProgramReplyRepr, ProgramRequestRepr, TAKE_OVER_GIVES,
+    HANDED_DATA_MAX, LOAD_PERCENT_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION,
+    ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, TAKE_OVER_GIVES,
 };
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};

@@ -14,8 +14,9 @@ use crate::wire::{Kind, Request};
 /// to 100, and with 0 no new connection comes.
 ///
 /// It holds until the next report of the name, and as long as this process and the agent live: say it again every few
-/// seconds. It is cheap, and the agent tells others at most once in a second. Of several processes that serve the name on
-/// this host the smallest report counts. A call that is cancelled ends all reports of this process until the next one.
+/// seconds. It is cheap, and the agent tells others at most once in a second. Of several processes that serve the name
+/// on this host the smallest report counts. A call that is cancelled ends all reports of this process until the next
+/// one.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), margay_sdk::Error> {

@@ -109,17 +109,23 @@ fn address(text: &str) -> Option<SocketAddr> {
 /// The sockets of all processes that we may see, each as often as there are descriptors of it.
 fn held() -> impl Iterator<Item = (u64, Holder)> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.flat_map(|process| {
-        let pid: Option<u32> = process.file_name().to_str().and_then(|name| name.parse().ok());
-        let descriptors = pid.and_then(|_| fs::read_dir(process.path().join("fd")).ok());
-        let held_by = |pid: u32, descriptor: &fs::DirEntry| {
-            let to = fs::read_link(descriptor.path()).ok()?;
-            let inode = to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
-            Some((inode, Holder { pid, descriptor: descriptor.file_name().to_str()?.parse().ok()? }))
-        };
-        let descriptors = descriptors.into_iter().flatten().flatten();
-        descriptors.filter_map(move |descriptor| held_by(pid?, &descriptor))
+    let pids = processes.filter_map(|process| process.file_name().to_str().and_then(|name| name.parse().ok()));
+    pids.flat_map(held_by)
+}
+
+/// The sockets of a process, if we may see them.
+fn held_by(pid: u32) -> impl Iterator<Item = (u64, Holder)> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    descriptors.filter_map(move |descriptor| {
+        let to = fs::read_link(descriptor.path()).ok()?;
+        let inode = to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
+        Some((inode, Holder { pid, descriptor: descriptor.file_name().to_str()?.parse().ok()? }))
     })
+}
+
+/// Whether a process that we may see has one of these sockets.
+pub fn has_one(pid: u32, inodes: &HashSet<u64>) -> bool {
+    held_by(pid).any(|(held, _)| inodes.contains(&held))
 }
 
 /// A process that has this socket, if we may see it.
@@ -172,6 +178,8 @@ mod test {
             let holder = holder(found.inode).expect("our own process has it");
             assert_eq!((holder.pid, holder.descriptor), (std::process::id(), listener.as_raw_fd()));
             assert_eq!(holders(&[found.inode].into()), HashMap::from([(found.inode, holder)]));
+            assert!(has_one(std::process::id(), &[found.inode].into()), "it is ours");
+            assert!(!has_one(std::process::id(), &[0].into()) && !has_one(0, &[found.inode].into()));
         }
     }
 

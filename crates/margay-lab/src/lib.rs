@@ -25,6 +25,7 @@ pub mod observe;
 pub mod pause;
 pub mod program;
 pub mod pump;
+pub mod python;
 pub mod recorder;
 pub mod report;
 pub mod route;

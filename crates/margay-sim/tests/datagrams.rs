@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::instance::Instance;
+use margay_core::instance::{Instance, Pin};
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Carriage, FlowInfo, Instant, Ranges};
+use margay_core::{Carriage, Event, FlowInfo, Instant, Ranges};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Weather, World};
 use margay_wire::PORT;
@@ -206,11 +206,15 @@ fn after_a_pause_the_first_datagram_takes_the_way_that_is_sure() {
 
 /// An address of an instance of the name at the client's host.
 fn instance(talk: &mut Talk, n: u32, host: HostId) -> SocketAddr {
+    pinned(talk, n, host, Pin::Hint)
+}
+
+fn pinned(talk: &mut Talk, n: u32, host: HostId, pin: Pin) -> SocketAddr {
     let (address, key) = (talk.world.host(host).address, talk.world.host(host).public_key());
     let id = margay_core::key::HostPublic(key).id();
     let next_hop = NextHop { address: SocketAddr::new(address, PORT), host: Some(id), router: false };
     let virtual_address = Ranges::USUAL.instance(false, n);
-    let instance = Instance { service: service(NAME), next_hop };
+    let instance = Instance { service: service(NAME), next_hop, pin };
     let client = talk.client;
     talk.world.host(client).sal.bind_instance(virtual_address, instance);
     SocketAddr::new(virtual_address, PORT_OF_SERVICE)
@@ -248,5 +252,52 @@ fn an_instance_that_says_no_or_nothing_is_one_of_several() {
         talk.ask(to);
         talk.world.run_for(SECOND);
         assert_eq!(talk.world.host(server).datagrams.len(), 1, "cut {is_cut}");
+    }
+}
+
+/// How many datagrams the client's own host, the server and the other host have got.
+fn arrived(talk: &mut Talk) -> [usize; 3] {
+    [talk.client, talk.server, talk.other].map(|host| talk.world.host(host).datagrams.len())
+}
+
+/// The client's host serves the name itself, as the giver of a connection does, and the instance answers too late.
+#[test]
+fn what_is_meant_for_one_host_alone_waits_for_it() {
+    for (pin, expected) in [(Pin::Hint, [1, 0, 0]), (Pin::Only, [0, 0, 1])] {
+        let mut talk = talk(10);
+        let (client, instance_host) = (talk.client, talk.other);
+        talk.serve(client);
+        talk.serve(instance_host);
+        let (own, other) = (talk.world.host(client).address, talk.world.host(instance_host).address);
+        let to = pinned(&mut talk, 1, instance_host, pin);
+        talk.world.network.cut(own, other);
+        talk.ask(to);
+        // The first SYN is lost, and the next one goes out soon.
+        talk.world.run_for(Duration::from_millis(100));
+        assert_eq!(arrived(&mut talk), [0, 0, 0]);
+        talk.world.network.heal();
+        talk.world.run_for(SECOND * 2);
+        assert_eq!(arrived(&mut talk), expected, "{pin:?}");
+    }
+}
+
+#[test]
+fn what_is_meant_for_one_host_alone_goes_nowhere_else() {
+    // The other host refuses, since nothing listens there; then it is cut off.
+    for is_cut in [false, true] {
+        let mut talk = talk(11);
+        let (client, instance_host) = (talk.client, talk.other);
+        talk.serve(client);
+        let (own, other) = (talk.world.host(client).address, talk.world.host(instance_host).address);
+        let to = pinned(&mut talk, 1, instance_host, Pin::Only);
+        if is_cut {
+            talk.world.network.cut(own, other);
+        }
+        talk.ask(to);
+        talk.world.run_for(SECOND * 30);
+        assert_eq!(arrived(&mut talk), [0, 0, 0], "cut {is_cut}");
+        let events = &talk.world.host(client).events;
+        let is_told = events.iter().any(|event| matches!(event, Event::ConnectFailed { .. }));
+        assert!(is_told, "cut {is_cut}: {events:?}");
     }
 }

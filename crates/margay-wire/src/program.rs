@@ -20,6 +20,8 @@ pub const PROGRAM_TEXT_MAX: usize = 255;
 const BITS_MAX: u16 = 256;
 /// The port of a request of kind `TakeOver` by a program that gives its own connections away when it is asked to.
 pub const TAKE_OVER_GIVES: u16 = 1;
+/// Highest port of a request of kind `Load`: the whole weight stays.
+pub const LOAD_PERCENT_MAX: u16 = 100;
 /// Most that a program says of a socket that it hands over, in bytes.
 pub const HANDED_DATA_MAX: u64 = 1 << 20;
 
@@ -78,6 +80,8 @@ pub enum ProgramKind {
     Instances = 13,
     /// An instance of a name, or the end of a list of them: a reply that nobody asked for, after one to `Instances`.
     Instance = 14,
+    /// How much of the weight of a name is to stay: the port, in percent.
+    Load = 15,
 }
 
 impl ProgramKind {
@@ -103,6 +107,7 @@ impl ProgramKind {
             Self::Give,
             Self::Instances,
             Self::Instance,
+            Self::Load,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }

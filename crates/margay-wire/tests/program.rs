@@ -4,12 +4,25 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use margay_wire::{
-    PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, ProgramKind, ProgramReplyRepr, ProgramRequestRepr,
+    PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, ProgramError, ProgramKind, ProgramReplyRepr,
+    ProgramRequestRepr,
 };
 use proptest::prelude::*;
 
 fn with_text(fixed: &[u8], text: &str) -> Vec<u8> {
     [fixed, text.as_bytes()].concat()
+}
+
+/// Kinds from 15 on may not be known to the agent that is asked.
+#[test]
+fn a_report_of_load_has_its_percents_in_the_port() {
+    let request =
+        ProgramRequestRepr { port: 40, bits: 96, id: [0xab; 32], ..ProgramRequestRepr::new(ProgramKind::Load) };
+    let bytes = [&[1, 15, 0, 0, 0, 40, 0, 96][..], &[0xab; 32], &[0; 16]].concat();
+    assert_eq!(request.emit()[..], bytes);
+    assert_eq!(ProgramRequestRepr::parse(&bytes), Ok(request));
+    let next = [&[1, 16], &bytes[2..]].concat();
+    assert_eq!(ProgramRequestRepr::parse(&next), Err(ProgramError::Kind));
 }
 
 proptest! {

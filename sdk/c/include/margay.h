@@ -115,6 +115,17 @@ int sv_takeover_giving(const struct sockaddr *name, socklen_t length);
  */
 int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct sv_give *give);
 
+/* The whole weight. */
+#define SV_LOAD_MAX_PERCENT 100
+
+/* Says how much of its weight this process is to keep for a name, or prefix, that it serves: `percent` is 0 to 100, and
+ * with 0 no new connection comes. It holds until the next report of the name, and for as long as the process and its
+ * agent live: then, and after exec, the whole weight is back. 0; or -1 with errno: ENOENT where this process does not
+ * serve the name, EACCES without the right to bind it, EOPNOTSUPP of an agent of an earlier release, EBUSY while
+ * another thread reports.
+ */
+int sv_report_load(const struct sockaddr *name, socklen_t length, unsigned int percent);
+
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */
 const char *sv_strerror(void);
 

@@ -46,6 +46,8 @@ struct connection {
 
 /* Under the lock of the agent. */
 static struct connection connections[CONNECTIONS_MAX];
+/* That of reports of load. */
+static struct connection reporting;
 static atomic_uint connections_made;
 
 static bool is_open(const struct connection *connection)
@@ -67,6 +69,8 @@ void agent_forget(void)
 {
 	for (unsigned int at = 0; at < CONNECTIONS_MAX; at++)
 		hang_up(&connections[at]);
+	hang_up(&reporting);
+	reporting.is_busy = false;
 }
 
 /* The connection that waits for a question, which is this thread's from now on; false: there is none. */
@@ -164,7 +168,8 @@ static int connect_to_agent(void)
 	return fd;
 }
 
-static int call_agent(struct connection *made)
+/* A connection that is in no list yet. */
+static int open_connection(struct connection *made)
 {
 	int fd = connect_to_agent(), high;
 	struct stat about;
@@ -183,6 +188,13 @@ static int call_agent(struct connection *made)
 		return fail(ENETDOWN, "the connection to the margay agent was closed meanwhile (%s)", strerror(error));
 	}
 	*made = (struct connection){ .fd = fd, .inode = about.st_ino, .is_there = true, .is_busy = true };
+	return 0;
+}
+
+static int call_agent(struct connection *made)
+{
+	if (open_connection(made))
+		return -1;
 	note_busy(made);
 	return 0;
 }
@@ -378,6 +390,88 @@ int agent_ask(const struct request *request, struct reply *reply)
 	result = ask_once(&question, reply);
 	if (result > 0)
 		result = ask_once(&question, reply);
+	pthread_setcancelstate(cancel, NULL);
+	return result;
+}
+
+/* The connection of reports is this thread's until `give_reporting_back`: 0, or -1 where it is another thread's. */
+static int take_reporting(struct connection *taken)
+{
+	struct section section;
+	bool is_free;
+
+	section_enter(&section, &agent_lock);
+	is_free = !reporting.is_busy;
+	if (is_free) {
+		reporting.is_there = reporting.is_there && is_open(&reporting);
+		reporting.is_busy = true;
+		*taken = reporting;
+	}
+	section_leave(&section, &agent_lock);
+	return is_free ? 0 : fail(EBUSY, "another thread of this process reports its load at this moment");
+}
+
+/* For a child of fork, which closes it. */
+static void note_reporting(const struct connection *made)
+{
+	struct section section;
+
+	section_enter(&section, &agent_lock);
+	reporting = *made;
+	section_leave(&section, &agent_lock);
+}
+
+static void give_reporting_back(bool is_good)
+{
+	struct section section;
+
+	section_enter(&section, &agent_lock);
+	if (!is_good)
+		hang_up(&reporting);
+	reporting.is_busy = false;
+	section_leave(&section, &agent_lock);
+}
+
+/* Once: 0, -1 for good, or 1 where the agent was started again meanwhile. */
+static int report_once(const struct request *request, struct reply *reply)
+{
+	uint8_t asked[REQUEST_LEN + TEXT_MAX], answered[REPLY_ROOM];
+	const int passed[2] = { -1, -1 };
+	size_t length = write_request(request, asked);
+	int64_t until_ms = now_ms() + PATIENCE_S * 1000;
+	struct connection connection;
+	bool was_open, is_late;
+	ssize_t got = -1;
+
+	if (take_reporting(&connection))
+		return -1;
+	was_open = connection.is_there;
+	if (!was_open) {
+		if (open_connection(&connection)) {
+			give_reporting_back(false);
+			return -1;
+		}
+		note_reporting(&connection);
+	}
+	if (say(connection.fd, asked, length, passed, until_ms) >= 0)
+		got = hear(connection.fd, answered, until_ms);
+	is_late = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+	give_reporting_back(got > 0);
+	if (got > 0)
+		return read_reply(answered, (size_t)got, request->kind, reply);
+	if (is_late)
+		return fail(ETIMEDOUT, "the margay agent has not answered within %d seconds", PATIENCE_S);
+	return was_open ? 1 : fail(ENETDOWN, "the margay agent has ended the connection; see its log");
+}
+
+int agent_report(const struct request *request, struct reply *reply)
+{
+	int result, cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	result = report_once(request, reply);
+	if (result > 0)
+		result = report_once(request, reply);
 	pthread_setcancelstate(cancel, NULL);
 	return result;
 }

@@ -2,7 +2,8 @@
  *
  * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which
  * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
- * handover.c (sockets from one process to the next), preload.c (the calls under their own names).
+ * handover.c (sockets from one process to the next), load.c (how loaded the process is), preload.c (the calls under
+ * their own names).
  */
 #ifndef MARGAY_INTERNAL_H
 #define MARGAY_INTERNAL_H
@@ -33,7 +34,8 @@ enum request_kind {
 	ASK_HAND_OVER,
 	ASK_TAKE_OVER,
 	HANDED,
-	GIVE
+	GIVE,
+	ASK_LOAD = 15
 };
 
 struct request {
@@ -75,6 +77,10 @@ int agent_next(int fd, struct reply *reply, int passed[2]);
 int agent_answer(int fd, const struct request *request);
 /* Nothing more comes or goes, at once, though its descriptor stays open. errno stays. */
 void agent_end(int fd);
+
+/* The same on a connection of its own, which stays open as long as the process does: what is said there holds as long.
+ */
+int agent_report(const struct request *request, struct reply *reply);
 
 /* Which connection is the latest: what was said before it was made the agent of now may not know. */
 unsigned int agent_connection(void);

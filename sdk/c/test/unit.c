@@ -33,11 +33,11 @@
 		}                                                                                                  \
 	} while (0)
 
-enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER };
+enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER, LOAD = 15 };
 
 static char path[108];
 static int listener;
-static atomic_int connections, refuse_with, asked_for[8];
+static atomic_int connections, refuse_with, asked_for[16];
 static atomic_bool hang_up_next, hold_next;
 /* The agent has a question that it does not answer yet; it may; a signal was handled. */
 static sem_t held, go, handled;
@@ -79,7 +79,7 @@ static void *serve(void *argument)
 		unsigned char reply[300] = { 1, bytes[1], 0, (unsigned char)refuse_with, 1, 0 };
 		size_t length = 60;
 
-		asked_for[bytes[1] % 8]++;
+		asked_for[bytes[1] % 16]++;
 		memcpy(reply + 8, bytes + 8, 32);
 		if (refuse_with)
 			length += (size_t)sprintf((char *)reply + 60, "because");
@@ -334,6 +334,57 @@ static void a_child_of_vfork(void)
 	CHECK(!sv_getsockname(s, (struct sockaddr *)&got, &length) && !memcmp(&got, &name, sizeof(got)) && !sv_close(s));
 }
 
+static void *report_in_the_middle(void *unused)
+{
+	struct sockaddr_sv name = some(0xab, 96);
+
+	(void)unused;
+	CHECK(!sv_report_load(AS(name), 10));
+	return NULL;
+}
+
+static void reports_of_load(void)
+{
+	struct sockaddr_sv name = some(0xab, 96), whole = some(0xcd, 0);
+	int before = connections, child, status;
+	pthread_t thread;
+
+	CHECK(sv_report_load(AS(name), 101) == -1 && errno == EINVAL && strstr(sv_strerror(), "0 to 100"));
+	CHECK(sv_report_load((struct sockaddr *)&name, 3, 1) == -1 && errno == EINVAL && !asked_for[LOAD]);
+	CHECK(!sv_report_load(AS(name), 40) && asked_length == 56 && passed_inode == 0);
+	CHECK(!memcmp(asked, "\1\17\0\0\0\50\0\140\253", 9));
+	CHECK(!sv_report_load(AS(whole), 0) && !memcmp(asked, "\1\17\0\0\0\0\1\0\315", 9));
+	CHECK(connections == before + 1);
+	/* Questions go elsewhere, and end nothing of it. */
+	refuse_with = EACCES;
+	CHECK(sv_report_load(AS(name), 1) == -1 && errno == EACCES && !strcmp(sv_strerror(), "because"));
+	refuse_with = EBADMSG;
+	CHECK(sv_report_load(AS(name), 1) == -1 && errno == EOPNOTSUPP && strstr(sv_strerror(), "earlier release"));
+	refuse_with = 0;
+	CHECK(!sv_name("web.shop", &whole) && !sv_report_load(AS(name), 100) && asked[5] == 100);
+	CHECK(connections <= before + 2);
+	/* An agent that was started again is told by a new connection. */
+	before = connections;
+	hang_up_next = true;
+	CHECK(!sv_report_load(AS(name), 7) && asked[5] == 7 && connections == before + 1);
+	/* One at a time. */
+	hold_next = true;
+	CHECK(!pthread_create(&thread, NULL, report_in_the_middle, NULL));
+	CHECK(!sem_wait(&held));
+	CHECK(sv_report_load(AS(name), 7) == -1 && errno == EBUSY);
+	sem_post(&go);
+	CHECK(!pthread_join(thread, NULL) && !sv_report_load(AS(name), 8) && connections == before + 1);
+	/* A child has a connection of its own. */
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		alarm(20);
+		_exit(sv_report_load(AS(name), 9) ? 1 : 0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(connections == before + 2 && !sv_report_load(AS(name), 10) && connections == before + 2);
+}
+
 static void *many_names(void *unused)
 {
 	struct sockaddr_sv name;
@@ -374,6 +425,7 @@ int main(void)
 	a_named_socket();
 	an_agent_that_takes_its_time();
 	a_child_of_vfork();
+	reports_of_load();
 	threads();
 	puts("unit: ok");
 	return 0;

@@ -74,6 +74,8 @@ struct Shared {
     giving: Semaphore,
     idle: Mutex<Vec<(Owner, OwnedFd)>>,
     addresses: Mutex<HashMap<(Prefix, Protocol), (Addresses, Instant)>>,
+    /// That by which loads are reported: what was reported holds until it is closed.
+    reporting: tokio::sync::Mutex<Option<(Owner, OwnedFd)>>,
 }
 
 /// The agent of this host. Clones share connections and what was learned; any number of tasks, threads and runtimes may
@@ -136,7 +138,14 @@ impl Agent {
     fn at(path: &Path) -> Self {
         let turns = Semaphore::new(AT_ONCE_MAX);
         let giving = Semaphore::new(GIVING_AT_ONCE_MAX);
-        let shared = Shared { path: path.into(), turns, giving, idle: Mutex::default(), addresses: Mutex::default() };
+        let shared = Shared {
+            path: path.into(),
+            turns,
+            giving,
+            idle: Mutex::default(),
+            addresses: Mutex::default(),
+            reporting: tokio::sync::Mutex::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -260,6 +269,33 @@ impl Agent {
             Err(Error::Refused { errno, .. }) if errno == Errno::NOTCONN.raw_os_error() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Takes or makes the connection of reports, and says `request` on it.
+    pub(crate) async fn report(&self, what: &'static str, request: &Request<'_>) -> Result<Reply, Error> {
+        let bytes = bytes_of(request)?;
+        let exchange = async {
+            let mut kept = self.shared.reporting.lock().await;
+            let owner = Owner::current();
+            // The agent would take this process for the one that forked it, or for the user that it was.
+            let before = kept.take().filter(|(opened_by, _)| *opened_by == owner);
+            // One that an agent left open when it died fails; a report may be repeated.
+            let answered = match before {
+                Some((_, connection)) => converse(connection, &bytes, &[]).await.ok(),
+                None => None,
+            };
+            let (connection, message) = match answered {
+                Some(answered) => answered,
+                None => converse(self.open().await?, &bytes, &[]).await?,
+            };
+            // What answers another question would be late for the next one, too.
+            if message.as_ref().is_ok_and(|reply| reply.errno != 0 || reply.kind == Some(request.kind)) {
+                *kept = Some((owner, connection));
+            }
+            Ok(message)
+        };
+        let message = timeout(ANSWER_TIME, exchange).await.unwrap_or_else(|_| Err(no_answer(ANSWER_TIME)));
+        self.read_reply(what, request.kind, message.map_err(|source| self.down(source))?)?
     }
 
     /// The virtual addresses of this host. An agent that does not say has the usual ones.

@@ -22,6 +22,8 @@
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
 //! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
+//! A server that has much to do says so by [`report_load()`], and has fewer new connections.
+//!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
 
 mod agent;
@@ -30,6 +32,7 @@ mod error;
 mod event;
 mod hand_over;
 mod instances;
+mod load;
 mod options;
 mod socket;
 mod stream;
@@ -42,6 +45,7 @@ pub use error::Error;
 pub use event::{Event, EventKind, Events};
 pub use hand_over::{Give, GivingTakeover, Incoming, NotHandedOver, Taken, Takeover, hand_over, hand_over_to};
 pub use instances::{Instance, Instances};
+pub use load::report_load;
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use options::Options;
 pub use stream::{Listener, Peer, Stream};

@@ -110,6 +110,8 @@ mod tests {
         assert_eq!(bytes[..8], [1, 5, 17, 0, 0x12, 0x34, 0, 96]);
         assert_eq!(bytes[8..40], prefix.id.0);
         assert_eq!(bytes[40..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198, 18, 1, 7, b'a']);
+        let load = Request { port: 40, prefix, ..Request::new(Kind::Load) }.to_bytes().expect("short");
+        assert_eq!((&load[..8], load.len()), (&[1, 15, 0, 0, 0, 40, 0, 96][..], 56));
         let text = "x".repeat(256);
         assert!(Request { text: &text, ..Request::new(Kind::Name) }.to_bytes().is_err());
     }

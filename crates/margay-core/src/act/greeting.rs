@@ -78,7 +78,7 @@ impl Sal {
                 first,
                 full,
                 related: None,
-                pinned: false,
+                pin: None,
                 asks: None,
                 fetch: None,
                 begin: None,

@@ -66,7 +66,7 @@ impl Sal {
             first,
             full: false,
             related: None,
-            pinned: false,
+            pin: None,
             asks: None,
             fetch: None,
             begin: None,

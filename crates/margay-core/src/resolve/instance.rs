@@ -2,7 +2,7 @@
 //! resolved, what is resolved to is an instance, and the flow to it is as every other (DESIGN §9).
 //!
 //! The address stands for the instance as a hint, not as a promise: where it does not answer, the flow goes to whoever
-//! serves the name now.
+//! serves the name now. What is meant for one host alone, as a connection that is handed over, says so by [`Pin::Only`].
 
 use core::net::IpAddr;
 
@@ -22,6 +22,17 @@ pub struct Instance {
     pub service: ServiceId,
     /// Its host.
     pub next_hop: NextHop,
+    /// Who else may answer.
+    pub pin: Pin,
+}
+
+/// How firmly what goes to an instance is meant for its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// Whoever serves the name may answer, where the host does not or refuses.
+    Hint,
+    /// The host alone may answer: where it does not, there is no connection.
+    Only,
 }
 
 /// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).
@@ -47,7 +58,7 @@ impl Sal {
     pub(crate) fn resolve_again(&mut self, now: Instant, id: FlowId) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let Setup::Initiator(setup) = &flow.setup else { return false };
-        if !setup.pinned {
+        if setup.pin != Some(Pin::Hint) {
             return false;
         }
         let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
@@ -62,7 +73,7 @@ impl Sal {
             self.table.note_use(now, rule);
         }
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
-            setup.pinned = false;
+            setup.pin = None;
             setup.next_hop = found.unwrap_or(setup.next_hop);
         }
         if found.is_some() {

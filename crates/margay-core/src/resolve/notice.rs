@@ -213,7 +213,9 @@ impl Sal {
     /// without. False where the flow did not go by a notice.
     pub(crate) fn leave_notice(&mut self, now: Instant, id: FlowId) -> bool {
         let Some((service, next_hop)) = self.flows.get(id).and_then(|flow| match &flow.setup {
-            Setup::Initiator(setup) if !setup.pinned && setup.related.is_none() => Some((flow.asked(), setup.next_hop)),
+            Setup::Initiator(setup) if setup.pin.is_none() && setup.related.is_none() => {
+                Some((flow.asked(), setup.next_hop))
+            }
             _ => None,
         }) else {
             return false;

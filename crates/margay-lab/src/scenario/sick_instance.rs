@@ -1,7 +1,7 @@
 //! `sick-instance`: three web servers of one name are checked by their own agents. One after the other goes out of
 //! service: by an error page, by standing still, and by the end of its listener. It gets no new connections, those that
 //! are open live on, the lists say why, and it comes back. A server whose cgroup waits for a processor loses a part of
-//! its weight.
+//! its weight, and so does one that reports its load by the SDK.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::downloads::{self, Downloads, Order};
 use crate::host::Host;
 use crate::program::wait_for;
+use crate::python;
 use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::{self, Nginx, noise, sha256};
@@ -29,7 +30,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 12] = [
+const BOUNDS: [Bound; 13] = [
     bound("new_share_after_ms", Below(5000.0)),
     bound("back_s", AtMost(20.0)),
     bound("resets", Exactly(0.0)),
@@ -46,6 +47,8 @@ const BOUNDS: [Bound; 12] = [
     bound("all_sick_refused_ms", Below(1000.0)),
     // What is left of the weight while more programs of a cgroup want a processor than there are.
     bound("pressed_percent", AtMost(PRESSED_PERCENT)),
+    // Reports of load by the SDK that were followed, and the end of them.
+    bound("reports_followed", Exactly(REPORTED.len() as f64 + 1.0)),
 ];
 
 const SERVERS: [&str; 3] = ["web1", "web2", "web3"];
@@ -83,6 +86,11 @@ done
 wait
 ";
 const RELEASE: &str = "echo 1 > $(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/mounts)/pressed/cgroup.kill";
+
+/// Of the server that reports its load.
+const LOADED_SERVICE: &str = "loaded.shop";
+const LOADED: &str = include_str!("reported_load.py");
+const REPORTED: [u32; 2] = [30, 0];
 
 /// How an instance becomes sick.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -164,6 +172,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         judge_refused(&mut connect(client, NAME)?, findings)
     });
     pair::attempt_part("pressure on a server's cgroup", findings, |findings| press(client, servers[0], findings));
+    pair::attempt_part("reports of load", findings, |findings| report(client, servers[1], findings));
     Ok(())
 }
 
@@ -314,6 +323,30 @@ fn press(client: &Host, host: &Host, findings: &mut Findings) -> Result<()> {
     });
     host.shell(RELEASE)?;
     listed.map(drop)
+}
+
+/// A server has so much of its weight as it reports, until its connection to the agent ends.
+fn report(client: &Host, host: &Host, findings: &mut Findings) -> Result<()> {
+    let words: Vec<String> = REPORTED.iter().map(ToString::to_string).collect();
+    let words: Vec<&str> = [LOADED_SERVICE].into_iter().chain(words.iter().map(String::as_str)).collect();
+    let program = python::sdk(host, "reported_load.py", LOADED, &words)?;
+    for left in REPORTED.into_iter().map(Some).chain([None]) {
+        let percent = left.unwrap_or(100);
+        wait_for(&format!("{percent} % of the weight"), LIMIT, || {
+            let shown = agent::show(host, LOADED_SERVICE)?["service"].take();
+            let is_said = shown["health"]["reported_percent"].as_u64() == left.map(u64::from);
+            ensure!(is_said && shown["effective_weight"] == percent, "it says {shown}");
+            let resolved = agent::resolve(client, LOADED_SERVICE)?;
+            let listed = &resolved["instances"][0];
+            ensure!(listed["weight"] == percent, "the router has another weight: {resolved}");
+            let is_why = listed["zero_weight"] == "no weight left by its load";
+            ensure!(percent > 0 || is_why, "the router does not say why: {resolved}");
+            Ok(())
+        })?;
+        findings.figures.add("reports_followed", 1.0);
+        program.signal(Signal::SIGUSR1)?;
+    }
+    Ok(())
 }
 
 fn judge_downloads(results: &[downloads::Download], sha256: &str, findings: &mut Findings) {

@@ -29,6 +29,7 @@ from ._calls import (
     listen,
     listen_prefix,
     name,
+    report_load,
     take_over,
     take_over_giving,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "open_datagrams",
     "open_takeover",
     "peer_service",
+    "report_load",
     "start_server",
     "take_over",
     "take_over_giving",

@@ -85,6 +85,9 @@ class Agent:
         self._idle: list[tuple[tuple[int, int, int], socket.socket]] = []
         self._names: dict[str, Name] = {}
         self._addresses: dict[tuple[Prefix, int], tuple[Addresses, float]] = {}
+        # That by which loads are reported: what was reported holds until it is closed.
+        self._reporting: tuple[tuple[int, int, int], socket.socket] | None = None
+        self._report_turn = threading.Lock()
         _agents.add(self)
 
     @staticmethod
@@ -204,6 +207,64 @@ class Agent:
     def subscribe(self) -> socket.socket:
         """A connection on which the agent tells of events from now on."""
         return self._subscribed("events", Kind.EVENTS, request(Kind.EVENTS))
+
+    def report_load(self, target: Target, percent: int) -> None:
+        """Says how much of its weight this process is to keep for a name. See margay.report_load."""
+        if not 0 <= percent <= 100:
+            raise ValueError(f"{percent} % of a weight cannot stay: 0 to 100 can")
+        prefix = self.prefix(target)
+        message = request(Kind.LOAD, port=percent, bits=prefix.bits, id=prefix.id.raw)
+        if not self._report_turn.acquire(timeout=ANSWER_TIME):
+            raise AgentDown.at(self.path, TimeoutError(errno.ETIMEDOUT, "no answer to those who asked before"))
+        try:
+            self._report(_owner(), message)
+        finally:
+            self._report_turn.release()
+
+    def _report(self, owner: tuple[int, int, int], message: bytes) -> None:
+        kept, self._reporting = self._reporting, None
+        try:
+            connection, answer = self._exchange_on(kept, owner, message)
+        except OSError as error:
+            raise self._explained(error) from None
+        try:
+            self._check("a report of load", Kind.LOAD, answer)
+        except Incompatible:
+            connection.close()
+            raise
+        except Refused as refused:
+            self._reporting = owner, connection
+            if refused.errno == errno.EBADMSG:
+                # It does not know the question.
+                why = "it is of an earlier release, and takes no reports of load"
+                raise Incompatible.at(self.path, why) from None
+            raise
+        self._reporting = owner, connection
+
+    def _exchange_on(
+        self, kept: tuple[tuple[int, int, int], socket.socket] | None, owner: tuple[int, int, int], message: bytes
+    ) -> tuple[socket.socket, bytes]:
+        if kept is not None:
+            opened_by, connection = kept
+            try:
+                if opened_by == owner:
+                    return connection, self._converse(connection, message, None)
+            except TimeoutError:
+                connection.close()
+                raise
+            except OSError:
+                # Left open by an agent that died; a report may be repeated.
+                pass
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        connection = self._open()
+        try:
+            return connection, self._converse(connection, message, None)
+        except BaseException:
+            connection.close()
+            raise
 
     def take_over(self, target: Target, gives: bool = False) -> socket.socket:
         """A connection on which sockets of a name, or of all names of a prefix, come from now on, until it is closed.
@@ -402,11 +463,15 @@ class Agent:
         connection.close()
 
     def close(self) -> None:
-        """Closes the connections. The next request opens another."""
+        """Closes the connections, by which loads that were reported hold no longer. The next request opens another."""
         with self._lock:
             idle, self._idle = self._idle, []
         for _, connection in idle:
             connection.close()
+        with self._report_turn:
+            reporting, self._reporting = self._reporting, None
+        if reporting is not None:
+            reporting[1].close()
 
     def _after_fork(self) -> None:
         # Threads that the child does not have may hold the locks, or have been in the middle of a change.
@@ -415,6 +480,10 @@ class Agent:
         self._giving = threading.BoundedSemaphore(GIVING_AT_ONCE_MAX)
         inherited, self._idle = self._idle, []
         self._names, self._addresses = {}, {}
+        self._report_turn = threading.Lock()
+        if self._reporting is not None:
+            inherited.append(self._reporting)
+            self._reporting = None
         for _, connection in inherited:
             connection.close()
 
@@ -422,6 +491,9 @@ class Agent:
         # Not all of it is there if the constructor failed.
         for _, connection in getattr(self, "_idle", []):
             connection.close()
+        reporting = getattr(self, "_reporting", None)
+        if reporting is not None:
+            reporting[1].close()
 
     def __repr__(self) -> str:
         return f"Agent({self.path!r})"

@@ -142,3 +142,18 @@ def take_over_giving(name: Target, *, agent: Agent | None = None) -> GivingTakeo
     takeover = GivingTakeover(name, agent)
     takeover.open()
     return takeover
+
+
+def report_load(name: Target, percent: int, *, agent: Agent | None = None) -> None:
+    """Says how much of its weight this process is to keep for a name, or a prefix of names, that it serves: `percent` is
+    0 to 100, and with 0 no new connection comes.
+
+    It holds until the next report of the name, and as long as this process and the agent live: say it again every few
+    seconds. It is cheap, and the agent tells others at most once in a second. Of several processes that serve the name
+    on this host the smallest report counts.
+
+    Raises ValueError; AgentDown; Denied (no right to the name); Refused with ENOENT (this process does not serve the
+    name) or ENOSPC (64 names are reported of already); Incompatible where the agent is of an earlier release, which
+    takes no reports.
+    """
+    (agent or Agent.shared()).report_load(name, percent)

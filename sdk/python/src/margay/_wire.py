@@ -38,6 +38,7 @@ class Kind(enum.IntEnum):
     HANDED = 11
     # Comes unasked, after a reply to TAKE_OVER whose port was GIVES.
     GIVE = 12
+    LOAD = 15
 
 
 class Garbled(Exception):

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::fake::{EVENTS, FakeAgent, INSTANCES, NAME, RESOLVE, reply_head};
+use crate::fake::{EVENTS, FakeAgent, INSTANCES, LOAD, NAME, RESOLVE, reply_head};
 use margay_sdk::{Agent, Error, EventKind, Events, Instances, Options, Prefix, Protocol};
 
 #[tokio::test]
@@ -162,6 +162,31 @@ async fn instances_come_as_lists_and_go() {
     fake.world().refused.insert(INSTANCES, (87, "too many follow names; close some"));
     let error = Instances::of(&fake.agent().await, "cache.shop").await.expect_err("refused");
     assert!(error.to_string().ends_with("too many follow names; close some"), "{error}");
+}
+
+#[tokio::test]
+async fn loads_are_reported_on_a_connection_that_stays() {
+    let mut fake = FakeAgent::start();
+    let agent = fake.agent().await;
+    let prefix = |text: &str| text.parse::<Prefix>().expect("a name");
+    agent.report_load("web.shop", 40).await.expect("taken");
+    agent.name("web.shop").await.expect("answered");
+    agent.report_load("sid:ff00/9", 0).await.expect("taken");
+    let loads = std::mem::take(&mut fake.world().loads);
+    let [(web, 40, one), (other, 0, two)] = loads[..] else { panic!("{loads:?}") };
+    assert_eq!((web, other, one), (prefix("web.shop"), prefix("sid:ff00/9"), two));
+    let error = agent.report_load("web.shop", 101).await.expect_err("too much");
+    assert_eq!((error.kind(), fake.asked(LOAD)), (ErrorKind::InvalidInput, 2));
+    fake.kill();
+    assert!(matches!(agent.report_load("web.shop", 1).await, Err(Error::AgentDown { .. })));
+    fake.listen();
+    agent.report_load("web.shop", 100).await.expect("taken by the next agent");
+    fake.world().refused.insert(LOAD, (2, "web.shop is not served by this process"));
+    let error = agent.report_load("web.shop", 1).await.expect_err("refused");
+    assert!(matches!(error, Error::Refused { errno: 2, .. }), "{error}");
+    fake.world().refused.insert(LOAD, (74, "this is no request"));
+    let error = agent.report_load("web.shop", 1).await.expect_err("of an earlier release");
+    assert!(error.to_string().contains("takes no reports of load"), "{error}");
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub const EVENT: u8 = 7;
 pub const RANGES: u8 = 8;
 pub const INSTANCES: u8 = 13;
 pub const INSTANCE: u8 = 14;
+pub const LOAD: u8 = 15;
 
 /// What the agent knows, and how it is to misbehave.
 pub struct World {
@@ -36,6 +37,8 @@ pub struct World {
     sources: HashMap<(u8, u16), ServiceId>,
     /// Kinds that were asked, in order.
     pub asked: Vec<u8>,
+    /// Loads that were reported, with the ends of their connections that are the agent's.
+    pub loads: Vec<(Prefix, u16, u64)>,
     /// Written names that came with BIND.
     pub written: Vec<String>,
     /// Kinds that are refused.
@@ -74,6 +77,7 @@ impl FakeAgent {
             services: Vec::new(),
             sources: HashMap::new(),
             asked: Vec::new(),
+            loads: Vec::new(),
             written: Vec::new(),
             refused: HashMap::new(),
             past: HashSet::new(),
@@ -228,7 +232,7 @@ fn serve(shared: &Shared, connection: &Arc<OwnedFd>) -> bool {
     let answer = match (&world.garbage, world.refused.get(&bytes[1])) {
         (Some(garbage), _) => garbage.clone(),
         (None, Some((errno, text))) => [reply_head(bytes[1], *errno), text.as_bytes().to_vec()].concat(),
-        (None, None) => world.answer(&bytes[..length], socket.as_ref()),
+        (None, None) => world.answer(&bytes[..length], connection, socket.as_ref()),
     };
     if [EVENTS, INSTANCES].contains(&bytes[1]) {
         world.subscribers.push(Arc::clone(connection));
@@ -259,7 +263,7 @@ fn port_of(socket: Option<&OwnedFd>) -> u16 {
 }
 
 impl World {
-    fn answer(&mut self, request: &[u8], socket: Option<&OwnedFd>) -> Vec<u8> {
+    fn answer(&mut self, request: &[u8], connection: &OwnedFd, socket: Option<&OwnedFd>) -> Vec<u8> {
         assert_eq!((request[0], request[3]), (1, 0));
         let (kind, protocol) = (request[1], request[2]);
         let number = |at: usize| u16::from_be_bytes([request[at], request[at + 1]]);
@@ -305,6 +309,10 @@ impl World {
             RANGES => {
                 reply[40..56].copy_from_slice(&Ranges::USUAL.host_v6().octets());
                 reply[56..60].copy_from_slice(&Ranges::USUAL.host_v4().octets());
+            }
+            LOAD => {
+                let inode = rustix::fs::fstat(connection).expect("a socket").st_ino;
+                self.loads.push((Prefix::new(id, bits), port, inode));
             }
             EVENTS | INSTANCES => {}
             other => panic!("a request of kind {other}"),

@@ -18,6 +18,7 @@ use crate::cache::entry::RemoveReason;
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{AppPacket, tcp_flags};
 use crate::machine::sal::Sal;
+use crate::resolve::instance::Pin;
 use crate::resolve::instance::sticky;
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
@@ -166,8 +167,11 @@ impl Sal {
             if flow.chain.as_ref().is_some_and(|chain| chain.next_box().is_none()) {
                 // It ends where the session is, whoever else serves the name.
                 let next_hop = self.way_to_anchor(&begin);
-                let start =
-                    Start { pinned: true, begin: Some(begin), ..Start::of(nonce, next_hop, Vec::new(), Vec::new()) };
+                let start = Start {
+                    pin: Some(Pin::Only),
+                    begin: Some(begin),
+                    ..Start::of(nonce, next_hop, Vec::new(), Vec::new())
+                };
                 self.start_right(now, (left, at), flow, start);
                 return Ok(());
             }

@@ -134,7 +134,7 @@ impl Sal {
             first: Vec::new(),
             full: false,
             related: None,
-            pinned: false,
+            pin: None,
             asks: None,
             fetch,
             begin: None,

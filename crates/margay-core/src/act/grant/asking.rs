@@ -171,7 +171,7 @@ impl Sal {
     fn ask_for_grant(&mut self, now: Instant, destination: SocketAddr, count: u16) {
         let Some(service) = self.service_of(destination.ip()) else { return };
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
-        let instance = self.instances.get(&destination.ip()).map(|instance| instance.next_hop.address);
+        let pin = self.instances.get(&destination.ip()).map(|instance| instance.pin);
         let Some((next_hop, rule)) = self.way_to_grants(&service, destination, sticky(id, nonce)) else { return };
         if let Some(rule) = rule {
             self.table.note_use(now, rule);
@@ -182,7 +182,7 @@ impl Sal {
         let session = SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);
         let asks = Some(Asks { destination, wanted, ends: self.grants.ends });
-        let (beside, first, pinned) = (Vec::new(), Vec::new(), instance.is_some());
+        let (beside, first) = (Vec::new(), Vec::new());
         if let Some(demand) = self.grants.demands.by_destination.get_mut(&destination) {
             demand.asking += 1;
             self.grants.demands.asking.insert(id, destination);
@@ -191,18 +191,7 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start {
-                nonce,
-                next_hop,
-                beside,
-                first,
-                full: false,
-                related: None,
-                pinned,
-                asks,
-                fetch: None,
-                begin: None,
-            },
+            Start { nonce, next_hop, beside, first, full: false, related: None, pin, asks, fetch: None, begin: None },
         );
     }
 

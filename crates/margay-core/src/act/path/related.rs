@@ -64,7 +64,7 @@ impl Sal {
                 first: packet.whole.to_vec(),
                 full: false,
                 related,
-                pinned: false,
+                pin: None,
                 asks: None,
                 fetch: None,
                 begin: None,

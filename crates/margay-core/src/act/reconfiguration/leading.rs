@@ -19,6 +19,7 @@ use crate::act::stack_change::{Sends, number_after};
 use crate::association::auth::Verified;
 use crate::cache::entry::Directions;
 use crate::machine::sal::Sal;
+use crate::resolve::instance::Pin;
 use crate::resolve::instance::sticky;
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
@@ -504,7 +505,7 @@ impl Sal {
         flow.chain = self.chain_of_way(&NewWay { session, service, app, boxes, number: begin.number }).map(Box::new);
         let nonce = self.rng.u64();
         let start = if flow.chain.is_none() {
-            Start { pinned: true, ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
+            Start { pin: Some(Pin::Only), ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
         } else {
             match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, app.destination.port(), Sender::Own) {
                 Resolution::Forward(rule, hop) => {

@@ -27,7 +27,7 @@ use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::leg::carriage::{DirectEvent, Why};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
-use crate::resolve::instance::sticky;
+use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
@@ -72,8 +72,8 @@ pub(crate) struct Start {
     pub full: bool,
     /// The peer's flow that it is related to, if it is to any.
     pub related: Option<Related>,
-    /// The next hop is one instance's.
-    pub pinned: bool,
+    /// The next hop is one instance's, and that firmly.
+    pub pin: Option<Pin>,
     /// What it asks for in the place of a connection.
     pub asks: Option<Asks>,
     /// What it is set up for in the place of a connection.
@@ -92,7 +92,7 @@ impl Start {
             first,
             full: false,
             related: None,
-            pinned: false,
+            pin: None,
             asks: None,
             fetch: None,
             begin: None,
@@ -127,8 +127,8 @@ impl Sal {
         let chain = self.begin_chain(session, &service, packet);
         let asked = chain.as_ref().map_or(service, |chain| chain.asked);
         let instance = self.instances.get(&packet.tuple.destination.ip()).filter(|_| chain.is_none());
-        let instance = instance.map(|instance| instance.next_hop.address);
-        let first_hop = match instance {
+        let pin = instance.map(|instance| instance.pin);
+        let first_hop = match instance.map(|instance| instance.next_hop.address) {
             Some(instance) => Ok((instance, Vec::new())),
             None => self.first_hop(now, &asked, sticky(id, nonce), packet),
         };
@@ -139,8 +139,7 @@ impl Sal {
         let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         flow.chain = chain;
         let may_grant = packet.is_tcp() && flow.chain.is_none();
-        let pinned = instance.is_some();
-        self.start_setup(now, flow, Start { pinned, ..Start::of(nonce, next_hop, beside, packet.whole.to_vec()) });
+        self.start_setup(now, flow, Start { pin, ..Start::of(nonce, next_hop, beside, packet.whole.to_vec()) });
         if may_grant {
             self.note_connects(now, packet.tuple.destination, 1);
         }
@@ -216,7 +215,7 @@ impl Sal {
             full: start.full,
             flow_port,
             related: start.related,
-            pinned: start.pinned,
+            pin: start.pin,
             asks: start.asks,
             fetch: start.fetch,
             begin: start.begin,
@@ -241,7 +240,7 @@ impl Sal {
         let port = flow.service_port();
         let retries = setup.retries;
         let is_by_rule = matches!(app.protocol, 6 | 17)
-            && !setup.pinned
+            && setup.pin.is_none()
             && setup.related.is_none()
             && setup.fetch.is_none()
             && setup.next_hop != self.loopback();

@@ -35,6 +35,7 @@ use crate::cache::packet;
 use crate::cache::packet::{Parsed, Unreachable};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
+use crate::resolve::instance::Pin;
 use crate::table::Allow;
 use crate::trust::handshake::{Introduction, Keys, Responder};
 use crate::types::hop;
@@ -86,8 +87,8 @@ pub(crate) struct InitiatorSetup {
     pub flow_port: Option<u16>,
     /// The peer's flow that this one is related to, if it is to any.
     pub related: Option<Related>,
-    /// The next hop is the one instance that the program's datagram was resolved to.
-    pub pinned: bool,
+    /// The next hop is the one instance that the program's packet was resolved to, and that firmly.
+    pub pin: Option<Pin>,
     /// What it asks for in the place of a connection.
     pub asks: Option<Asks>,
     /// What it is set up for in the place of a connection.

@@ -10,6 +10,7 @@ use crate::association::auth;
 use crate::association::draft::answered_from;
 use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::machine::sal::Sal;
+use crate::resolve::instance::Pin;
 use crate::resolve::segment::{OTHERS_WAIT, SEGMENT};
 use crate::session::event::Event;
 use crate::session::flow::Setup;
@@ -74,14 +75,15 @@ impl Sal {
     /// One host has refused, or may not speak for the name: where several were asked, or it is drained, its word is not
     /// the last one.
     pub(crate) fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
+        let Some(Setup::Initiator(setup)) = self.flows.get(id).map(|flow| &flow.setup) else { return false };
+        if setup.fetch.is_some() || setup.begin.is_some() || setup.pin == Some(Pin::Only) {
+            return false;
+        }
         if code == ErrorCode::Drained && self.ask_elsewhere(now, id) {
             return true;
         }
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
-        if setup.fetch.is_some() || setup.begin.is_some() {
-            return false;
-        }
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
             return self.leave_notice(now, id);
         }

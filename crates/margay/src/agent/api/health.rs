@@ -99,6 +99,7 @@ pub(super) fn info(agent: &Agent, published: &Published) -> Option<HealthInfo> {
         reason: sick.map(|sick| sick.reason.clone()).unwrap_or_default(),
         last_failure: report.last_failure,
         load_percent: report.load_percent,
+        reported_percent: report.reported_percent,
         load_failure: report.load_failure,
     })
 }

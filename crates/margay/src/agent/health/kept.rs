@@ -49,8 +49,14 @@ impl Health {
                 restored.insert(name.prefix(), (name, Some(Sick { since_unix_s, reason })));
             }
         }
-        let restored = Mutex::new(restored);
-        Ok(Self { dir, all: Mutex::default(), restored, again: Notify::new(), counts: Counts::default() })
+        Ok(Self {
+            dir,
+            all: Mutex::default(),
+            reports: Mutex::default(),
+            restored: Mutex::new(restored),
+            again: Notify::new(),
+            counts: Counts::default(),
+        })
     }
 
     /// Keeps which names are sick now. Where that fails, the next start takes them for well until their checks fail.

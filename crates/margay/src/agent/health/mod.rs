@@ -2,13 +2,15 @@
 //! new flows until they succeed again (decision 0067).
 //!
 //! Reading order: [`spec`] (what is checked), [`state`] (when a service is sick), [`probe`] and [`command`] (one
-//! check), [`pressure`] (load by the kernel's word), [`watched`] (one service), this file (which services are checked),
-//! [`kept`].
+//! check), [`pressure`] (load by the kernel's word), [`reports`] (load by the program's own word), [`processes`] (who
+//! serves a name), [`watched`] (one service), this file (which services are checked), [`kept`].
 
 pub mod command;
 mod kept;
 pub mod pressure;
 pub mod probe;
+pub mod processes;
+pub mod reports;
 pub mod spec;
 pub mod state;
 pub mod watched;
@@ -24,6 +26,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use self::probe::Failure;
+use self::reports::{Reporter, Reports};
 use self::watched::{Report, Watched};
 use super::Agent;
 use super::service::checks::Checks;
@@ -52,7 +55,7 @@ impl Counts {
     }
 }
 
-/// A service with checks. Its task runs while the service is served.
+/// A service with checks, or of which programs report the load. Its task runs while the service is served.
 struct Running {
     watched: Arc<Watched>,
     task: Option<JoinHandle<()>>,
@@ -77,6 +80,8 @@ impl Running {
 pub struct Health {
     dir: StateDir,
     all: Mutex<BTreeMap<Prefix, Running>>,
+    /// Locked after `all`.
+    reports: Mutex<Reports>,
     /// Names that the start before has found sick, until their checks are known.
     restored: Mutex<WasSick>,
     again: Notify,
@@ -96,7 +101,40 @@ impl Health {
         self.again.notify_one();
     }
 
-    /// How it stands with a service; `None` where it has no checks.
+    /// A program that is going to report its load; [`forget`](Self::forget) ends it.
+    pub fn reporter(&self) -> Reporter {
+        self.reports.lock().add()
+    }
+
+    /// A program says how much of the weight of a name is to stay, in percent. False: it reports of too many names.
+    pub fn report_load(&self, reporter: Reporter, name: &Name, percent: u32) -> bool {
+        let is_noted = self.reports.lock().note(reporter, name, percent);
+        if is_noted {
+            self.hear(&name.prefix());
+        }
+        is_noted
+    }
+
+    /// A program is gone: what it has said holds no longer.
+    pub fn forget(&self, reporter: Reporter) {
+        let names = self.reports.lock().forget(reporter);
+        names.iter().for_each(|prefix| self.hear(prefix));
+    }
+
+    /// What programs say of a name has changed.
+    fn hear(&self, prefix: &Prefix) {
+        let all = self.all.lock();
+        let reported = self.reports.lock().percent(prefix);
+        if let Some(running) = all.get(prefix) {
+            running.watched.hear(reported);
+        }
+        // With its first report a name comes to be followed, with the last one it may cease to be.
+        if reported.is_none() || !all.contains_key(prefix) {
+            self.reconsider();
+        }
+    }
+
+    /// How it stands with a service; `None` where it has no checks, and no program reports its load.
     pub fn report(&self, prefix: &Prefix) -> Option<Report> {
         self.all.lock().get(prefix).map(|running| running.watched.report())
     }
@@ -161,9 +199,13 @@ async fn follow(agent: &Arc<Agent>) {
     tokio::task::block_in_place(|| agent.health.keep());
 }
 
-/// All names that have checks, by the configuration or else by order.
+/// All names that have checks, by the configuration or else by order, and those of which programs report the load.
 fn wanted(agent: &Agent) -> BTreeMap<Prefix, (Name, Checks)> {
-    let mut wanted = agent.services.ordered_checks();
+    let reports = agent.health.reports.lock();
+    let mut wanted: BTreeMap<Prefix, (Name, Checks)> =
+        reports.names().map(|(prefix, name)| (prefix, (name.clone(), Checks::default()))).collect();
+    drop(reports);
+    wanted.extend(agent.services.ordered_checks());
     wanted.extend(configured(&agent.config()));
     wanted
 }
@@ -200,7 +242,11 @@ fn replace(agent: &Arc<Agent>, wanted: &BTreeMap<Prefix, (Name, Checks)>) -> Vec
     }
     for (prefix, (name, checks)) in wanted {
         let was_sick = were_sick.remove(prefix).and_then(|(_, sick)| sick);
-        let start = || Running { watched: Arc::new(Watched::new(name, checks, was_sick)), task: None };
+        let start = || {
+            let watched = Watched::new(name, checks, was_sick);
+            watched.hear(agent.health.reports.lock().percent(prefix));
+            Running { watched: Arc::new(watched), task: None }
+        };
         all.entry(*prefix).or_insert_with(start).follow(agent, served.contains(prefix));
     }
     were_sick.into_values().map(|(name, _)| name).collect()

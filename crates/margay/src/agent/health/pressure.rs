@@ -2,14 +2,13 @@
 //! cgroups.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use margay_core::name::Name;
-use margay_datapath::socket_table::{self, Socket, Table};
 
 use super::probe::Failure;
+use super::processes;
 use crate::agent::Agent;
 use crate::agent::active::cgroup::Hierarchy;
 
@@ -84,10 +83,8 @@ fn cgroups(agent: &Agent, name: &Name) -> Result<BTreeSet<PathBuf>, String> {
     if !started.is_empty() {
         return Ok(started.into_iter().collect());
     }
-    let found = agent.services.find(name);
-    let listeners: Vec<SocketAddr> =
-        found.into_iter().flat_map(|found| found.listeners).map(|listener| listener.address).collect();
-    let cgroups = listening(&listeners).into_iter().filter_map(|pid| own(&hierarchy, pid).transpose());
+    let pids = processes::listening(&processes::listeners(agent, name));
+    let cgroups = pids.into_iter().filter_map(|pid| own(&hierarchy, pid).transpose());
     cgroups.collect()
 }
 
@@ -107,26 +104,8 @@ fn own(hierarchy: &Hierarchy, pid: u32) -> Result<Option<PathBuf>, String> {
     Ok(Some(path))
 }
 
-/// Processes whose sockets take what comes to these listeners.
-fn listening(listeners: &[SocketAddr]) -> BTreeSet<u32> {
-    let takes = |socket: &Socket| {
-        let local = SocketAddr::new(socket.local.ip().to_canonical(), socket.local.port());
-        let is_it = |listener: &SocketAddr| {
-            let is_any = local.ip().is_unspecified() || listener.ip().is_unspecified();
-            listener.port() == local.port() && (listener.ip() == local.ip() || is_any)
-        };
-        socket.remote.port() == 0 && listeners.iter().any(is_it)
-    };
-    let tables = [Table::Tcp, Table::Tcp6, Table::Udp, Table::Udp6];
-    let sockets = tables.into_iter().flat_map(Table::sockets).filter(takes);
-    let holders = socket_table::holders(&sockets.map(|socket| socket.inode).collect());
-    holders.into_values().map(|holder| holder.pid).collect()
-}
-
 #[cfg(test)]
 mod test {
-    use std::net::TcpListener;
-
     use super::*;
 
     fn text(average: &str) -> String {
@@ -181,15 +160,5 @@ mod test {
         assert!(why.contains("boot it with psi=1"), "{why}");
         fs::write(&file, text("0.00")).expect("written");
         assert_eq!(check_at(&file), Ok(()));
-    }
-
-    #[test]
-    fn whoever_listens_is_found_by_its_socket() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let at = listener.local_addr().expect("bound");
-        let any = SocketAddr::new([0, 0, 0, 0].into(), at.port());
-        assert_eq!(listening(&[at]), [std::process::id()].into());
-        assert_eq!(listening(&[any]), [std::process::id()].into());
-        assert!(listening(&[]).is_empty());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use margay_core::name::Name;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::probe::{self, Failure};
@@ -13,6 +14,9 @@ use super::state::{Machine, Phase};
 use super::{Agent, command, pressure};
 use crate::agent::service::checks::Checks;
 use crate::agent::service::fitness::{Fitness, Sick};
+
+/// From one change of a weight by reports of programs to the next: each is told to routers, and by them to clients.
+const REPORTS_PAUSE: Duration = Duration::from_secs(1);
 
 /// How it stands with a service, for lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +27,10 @@ pub struct Report {
     pub phase: Phase,
     /// Why the last check has failed; empty when it has succeeded.
     pub last_failure: String,
-    /// What its load leaves of its weight in percent; `None` where it is not asked for.
+    /// What its load leaves of its weight in percent; `None` where nobody asks for it, and no program reports it.
     pub load_percent: Option<u32>,
+    /// What its programs say of it themselves; `None`: nothing.
+    pub reported_percent: Option<u32>,
     /// Why its load is not known; empty when it is.
     pub load_failure: String,
 }
@@ -36,6 +42,10 @@ pub struct Watched {
     /// What is done.
     pub checks: Checks,
     standing: Mutex<Standing>,
+    /// What the service table was told last. Locked while it is told, so that an older word never comes later.
+    told: tokio::sync::Mutex<Option<Fitness>>,
+    /// Programs report another load.
+    reported: Notify,
 }
 
 /// What is known of it.
@@ -46,8 +56,8 @@ struct Standing {
     last_failure: String,
     load_percent: u32,
     load_failure: String,
-    /// What the service table was told last.
-    told: Option<Fitness>,
+    /// What programs report; `None`: nothing.
+    reported_percent: Option<u32>,
 }
 
 impl Standing {
@@ -55,10 +65,15 @@ impl Standing {
         self.machine.as_ref().map_or(Phase::Well, Machine::phase)
     }
 
+    /// What is left by the load: what is asked for it and what programs report both hold.
+    fn left_percent(&self) -> u32 {
+        self.load_percent.min(self.reported_percent.unwrap_or(100))
+    }
+
     /// `now` is the time since the agent started.
     fn fitness(&self, now: Duration) -> Fitness {
         let grown = self.machine.as_ref().map_or(100, |machine| machine.percent(now));
-        Fitness { sick: self.sick.clone(), percent: (grown * self.load_percent).div_ceil(100) }
+        Fitness { sick: self.sick.clone(), percent: (grown * self.left_percent()).div_ceil(100) }
     }
 
     /// Takes the result of a check. Gives whether the service has become sick or is so no longer.
@@ -94,9 +109,21 @@ impl Watched {
             last_failure: String::new(),
             load_percent: 100,
             load_failure: String::new(),
-            told: None,
+            reported_percent: None,
         };
-        Self { name: name.clone(), checks: checks.clone(), standing: Mutex::new(standing) }
+        Self {
+            name: name.clone(),
+            checks: checks.clone(),
+            standing: Mutex::new(standing),
+            told: tokio::sync::Mutex::default(),
+            reported: Notify::new(),
+        }
+    }
+
+    /// Takes what programs report of its load, in percent of its weight; `None`: nothing any more.
+    pub fn hear(&self, percent: Option<u32>) {
+        self.standing.lock().reported_percent = percent;
+        self.reported.notify_one();
     }
 
     /// Why it takes no new flows.
@@ -111,19 +138,25 @@ impl Watched {
             check: self.checks.health.as_ref().map(ToString::to_string).unwrap_or_default(),
             phase: standing.phase(),
             last_failure: standing.last_failure.clone(),
-            load_percent: self.checks.load.as_ref().map(|_| standing.load_percent),
+            load_percent: self
+                .checks
+                .load
+                .as_ref()
+                .map_or(standing.reported_percent, |_| Some(standing.left_percent())),
+            reported_percent: standing.reported_percent,
             load_failure: standing.load_failure.clone(),
         }
     }
 
     /// Has its weight follow from what is known of it.
     async fn tell(&self, agent: &Agent) {
+        let mut told = self.told.lock().await;
         let fitness = self.standing.lock().fitness(agent.started.elapsed());
-        if self.standing.lock().told.as_ref() == Some(&fitness) {
+        if told.as_ref() == Some(&fitness) {
             return;
         }
         agent.services.set_fitness(&self.name, fitness.clone()).await;
-        self.standing.lock().told = Some(fitness);
+        *told = Some(fitness);
     }
 
     fn observe(&self, agent: &Agent, result: &Result<(), Failure>) {
@@ -174,7 +207,16 @@ impl Watched {
 /// Checks a service until it is aborted.
 pub(super) async fn run(agent: Arc<Agent>, watched: Arc<Watched>) {
     watched.tell(&agent).await;
-    tokio::join!(check_again(&agent, &watched), ask_again(&agent, &watched));
+    tokio::join!(check_again(&agent, &watched), ask_again(&agent, &watched), hear_again(&agent, &watched));
+}
+
+/// Follows what programs report, the last of it: reports that come faster are taken together.
+async fn hear_again(agent: &Agent, watched: &Watched) {
+    loop {
+        watched.reported.notified().await;
+        watched.tell(agent).await;
+        sleep(REPORTS_PAUSE).await;
+    }
 }
 
 async fn check_again(agent: &Agent, watched: &Watched) {
@@ -278,5 +320,26 @@ mod test {
         watched.note_load(percent("0"));
         assert_eq!(watched.standing.lock().fitness(Duration::ZERO).percent, 0);
         assert_eq!(watched.report().load_failure, "");
+    }
+
+    #[test]
+    fn what_a_program_reports_holds_beside_what_is_asked() {
+        let percents = |watched: &Watched| {
+            let report = watched.report();
+            (report.load_percent, report.reported_percent, watched.standing.lock().fitness(Duration::ZERO).percent)
+        };
+        let asked = watched(false);
+        asked.note_load(percent("40"));
+        asked.hear(Some(70));
+        assert_eq!(percents(&asked), (Some(40), Some(70), 40), "the smaller of the two");
+        asked.hear(Some(0));
+        assert_eq!(percents(&asked), (Some(0), Some(0), 0));
+        asked.hear(None);
+        assert_eq!(percents(&asked), (Some(40), None, 40));
+        let alone = Watched::new(&asked.name, &Checks::default(), None);
+        assert_eq!(percents(&alone), (None, None, 100));
+        alone.hear(Some(30));
+        assert_eq!(percents(&alone), (Some(30), Some(30), 30));
+        assert_eq!(alone.report().check, "");
     }
 }

@@ -2,13 +2,14 @@
 //! library, the preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
 //!
 //! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
-//! (names of clients), [`event`], [`instances`] (who serves a name), [`hand_over`] (sockets that go to another
-//! process), [`give`] (who is asked to give), [`socket`] (connections).
+//! (names of clients), [`event`], [`instances`] (who serves a name), [`load`] (how loaded a program is), [`hand_over`]
+//! (sockets that go to another process), [`give`] (who is asked to give), [`socket`] (connections).
 
 pub mod event;
 pub mod give;
 pub mod hand_over;
 pub mod instances;
+pub mod load;
 pub mod message;
 pub mod request;
 pub mod rights;

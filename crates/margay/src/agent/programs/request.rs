@@ -42,7 +42,8 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         | Kind::Handed
         | Kind::Give
         | Kind::Instances
-        | Kind::Instance => Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned())),
+        | Kind::Instance
+        | Kind::Load => Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned())),
     };
     done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
 }

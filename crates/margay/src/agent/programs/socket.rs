@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 use super::event::Subscription;
 use super::hand_over::{self, Inbox};
 use super::instances::Follower;
+use super::load::Reporting;
 use super::message::{Kind, REQUEST_MAX, Reply, Request};
 use super::request;
 use super::rights::Caller;
@@ -148,8 +149,12 @@ enum Next {
 
 /// Until the program closes its end.
 async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> io::Result<()> {
+    let mut reporting = Reporting::new(agent);
     while let Some((bytes, passed)) = receive(connection).await? {
         let (reply, next) = match Request::parse(&bytes) {
+            Ok(asked) if asked.kind == Kind::Load => {
+                (tokio::task::block_in_place(|| reporting.answer(&caller, &asked)), Next::Requests)
+            }
             Ok(asked) => respond(agent, &caller, &asked, passed).await,
             Err(refusal) => (refusal, Next::Requests),
         };

@@ -11,7 +11,7 @@ use margay_control::relocation::proto::{
 use margay_control::relocation::{HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer};
 use margay_control::relocation::{answer, begin, read_all};
 use margay_core::Ticket;
-use margay_core::instance::Instance;
+use margay_core::instance::{Instance, Pin};
 use margay_core::key::{HostId, HostPublic, HostSecret};
 use margay_core::name::ServiceId;
 use margay_core::table::{HAND_OVER_PORT, NextHop};
@@ -91,7 +91,7 @@ impl Outgoing {
     /// Why there is none, as a sentence.
     pub async fn open(agent: &Agent, service: &ServiceId, host: HostId, at: SocketAddr) -> Result<Self, String> {
         let next_hop = NextHop { address: at, host: Some(host), router: false };
-        let at_instance = InstanceAddress::new(agent, Instance { service: *service, next_hop })?;
+        let at_instance = InstanceAddress::new(agent, Instance { service: *service, next_hop, pin: Pin::Only })?;
         let unreached = |error: std::io::Error| {
             format!("no program there takes over the name, or the host does not answer ({error})")
         };

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use margay_control::registration::{self, Home, Watcher};
-use margay_core::instance::Instance;
+use margay_core::instance::{Instance, Pin};
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::NextHop;
@@ -390,7 +390,7 @@ pub(super) fn instance_of(agent: &Agent, service: &ServiceId, found: &registrati
     let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.local.sal_port);
     let is_own = found.host == agent.local.host_key.public().id();
     let next_hop = NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
-    Instance { service: *service, next_hop }
+    Instance { service: *service, next_hop, pin: Pin::Hint }
 }
 
 /// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it

@@ -119,7 +119,8 @@ pub fn lines(health: &HealthInfo) -> Vec<String> {
     if let Some(percent) = health.load_percent {
         let failure = &health.load_failure;
         let why = if failure.is_empty() { String::new() } else { format!("; it is not known now: {failure}") };
-        lines.push(format!("load: {percent} % of the weight is left{why}"));
+        let reported = health.reported_percent.map(|reported| format!("; its program reports {reported} %"));
+        lines.push(format!("load: {percent} % of the weight is left{why}{}", reported.unwrap_or_default()));
     }
     lines
 }
@@ -210,5 +211,7 @@ mod test {
             "load: 40 % of the weight is left",
         ];
         assert_eq!(lines(&health), expected);
+        health.reported_percent = Some(70);
+        assert_eq!(lines(&health)[1], "load: 40 % of the weight is left; its program reports 70 %");
     }
 }

@@ -1,0 +1,92 @@
+//! Programs that say themselves how much of their weight is to stay: `docs/book/programming.md`.
+
+use std::sync::Arc;
+
+use margay_wire::LOAD_PERCENT_MAX;
+use nix::errno::Errno;
+
+use super::message::{Kind, Reply, Request};
+use super::request::{No, prefix, written};
+use super::rights::Caller;
+use crate::agent::Agent;
+use crate::agent::health::processes;
+use crate::agent::health::reports::{NAMES_OF_REPORTER_MAX, Reporter};
+
+/// What a program reports by one connection: it holds as long as this lives.
+pub struct Reporting {
+    agent: Arc<Agent>,
+    /// `None`: it has reported nothing yet.
+    reporter: Option<Reporter>,
+}
+
+impl Reporting {
+    /// Nothing is reported yet.
+    pub fn new(agent: &Arc<Agent>) -> Self {
+        Self { agent: Arc::clone(agent), reporter: None }
+    }
+
+    /// Takes a report.
+    pub fn answer(&mut self, caller: &Caller, request: &Request) -> Reply {
+        self.report(caller, request).unwrap_or_else(|(errno, text)| Reply::refused(Kind::Load as u8, errno, text))
+    }
+
+    fn report(&mut self, caller: &Caller, request: &Request) -> Result<Reply, No> {
+        let percent = percent(request)?;
+        let agent = &self.agent;
+        let prefix = prefix(request)?;
+        let name = written(agent, &prefix)?;
+        let denied = |text| (Errno::EACCES, text);
+        agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(denied)?;
+        let pid = u32::try_from(caller.pid).unwrap_or_default();
+        if !processes::serves(agent, &name, pid) {
+            let text = format!(
+                "{name} is not served by this process, pid {pid}; report the load from the process that listens, or \
+                 from one that was started for the name, while it listens"
+            );
+            return Err((Errno::ENOENT, text));
+        }
+        let reporter = *self.reporter.get_or_insert_with(|| agent.health.reporter());
+        if !agent.health.report_load(reporter, &name, percent) {
+            let text = format!("this program reports of {NAMES_OF_REPORTER_MAX} names already, and these are the most");
+            return Err((Errno::ENOSPC, text));
+        }
+        tracing::trace!(%name, percent, pid, "a program reports its load");
+        let mut reply = Reply::done(Kind::Load);
+        (reply.id, reply.bits, reply.port) = (prefix.id, prefix.bits, request.port);
+        Ok(reply)
+    }
+}
+
+impl Drop for Reporting {
+    fn drop(&mut self) {
+        if let Some(reporter) = self.reporter {
+            self.agent.health.forget(reporter);
+        }
+    }
+}
+
+fn percent(request: &Request) -> Result<u32, No> {
+    if request.port > LOAD_PERCENT_MAX {
+        let text = format!("{} % of a weight cannot stay: 0 to {LOAD_PERCENT_MAX} can", request.port);
+        return Err((Errno::EINVAL, text));
+    }
+    Ok(request.port.into())
+}
+
+#[cfg(test)]
+mod test {
+    use margay_wire::ProgramRequestRepr;
+
+    use super::*;
+
+    #[test]
+    fn all_to_nothing_of_a_weight_stays() {
+        let asked = |port: u16| {
+            let repr = ProgramRequestRepr { port, ..ProgramRequestRepr::new(Kind::Load) };
+            percent(&Request::parse(&repr.emit()).expect("a request"))
+        };
+        assert_eq!((asked(0), asked(100)), (Ok(0), Ok(100)));
+        let (errno, text) = asked(101).expect_err("refused");
+        assert_eq!((errno, text.as_str()), (Errno::EINVAL, "101 % of a weight cannot stay: 0 to 100 can"));
+    }
+}

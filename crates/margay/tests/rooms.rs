@@ -15,10 +15,9 @@ const MACHINE_TYPE: &str = "machine::sal::Sal";
 /// Imports of a later room that stand today: a file, and what it imports. Each goes when the type moves to the room of
 /// the file; none may be added without a reason beside it.
 const BACKWARDS: [(&str, &str); 8] = [
-    // The stacks of a flow, as its entry has them.
-    ("cache/entry.rs", "act::stack_change"),
     // What lists and events show of acts.
     ("session/event.rs", "act::chain"),
+    ("session/event.rs", "act::reconfiguration"),
     ("session/event.rs", "act::stack_change"),
     // The state that an act keeps in a flow.
     ("session/flow.rs", "act::chain"),

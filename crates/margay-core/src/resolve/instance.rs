@@ -2,7 +2,8 @@
 //! resolved, what is resolved to is an instance, and the flow to it is as every other (DESIGN §9).
 //!
 //! The address stands for the instance as a hint, not as a promise: where it does not answer, the flow goes to whoever
-//! serves the name now. What is meant for one host alone, as a connection that is handed over, says so by [`Pin::Only`].
+//! serves the name now. What is meant for one host alone, as a connection that is handed over, says so by
+//! [`Pin::Only`].
 
 use core::net::IpAddr;
 

@@ -397,14 +397,16 @@ impl Expected {
             25 => self.text("chain_seen", &value["digest"]),
             26 => self.loss(value),
             0x98 => self.change(value),
-            0x9a => {
-                self.number("reconfiguration.step", &value["step"]);
-                self.number("reconfiguration.number", &value["number"]);
-                self.text("reconfiguration.host", &value["host"]);
-                self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
-            }
+            0x9a => self.reconfiguration(value),
             _ => {}
         }
+    }
+
+    fn reconfiguration(&mut self, value: &Value) {
+        self.number("reconfiguration.step", &value["step"]);
+        self.number("reconfiguration.number", &value["number"]);
+        self.text("reconfiguration.host", &value["host"]);
+        self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
     }
 
     fn chain(&mut self, value: &Value) {

@@ -120,6 +120,13 @@ fn of_change(change: &ChangeRepr) -> Value {
     json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "by_rule": by_rule, "number": number})
 }
 
+fn of_loss(loss: &LossRepr) -> Value {
+    let LossRepr { basis, sent, expected, received, gaps } = loss;
+    json!({
+        "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
+    })
+}
+
 fn of_extension(extension: &Extension<'_>) -> Value {
     match extension {
         Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
@@ -157,14 +164,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Reconfiguration(one) => of_reconfiguration(one),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
-        Extension::Loss(loss) => json!({
-            "type": "LOSS",
-            "basis": loss.basis,
-            "sent": loss.sent,
-            "expected": loss.expected,
-            "received": loss.received,
-            "gaps": loss.gaps,
-        }),
+        Extension::Loss(loss) => of_loss(loss),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
@@ -308,6 +308,16 @@ fn change(value: &Value) -> Result<ChangeRepr, Error> {
     })
 }
 
+fn loss(value: &Value) -> LossRepr {
+    LossRepr {
+        basis: number(value, "basis"),
+        sent: number(value, "sent"),
+        expected: number(value, "expected"),
+        received: number(value, "received"),
+        gaps: number(value, "gaps"),
+    }
+}
+
 fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), Error> {
     let long;
     let extension = match text(value, "type") {
@@ -347,11 +357,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),
         "CHANGE" => Extension::Change(change(value)?),
-        "LOSS" => {
-            let [basis, sent, expected] = ["basis", "sent", "expected"].map(|key| number(value, key));
-            let [received, gaps] = ["received", "gaps"].map(|key| number(value, key));
-            Extension::Loss(LossRepr { basis, sent, expected, received, gaps })
-        }
+        "LOSS" => Extension::Loss(loss(value)),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "RECONFIGURATION" => Extension::Reconfiguration(reconfiguration(value)?),

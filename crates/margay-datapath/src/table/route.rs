@@ -1,0 +1,81 @@
+//! All that a packet needs of its entry, copied, so that no lock is held while it is sent or given on.
+
+use core::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::Stack;
+use margay_core::entry::PathId;
+use margay_wire::FlowId;
+
+use crate::fec::Fec;
+use crate::packet::FlowKey;
+use crate::seal::Seal;
+use crate::striped::Stripe;
+use crate::turning::Turn;
+
+/// All that a packet on its way out needs, copied, so that no lock is held while it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressRoute {
+    /// The local flow.
+    pub flow: FlowId,
+    /// What the DATA header names as destination.
+    pub peer_flow: FlowId,
+    /// This train's packet number, already counted up; not that of a sealed one.
+    pub packet_number: u32,
+    /// Where it goes.
+    pub to: Destination,
+    /// The flow is sent direct: only what the kernel's cache left comes this way.
+    pub is_beside: bool,
+    /// A pinhole with this packet's numbers is wanted.
+    pub wants_pinhole: bool,
+    /// It acknowledges a FIN of the peer's.
+    pub takes_end: bool,
+    /// What its chunks are to be sealed with.
+    pub seal: Option<Arc<Seal>>,
+    /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not
+    /// told.
+    pub silence: Option<Duration>,
+    /// What numbers and repairs its chunks.
+    pub fec: Option<Arc<Fec>>,
+    /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
+    pub stripe: Option<Arc<Stripe>>,
+}
+
+/// What a DATA packet is for its flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IngressRoute {
+    /// The five-tuple that the packet gets.
+    pub key: FlowKey,
+    /// The peer, which sent this flow direct, encapsulates again.
+    pub is_back: bool,
+    /// This end sends the flow direct.
+    pub is_sending: bool,
+    /// What its chunks are to be opened with, if they are sealed.
+    pub seal: Option<Arc<Seal>>,
+    /// What puts its chunks in order, and repairs them.
+    pub fec: Option<Arc<Fec>>,
+    /// The peer turns to another stack: this one, or the one that it is of.
+    pub turn: Option<(Arc<Turn>, Stack)>,
+    /// It comes by several pairs of addresses: this one, where it is one of those.
+    pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
+    /// It answers data that the core was told of, since it went unanswered for long.
+    pub ends_silence: bool,
+    /// The core still gives on what it has held of this flow.
+    pub is_opening: bool,
+}
+
+/// Where datagrams of a path go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The path record.
+    pub path: PathId,
+    /// The peer's UDP address.
+    pub remote: SocketAddr,
+    /// The address to send from, where the choice matters.
+    pub local: Option<IpAddr>,
+    /// Largest UDP payload in bytes.
+    pub datagram_max: u16,
+    /// Nothing is sent: no place is known where the peer could be reached.
+    pub is_void: bool,
+}

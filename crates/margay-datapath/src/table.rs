@@ -59,8 +59,8 @@ struct Slot {
     /// Of the peer, as it sent them encapsulated.
     peer_numbers: Shown,
     ending: Ending,
-    /// Payload of the application's largest segment.
-    segment: AtomicU32,
+    /// Payload of the application's largest segment, in bytes.
+    segment: AtomicU16,
     wants_pinhole: AtomicBool,
     /// Where any of it is sent or taken sealed.
     seal: Option<Arc<Seal>>,
@@ -100,7 +100,7 @@ impl Slot {
             numbers: Shown::new(),
             peer_numbers: Shown::new(),
             ending: Ending::new(),
-            segment: AtomicU32::new(0),
+            segment: AtomicU16::new(0),
             wants_pinhole: AtomicBool::new(false),
             seal: None,
             stacks: Stacks::only(Stack::Plain),
@@ -108,6 +108,11 @@ impl Slot {
             unanswered_since: AtomicU64::new(0),
             is_silence_told: AtomicBool::new(false),
         }
+    }
+
+    /// Takes note of a segment of the application, by the bytes of its payload.
+    fn note_segment(&self, bytes: impl TryInto<u16>) {
+        self.segment.fetch_max(bytes.try_into().unwrap_or(u16::MAX), Ordering::Relaxed);
     }
 
     /// Takes note of data that was sent, and says for how long there has been no answer: nobody need answer a datagram.
@@ -284,7 +289,7 @@ impl Table {
         if let Some(numbers) = numbers {
             slot.numbers.note(numbers);
             slot.ending.own.note(numbers.end);
-            slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
+            slot.note_segment(bytes / segments.max(1));
         }
         let takes_end = numbers.is_some_and(|numbers| slot.ending.peer.is(numbers.acknowledgement));
         let wants_pinhole = slot.takes_pinhole();
@@ -470,7 +475,7 @@ impl Table {
         slot.ending.peer.note(removed.end(Direction::Ingress));
         if let Some(sent) = &removed.sent {
             slot.numbers.note(numbers(sent));
-            slot.segment.fetch_max(sent.segment, Ordering::Relaxed);
+            slot.note_segment(sent.segment);
         }
         if let Some(received) = &removed.received {
             slot.peer_numbers.note(numbers(received));

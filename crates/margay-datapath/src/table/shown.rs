@@ -15,7 +15,7 @@ impl Slot {
             key: self.key,
             own: self.numbers.numbers(),
             peer: self.peer_numbers.numbers(),
-            segment: self.segment.load(Ordering::Relaxed),
+            segment: self.segment.load(Ordering::Relaxed).into(),
         }
     }
 }

@@ -174,7 +174,8 @@ fn film(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     sleep(APART);
     let (repaired, second) = stage.begin(RUNS[1], &[first])?;
     wait_for("frames of both runs", LIMIT, || stage.newest())?;
-    agent::set_stack(stage.client, &second, "fec")?;
+    // The server may have frames of a flow before the client has heard that the flow is confirmed.
+    wait_for("a flow that may be changed", LIMIT, || agent::set_stack(stage.client, &second, "fec"))?;
     for stretch in &STRETCHES {
         pair::attempt_part(stretch.name, findings, |findings| lose(stage, stretch, findings));
     }

@@ -94,7 +94,7 @@ mod test {
         let mut found = Vec::new();
         without_json(&Cli::command(), "", &mut found);
         // Those run until they are told to stop.
-        let runs = ["ensemble serve", "ensemble member", "ensemble framer memcached"];
+        let runs = ["ensemble serve", "ensemble member", "ensemble framer memcached", "ensemble framer resp"];
         found.retain(|path| !WITHOUT_JSON.contains(&path.split(' ').nth(1).unwrap_or_default()));
         found.retain(|path| !runs.contains(&path.trim_start()));
         assert!(found.is_empty(), "without --json: {found:?}");

@@ -19,7 +19,7 @@ macro_rules! sdk {
     };
 }
 
-const FILES: [(&str, &str); 19] = sdk!(
+const FILES: [(&str, &str); 20] = sdk!(
     "Makefile",
     "margay.pc.in",
     "include/margay.h",
@@ -29,6 +29,7 @@ const FILES: [(&str, &str); 19] = sdk!(
     "src/datagram.c",
     "src/handover.c",
     "src/internal.h",
+    "src/load.c",
     "src/margay.map",
     "src/name.c",
     "src/preload.c",

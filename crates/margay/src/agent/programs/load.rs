@@ -1,9 +1,13 @@
 //! Programs that say themselves how much of their weight is to stay: `docs/book/programming.md`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use margay_core::name::Name;
 use margay_wire::LOAD_PERCENT_MAX;
 use nix::errno::Errno;
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep};
 
 use super::message::{Kind, Reply, Request};
 use super::request::{No, prefix, written};
@@ -11,6 +15,12 @@ use super::rights::Caller;
 use crate::agent::Agent;
 use crate::agent::health::processes;
 use crate::agent::health::reports::{NAMES_OF_REPORTER_MAX, Reporter};
+
+/// A program may report as soon as it listens. The agent hears of its socket by an event of the kernel, some
+/// milliseconds later, or more where the host is busy: a report waits for that so long.
+const HEARD_OF: Duration = Duration::from_millis(500);
+/// From one look for the socket to the next.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What a program reports by one connection: it holds as long as this lives.
 pub struct Reporting {
@@ -26,11 +36,12 @@ impl Reporting {
     }
 
     /// Takes a report.
-    pub fn answer(&mut self, caller: &Caller, request: &Request) -> Reply {
-        self.report(caller, request).unwrap_or_else(|(errno, text)| Reply::refused(Kind::Load as u8, errno, text))
+    pub async fn answer(&mut self, caller: &Caller, request: &Request) -> Reply {
+        let reply = self.report(caller, request).await;
+        reply.unwrap_or_else(|(errno, text)| Reply::refused(Kind::Load as u8, errno, text))
     }
 
-    fn report(&mut self, caller: &Caller, request: &Request) -> Result<Reply, No> {
+    async fn report(&mut self, caller: &Caller, request: &Request) -> Result<Reply, No> {
         let percent = percent(request)?;
         let agent = &self.agent;
         let prefix = prefix(request)?;
@@ -38,7 +49,7 @@ impl Reporting {
         let denied = |text| (Errno::EACCES, text);
         agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(denied)?;
         let pid = u32::try_from(caller.pid).unwrap_or_default();
-        if !processes::serves(agent, &name, pid) {
+        if !serves_soon(agent, &name, pid).await {
             let text = format!(
                 "{name} is not served by this process, pid {pid}; report the load from the process that listens, or \
                  from one that was started for the name, while it listens"
@@ -62,6 +73,20 @@ impl Drop for Reporting {
         if let Some(reporter) = self.reporter {
             self.agent.health.forget(reporter);
         }
+    }
+}
+
+/// Whether a process serves a name, or does within [`HEARD_OF`].
+async fn serves_soon(agent: &Agent, name: &Name, pid: u32) -> bool {
+    let end = Instant::now() + HEARD_OF;
+    loop {
+        if block_in_place(|| processes::serves(agent, name, pid)) {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        sleep(LOOK).await;
     }
 }
 

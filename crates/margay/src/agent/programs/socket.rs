@@ -152,9 +152,7 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
     let mut reporting = Reporting::new(agent);
     while let Some((bytes, passed)) = receive(connection).await? {
         let (reply, next) = match Request::parse(&bytes) {
-            Ok(asked) if asked.kind == Kind::Load => {
-                (tokio::task::block_in_place(|| reporting.answer(&caller, &asked)), Next::Requests)
-            }
+            Ok(asked) if asked.kind == Kind::Load => (reporting.answer(&caller, &asked).await, Next::Requests),
             Ok(asked) => respond(agent, &caller, &asked, passed).await,
             Err(refusal) => (refusal, Next::Requests),
         };

@@ -13,7 +13,8 @@ export CARGO_BUILD_BUILD_DIR ?= $(HOME)/.cache/margay-build
 endif
 SDK_C := $(or $(CARGO_BUILD_BUILD_DIR),$(abspath $(TARGET)))/sdk-c
 
-.PHONY: help build demo test check test-long verify bench figures reference fmt lint setup setup-apps apps install uninstall
+.PHONY: help build demo test check test-long verify bench figures reference fmt lint setup setup-apps apps install \
+	uninstall
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

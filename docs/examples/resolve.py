@@ -144,7 +144,9 @@ def read(datagram):
 
 
 def certificates(chain):
-    """For each certificate of a chain: its prefix, the host's key, and its end (crates/margay-core/src/trust/certificate.rs)."""
+    """For each certificate of a chain: its prefix, the host's key, and its end.
+
+    The format: crates/margay-core/src/trust/certificate.rs."""
     found, at = [], 4
     for _ in range(chain[0] if chain else 0):
         length = struct.unpack("!H", chain[at : at + 2])[0]

@@ -265,10 +265,12 @@ fn arrived(talk: &mut Talk) -> [usize; 3] {
 fn what_is_meant_for_one_host_alone_waits_for_it() {
     for (pin, expected) in [(Pin::Hint, [1, 0, 0]), (Pin::Only, [0, 0, 1])] {
         let mut talk = talk(10);
-        let (client, instance_host) = (talk.client, talk.other);
+        let client = talk.client;
+        let instance_host = talk.other;
         talk.serve(client);
         talk.serve(instance_host);
-        let (own, other) = (talk.world.host(client).address, talk.world.host(instance_host).address);
+        let own = talk.world.host(client).address;
+        let other = talk.world.host(instance_host).address;
         let to = pinned(&mut talk, 1, instance_host, pin);
         talk.world.network.cut(own, other);
         talk.ask(to);
@@ -286,9 +288,11 @@ fn what_is_meant_for_one_host_alone_goes_nowhere_else() {
     // The other host refuses, since nothing listens there; then it is cut off.
     for is_cut in [false, true] {
         let mut talk = talk(11);
-        let (client, instance_host) = (talk.client, talk.other);
+        let client = talk.client;
+        let instance_host = talk.other;
         talk.serve(client);
-        let (own, other) = (talk.world.host(client).address, talk.world.host(instance_host).address);
+        let own = talk.world.host(client).address;
+        let other = talk.world.host(instance_host).address;
         let to = pinned(&mut talk, 1, instance_host, Pin::Only);
         if is_cut {
             talk.world.network.cut(own, other);

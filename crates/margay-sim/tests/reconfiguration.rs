@@ -345,7 +345,9 @@ fn agents_of_the_ends_may_die_at_every_step() {
                 line.world.kill_agent(dies);
                 line.world.run_for(SECOND / 4);
                 line.world.start_agent(dies);
-                let (router, client, server) = (line.router, line.client, line.server);
+                let router = line.router;
+                let client = line.client;
+                let server = line.server;
                 for host in [client, server] {
                     line.world.register_again(router, host);
                 }

@@ -61,7 +61,10 @@ fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
 fn done(line: &mut Line) -> usize {
     let client = line.client;
     let events = line.world.host(client).events.iter();
-    let is_done = |event: &&Event| matches!(event, Event::Reconfigured { change, .. } if change.outcome == ReconfigurationOutcome::Done);
+    let is_done = |event: &&Event| match event {
+        Event::Reconfigured { change, .. } => change.outcome == ReconfigurationOutcome::Done,
+        _ => false,
+    };
     events.filter(is_done).count()
 }
 

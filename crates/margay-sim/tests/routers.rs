@@ -128,7 +128,8 @@ fn peers_look_for_a_host_by_another_router_while_its_own_is_drained() {
         world.register(router, host);
     }
     world.publish(routers[0], server, "web.shop", 7);
-    let (address, key) = (world.host(server).address, world.host(server).public_key());
+    let address = world.host(server).address;
+    let key = world.host(server).public_key();
     world.host(routers[1]).forward(service("web.shop").into(), address, Some(key));
     world.run_for(SECOND);
     let connected = world.connect(client, "web.shop");

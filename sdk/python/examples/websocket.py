@@ -1,6 +1,7 @@
-"""A WebSocket server that numbers the messages of each connection and sends them back. Its connections go on in a server
-on another host when an operator drains its name on this one, or when that host has fewer than its share: no client
-connects anew. The protocol is that of the package `websockets`.
+"""A WebSocket server that numbers the messages of each connection and sends them back.
+
+Its connections go on in a server on another host when an operator drains its name on this one, or when that host has
+fewer than its share: no client connects anew. The protocol is that of the package `websockets`.
 
 Run on each host: python3 websocket.py chat.shop. With a port, as python3 websocket.py chat.shop 81, it listens there,
 and `margay run`, `margay enable` or `margay service publish` serve the name.

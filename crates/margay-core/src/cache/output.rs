@@ -29,7 +29,7 @@ pub enum Output {
     /// end the connection: that is to be told of if the application's TCP takes it for an ending (RFC 5961), as of
     /// what the cache carries.
     Deliver {
-        /// The flow.
+        /// This host's number of the flow, of which the cache keeps the numbers of TCP.
         flow: FlowId,
         /// Bytes of the packet.
         len: usize,
@@ -66,16 +66,16 @@ pub enum Output {
     /// Ask the kernel's cache what has become of these flows of a grant, a bit for each, and give its answer to
     /// [`Sal::handle_survey`](crate::Sal::handle_survey).
     Survey {
-        /// Which grant.
+        /// The first flow number of the grant, in numbers of this host.
         grant: FlowId,
-        /// By flow.
+        /// Bit 0 stands for the first flow of the grant.
         flows: u128,
     },
     /// Have it tell [`Sal::handle_opened`](crate::Sal::handle_opened) of these, as far as they have been answered.
     Tell {
-        /// Which grant.
+        /// The first flow number of the grant, in numbers of this host.
         grant: FlowId,
-        /// By flow.
+        /// Bit 0 stands for the first flow of the grant.
         flows: u128,
     },
     /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once,

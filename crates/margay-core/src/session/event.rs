@@ -46,7 +46,7 @@ pub enum Event {
     Reconfigured {
         /// By which the session's program sends now.
         flow: FlowId,
-        /// Which session.
+        /// The session, the same on all its hosts.
         session: SessionId,
         /// What was wanted, and what has become of it.
         change: Reconfigured,

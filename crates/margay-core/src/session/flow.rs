@@ -439,7 +439,8 @@ impl FlowTable {
         if peer_flow == FlowId(0) || self.by_peer_flow(peer_flow).take(SAME_NUMBER_MAX).count() == SAME_NUMBER_MAX {
             return;
         }
-        let (slots, hasher) = (&self.slots, &self.hasher);
+        let slots = &self.slots;
+        let hasher = &self.hasher;
         let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
         self.by_peer_flow.insert_unique(hasher.hash_one(peer_flow), slot, |slot| {
             hash_of(hasher, flow_at(slot).map(|flow| flow.peer_flow))
@@ -460,7 +461,8 @@ impl FlowTable {
         if let Some(place) = self.slots.get_mut(slot as usize) {
             *place = Some(flow);
         }
-        let (slots, hasher) = (&self.slots, &self.hasher);
+        let slots = &self.slots;
+        let hasher = &self.hasher;
         let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
         self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
         self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
@@ -475,7 +477,8 @@ impl FlowTable {
     /// Has a flow found by its five-tuple.
     fn list(&mut self, slot: u32) {
         let Some((role, app)) = self.at(slot).map(|flow| (flow.role, flow.app)) else { return };
-        let (slots, hasher) = (&self.slots, &self.hasher);
+        let slots = &self.slots;
+        let hasher = &self.hasher;
         let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
         self.by_tuple
             .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
@@ -521,7 +524,8 @@ impl FlowTable {
         let Some(slot) = self.slot_of(id) else { return };
         let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         let before = core::mem::replace(&mut flow.app, tuple);
-        let (slots, hasher) = (&self.slots, &self.hasher);
+        let slots = &self.slots;
+        let hasher = &self.hasher;
         if let Ok(found) = self.by_tuple.find_entry(hasher.hash_one(before), |known| *known == slot) {
             found.remove();
         }

@@ -49,7 +49,7 @@ pub enum HandOver {
         ticket: Ticket,
         /// The host that has the connection, as the initiator says.
         giver: HostId,
-        /// The name.
+        /// The name that the session was made to.
         service: ServiceId,
         /// The five-tuple that the connection has here: its source is this host's end.
         app: Tuple,

@@ -94,7 +94,8 @@ fn routers_that_learnt_the_instances_in_another_order_pick_the_same() {
         }
         table
     };
-    let (one, other) = (table([2, 3, 4, 6]), table([6, 2, 3, 4]));
+    let one = table([2, 3, 4, 6]);
+    let other = table([6, 2, 3, 4]);
     for sticky in 0..1000 {
         let hop = |table: &ServiceTable| match table.resolve(&service, sticky, |_| true) {
             Resolution::Forward(_, hop) => hop.address,
@@ -154,7 +155,8 @@ fn buckets_follow_what_changes() {
 #[test]
 fn a_client_is_taken_by_its_own_family_where_that_can_be() {
     let ip = |text: &str| -> IpAddr { text.parse().expect("literal") };
-    let (v4, v6) = (ip("10.0.1.5"), ip("fd00::9"));
+    let v4 = ip("10.0.1.5");
+    let v6 = ip("fd00::9");
     for (listener, other_family, of_v4, of_v6) in [
         ("[::]:80", None, "[::]:80", "[::]:80"),
         ("[::]:80", Some("0.0.0.0"), "0.0.0.0:80", "[::]:80"),
@@ -205,7 +207,8 @@ fn what_changes_is_given_to_a_copy_once() {
 #[test]
 fn what_a_rule_decided_is_counted_until_it_goes() {
     let mut table = ServiceTable::new(10);
-    let (made, used) = (Instant::from_millis(5), Instant::from_millis(9));
+    let made = Instant::from_millis(5);
+    let used = Instant::from_millis(9);
     let id = table.insert(made, prefix("sid:/0"), rule(1, 1, 1)).expect("room");
     assert_eq!(table.usage(id), Some(Usage { since: made, packets: 0, last: None }));
     table.note_use(made, id);

@@ -166,7 +166,8 @@ mod test {
 
     #[test]
     fn what_redis_says_unasked_is_passed_over() {
-        let bytes = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n+OK\r\n|1\r\n+ttl\r\n:3\r\n%1\r\n+a\r\n,1.5\r\n>1\r\n+x\r\n_\r\n";
+        let bytes = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n+OK\r\n|1\r\n+ttl\r\n:3\r\n%1\r\n+a\r\n,1.5\r\n\
+            >1\r\n+x\r\n_\r\n";
         for piece_len in 1..=bytes.len() {
             let (found, _) = cut(bytes, Shape::Message, piece_len);
             assert_eq!(found, ["+OK\r\n", "|1\r\n+ttl\r\n:3\r\n%1\r\n+a\r\n,1.5\r\n", "_\r\n"], "{piece_len}");

@@ -133,7 +133,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
 impl<'a> Stage<'a> {
     fn new(twins: Twins, count: usize, findings: &'a mut Findings) -> Self {
-        let (pauses_ms, sealed_pauses_ms) = (Vec::new(), Vec::new());
+        let pauses_ms = Vec::new();
+        let sealed_pauses_ms = Vec::new();
         Self { twins, count, pauses_ms, sealed_pauses_ms, took_ms: 0.0, moved: 0, findings }
     }
 

@@ -1,4 +1,4 @@
-"""Serves a name and reports its load: another with each SIGUSR1, the last time by ending the connection to the agent."""
+"""Serves a name and reports its load: the next one with each SIGUSR1. After the last it leaves the agent."""
 
 import signal
 import sys

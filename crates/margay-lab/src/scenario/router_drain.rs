@@ -107,7 +107,8 @@ fn serve(stage: &Stage) -> Result<Vec<Program>> {
 
 /// Drains a router. From then on nobody asks it, or names it.
 fn drain(stage: &Stage, arrivals: &mut Arrivals, ends: &[&Host], findings: &mut Findings) -> Result<()> {
-    let (drained, other) = (stage.host(DRAINED)?, stage.host(OTHER)?);
+    let drained = stage.host(DRAINED)?;
+    let other = stage.host(OTHER)?;
     let report = Drain::start(drained, &["--host", "--deadline", "5s"])?.finish(LIMIT)?;
     ensure!(report["phase"] == "over", "its report: {report}");
     let begun_ms = now_ms();
@@ -145,7 +146,8 @@ fn stale_rendezvous(hosts: &[&Host], address: &str) -> Result<Vec<String>> {
 
 /// The drained router is killed: nobody notices, and the other one is the last. It comes back, and is drained still.
 fn die(stage: &Stage, arrivals: &mut Arrivals, findings: &mut Findings) -> Result<()> {
-    let (drained, other) = (stage.host(DRAINED)?, stage.host(OTHER)?);
+    let drained = stage.host(DRAINED)?;
+    let other = stage.host(OTHER)?;
     refuse(other, "while the other router is drained", findings)?;
     agent::kill(drained)?;
     arrivals.until(now_ms() + WATCH_MS, LIMIT).map(drop)?;
@@ -184,7 +186,8 @@ fn drain_last(stage: &Stage, arrivals: &mut Arrivals, findings: &mut Findings) -
 }
 
 fn judge(arrivals: &mut Arrivals, findings: &mut Findings) -> Result<()> {
-    let (mut connects, mut failed) = (0.0, 0.0);
+    let mut connects = 0.0;
+    let mut failed = 0.0;
     for arrival in arrivals.until(now_ms(), LIMIT)? {
         connects += 1.0;
         if !arrival.error.is_empty() {

@@ -145,8 +145,9 @@ def take_over_giving(name: Target, *, agent: Agent | None = None) -> GivingTakeo
 
 
 def report_load(name: Target, percent: int, *, agent: Agent | None = None) -> None:
-    """Says how much of its weight this process is to keep for a name, or a prefix of names, that it serves: `percent` is
-    0 to 100, and with 0 no new connection comes.
+    """Says how much of its weight this process is to keep for a name, or a prefix of names, that it serves.
+
+    `percent` is 0 to 100; with 0 no new connection comes.
 
     It holds until the next report of the name, and as long as this process and the agent live: say it again every few
     seconds. It is cheap, and the agent tells others at most once in a second. Of several processes that serve the name

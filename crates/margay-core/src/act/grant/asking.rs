@@ -182,17 +182,13 @@ impl Sal {
         let session = SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);
         let asks = Some(Asks { destination, wanted, ends: self.grants.ends });
-        let (beside, first) = (Vec::new(), Vec::new());
         if let Some(demand) = self.grants.demands.by_destination.get_mut(&destination) {
             demand.asking += 1;
             self.grants.demands.asking.insert(id, destination);
         }
         self.counters.grants_asked += 1;
-        self.start_setup(
-            now,
-            flow,
-            Start { nonce, next_hop, beside, first, full: false, related: None, pin, asks, fetch: None, begin: None },
-        );
+        let start = Start { pin, asks, ..Start::of(nonce, next_hop, Vec::new(), Vec::new()) };
+        self.start_setup(now, flow, start);
     }
 
     /// Where somebody may be asked for a grant for a name, and by which rule; `None` where its connections are not all

@@ -15,21 +15,21 @@ pub const EDITS: usize = 3;
 pub enum Edit {
     /// A box is put in: before another one, or behind all.
     Insert {
-        /// Which.
+        /// The name of the box.
         service: ServiceId,
-        /// The one that it comes before; `None`: it is the last one.
+        /// The box that it comes before; `None`: it is the last one.
         before: Option<ServiceId>,
     },
     /// A box is taken out.
     Remove {
-        /// Which.
+        /// The name of the box.
         service: ServiceId,
     },
     /// A box takes the place of another one.
     Replace {
-        /// Which is taken out.
+        /// The name of the box that is taken out.
         service: ServiceId,
-        /// Which is put in.
+        /// The name of the box that is put in.
         by: ServiceId,
     },
 }

@@ -112,7 +112,8 @@ pub(super) fn regions<'a, 'w>(
 
 /// The numbers around `number` that no condition tells from it.
 fn around<'w>(number: f64, fact: Fact, watches: impl Iterator<Item = &'w Watch>) -> Values {
-    let (mut low, mut high) = (f64::NEG_INFINITY, f64::INFINITY);
+    let mut low = f64::NEG_INFINITY;
+    let mut high = f64::INFINITY;
     for watch in watches {
         if watch.loose.contains(&fact) {
             return Values::Exactly(number);

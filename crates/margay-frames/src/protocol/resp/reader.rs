@@ -232,7 +232,8 @@ fn double_quoted<'a>(mut rest: &'a [u8], word: &mut Vec<u8>) -> Option<&'a [u8]>
 fn escaped<'a>(rest: &'a [u8], word: &mut Vec<u8>) -> Option<&'a [u8]> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     if let [b'x', high, low, behind @ ..] = rest
-        && let (Some(high), Some(low)) = (digit(high), digit(low))
+        && let Some(high) = digit(high)
+        && let Some(low) = digit(low)
     {
         // Two digits are less than 256.
         word.push((high * 16 + low) as u8);

@@ -64,8 +64,8 @@ fn parts(text: &str) -> (Vec<Part>, Join) {
 
 #[test]
 fn requests_are_what_servers_are_asked_wherever_they_are_torn() {
-    let said = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n\r\n  set  'it''s' 1\r\nset \"a\\x41\\n\" 'it\\'s'\r\n*0\r\n*-1\r\nMGET a b\r\n\
-        *3\r\n$4\r\nMSET\r\n$1\r\nk\r\n$2\r\n\r\n\r\nHELLO 3\r\nDEL a b\n*1\r\n$4\r\nQUIT\r\nGET never\r\n";
+    let said = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n\r\n  set  'it''s' 1\r\nset \"a\\x41\\n\" 'it\\'s'\r\n*0\r\n*-1\r\n\
+        MGET a b\r\n*3\r\n$4\r\nMSET\r\n$1\r\nk\r\n$2\r\n\r\n\r\nHELLO 3\r\nDEL a b\n*1\r\n$4\r\nQUIT\r\nGET never\r\n";
     let first = "*2 $3 GET $1 a ";
     for piece_len in 1..=said.len() {
         let all: Vec<String> = read(said, piece_len).iter().map(shown).collect();
@@ -268,7 +268,10 @@ proptest! {
     }
 
     #[test]
-    fn bytes_of_the_protocol_do_no_harm(text in "([*$>%|=+:-][0-9]{0,3}(\r\n)?|\r\n|[a-z]{1,5}){0,40}", piece_len in 1..50_usize) {
+    fn bytes_of_the_protocol_do_no_harm(
+        text in "([*$>%|=+:-][0-9]{0,3}(\r\n)?|\r\n|[a-z]{1,5}){0,40}",
+        piece_len in 1..50_usize,
+    ) {
         let bytes = text.as_bytes();
         prop_assert_eq!(read(bytes, piece_len), read(bytes, bytes.len().max(1)));
         let _ = answer_len(bytes, Shape::Message, &mut Progress::default());

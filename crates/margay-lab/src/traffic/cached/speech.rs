@@ -28,7 +28,7 @@ pub(super) enum Outcome {
     Refused(String),
 }
 
-/// Which protocol.
+/// The protocol of a cache, as its client speaks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Speech {
     Memcached,

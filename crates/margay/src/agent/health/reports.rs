@@ -75,7 +75,9 @@ mod test {
     #[test]
     fn the_last_report_of_a_program_holds_until_it_is_gone() {
         let mut reports = Reports::default();
-        let (one, other, web) = (reports.add(), reports.add(), name("web.shop"));
+        let one = reports.add();
+        let other = reports.add();
+        let web = name("web.shop");
         assert_eq!(reports.percent(&web.prefix()), None);
         assert!(reports.note(one, &web, 0) && reports.note(one, &web, 70));
         assert_eq!(reports.percent(&web.prefix()), Some(70));
@@ -91,7 +93,8 @@ mod test {
     #[test]
     fn a_program_reports_of_so_many_names() {
         let mut reports = Reports::default();
-        let (one, other) = (reports.add(), reports.add());
+        let one = reports.add();
+        let other = reports.add();
         for at in 0..NAMES_OF_REPORTER_MAX {
             assert!(reports.note(one, &name(&format!("s{at}.shop")), 1));
         }

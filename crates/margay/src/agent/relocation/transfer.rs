@@ -8,8 +8,9 @@ use std::time::Duration;
 use margay_control::relocation::proto::{
     Count, Counted, End, FromGiver, FromTaker, Head, Refused, Restored, Willing, from_giver, from_taker,
 };
-use margay_control::relocation::{HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer};
-use margay_control::relocation::{answer, begin, read_all};
+use margay_control::relocation::{
+    HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer, answer, begin, read_all,
+};
 use margay_core::Ticket;
 use margay_core::instance::{Instance, Pin};
 use margay_core::key::{HostId, HostPublic, HostSecret};

@@ -40,6 +40,7 @@ pub use leg::seal::{Cipher, SealKeys};
 pub use leg::{carriage, loss, reorder, stripe};
 pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
+pub use machine::input::Input;
 pub use machine::sal::Sal;
 pub use resolve::forward::ABSENT_AWAITED;
 pub use resolve::{delay, explain, forward_all, instance, notice, router_copy, segment, source, way};

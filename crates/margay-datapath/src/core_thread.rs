@@ -11,7 +11,7 @@ use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
 use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
-use margay_core::{DirectEvent, Direction, DropReason, Event, Stack};
+use margay_core::{DirectEvent, Direction, DropReason, Event, Input, Stack};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};
@@ -111,11 +111,11 @@ impl<C: Core> CoreSide<C> {
                 Output::Ending(flow) => {
                     let state = shared.direct.state(flow);
                     let is_over = shared.table.read().is_over(flow, state.as_ref());
-                    self.core.handle_ending(clock::now(), flow, is_over);
+                    self.core.handle(clock::now(), Input::Ending { flow, is_over });
                 }
                 Output::Survey { grant, flows } => {
                     let survey = shared.direct.survey_grant(grant, flows);
-                    self.core.handle_survey(clock::now(), grant, survey);
+                    self.core.handle(clock::now(), Input::Survey { grant, survey });
                 }
                 Output::Tell { grant, flows } => shared.direct.tell_of_flows(grant, flows),
                 Output::Routes => shared.routes.set(),
@@ -152,7 +152,7 @@ impl<C: Core> CoreSide<C> {
         }
         let taken = shared.take_ending(flow, &arrived, (known, connection));
         if taken != 0 {
-            self.core.handle_transport(clock::now(), flow, Direction::Ingress, taken);
+            self.core.handle(clock::now(), Input::Transport { flow, direction: Direction::Ingress, flags: taken });
         }
     }
 
@@ -161,7 +161,7 @@ impl<C: Core> CoreSide<C> {
         if taken & FIN != 0 {
             shared.table.read().note_peer_end(flow, ending.end);
         }
-        self.core.handle_transport(clock::now(), flow, Direction::Ingress, taken);
+        self.core.handle(clock::now(), Input::Transport { flow, direction: Direction::Ingress, flags: taken });
     }
 
     /// Endings that the application's TCP has taken meanwhile.
@@ -258,26 +258,26 @@ impl<C: Core> CoreSide<C> {
         let now = clock::now();
         match notice {
             Notice::Passed(Passed { flow, direction, flags }) => {
-                self.core.handle_transport(now, flow, direction, flags);
+                self.core.handle(now, Input::Transport { flow, direction, flags });
             }
-            Notice::Silence(flow, unanswered) => self.core.handle_silence(now, flow, unanswered),
-            Notice::Answer(flow) => self.core.handle_answer(now, flow),
+            Notice::Silence(flow, unanswered) => self.core.handle(now, Input::Silence { flow, unanswered }),
+            Notice::Answer(flow) => self.core.handle(now, Input::Answer(flow)),
             Notice::Acknowledged => self.judge_endings(shared),
-            Notice::Direct(flow, event) => self.core.handle_direct(now, flow, event),
+            Notice::Direct(flow, event) => self.core.handle(now, Input::Direct { flow, event }),
             Notice::Arrivals(flow) => {
                 let stripe = shared.table.read().stripe(flow);
                 if let Some((place, arrivals)) = stripe.map(|stripe| stripe.arrivals()) {
-                    self.core.handle_arrivals(now, flow, place, &arrivals);
+                    self.core.handle(now, Input::Arrivals { flow, place, arrivals: &arrivals });
                 }
             }
-            Notice::StrangeSeal(flow) => self.core.handle_strange_seal(now, flow),
-            Notice::Count(flow) => self.core.handle_counted(now, flow, &shared.count(flow)),
-            Notice::Turned(flow, change) => self.core.handle_turned(now, flow, change),
-            Notice::StrangeStack(flow) => self.core.handle_strange_stack(now, flow),
+            Notice::StrangeSeal(flow) => self.core.handle(now, Input::StrangeSeal(flow)),
+            Notice::Count(flow) => self.core.handle(now, Input::Counted { flow, count: &shared.count(flow) }),
+            Notice::Turned(flow, change) => self.core.handle(now, Input::Turned { flow, change }),
+            Notice::StrangeStack(flow) => self.core.handle(now, Input::StrangeStack(flow)),
             Notice::Beside(flow) => {
                 let wanted = shared.table.read().wire(flow);
                 if shared.direct.is_stalled(flow, wanted) {
-                    self.core.handle_direct(now, flow, DirectEvent::Stalled);
+                    self.core.handle(now, Input::Direct { flow, event: DirectEvent::Stalled });
                 }
             }
         }
@@ -296,12 +296,12 @@ impl<C: Core> CoreSide<C> {
         let crowds = seen.turns.len() > 1 || !seen.taken.is_empty();
         for (flow, turn) in seen.turns {
             match turn {
-                Turn::Opened(app) => self.core.handle_opened(now, flow, &app),
-                Turn::Ended(direction, flags) => self.core.handle_transport(now, flow, direction, flags),
+                Turn::Opened(app) => self.core.handle(now, Input::Opened { flow, app: &app }),
+                Turn::Ended(direction, flags) => self.core.handle(now, Input::Transport { flow, direction, flags }),
             }
         }
-        seen.taken.into_iter().for_each(|(grant, taken)| self.core.handle_taken(now, grant, taken));
-        seen.paths.into_iter().for_each(|path| self.core.handle_path_direct(now, path));
+        seen.taken.into_iter().for_each(|(grant, taken)| self.core.handle(now, Input::Taken { grant, taken }));
+        seen.paths.into_iter().for_each(|path| self.core.handle(now, Input::PathDirect(path)));
         seen.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
         for (remote, datagram_max) in seen.narrow {
             // What is encapsulated goes the same way, and need not find out by a loss of its own.
@@ -319,7 +319,7 @@ impl<C: Core> CoreSide<C> {
         self.armed = None;
         let now = clock::now();
         if self.core.poll_timeout().is_some_and(|at| at <= now) {
-            self.core.handle_timeout(now);
+            self.core.handle(now, Input::Timeout);
         }
         if self.next_scan <= now {
             self.next_scan = now + self.scan_every;
@@ -353,16 +353,18 @@ impl<C: Core> CoreSide<C> {
         // Block by block, so that an update need not wait for the whole table.
         for block in 0..blocks {
             shared.table.read().take_active(block, &mut flows);
-            flows.drain(..).for_each(|flow| self.core.handle_activity(now, flow));
+            flows.drain(..).for_each(|flow| self.core.handle(now, Input::Activity(flow)));
         }
         if let Some(cache) = shared.direct.cache() {
             let since = std::mem::replace(&mut self.scanned_ns, clock::now().micros() * 1000);
             for state in cache.entries() {
                 if state.last_ns >= since {
-                    self.core.handle_activity(now, state.flow);
+                    self.core.handle(now, Input::Activity(state.flow));
                 }
                 let ends = state.seen.ends();
-                ends.for_each(|(direction, flags)| self.core.handle_transport(now, state.flow, direction, flags));
+                ends.for_each(|(direction, flags)| {
+                    self.core.handle(now, Input::Transport { flow: state.flow, direction, flags })
+                });
                 // Acknowledgements of a flow may go by user space, and the rest by the kernel.
                 let taken = match state.unjudged {
                     Unjudged { reset: None, end: None, .. } => 0,

@@ -21,14 +21,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use margay_core::entry::{PathId, Survey, Wire};
+use margay_core::entry::Wire;
 use margay_core::loss::FlowCount;
 use margay_core::output::{AppVerdict, Output};
 use margay_core::time::Instant;
-use margay_core::{DirectEvent, Direction, DropReason, Event, FlowCounters, Sal, Tuple};
-use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
+use margay_core::{Direction, DropReason, Event, FlowCounters, Input, Sal};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
 
 use crate::backlog::{Backlog, Notice, Passed};
@@ -61,42 +60,10 @@ pub trait Core: Send + 'static {
     fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict;
     /// See [`Sal::handle_datagram`]; what it drops it counts itself.
     fn handle_datagram(&mut self, now: Instant, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]);
-    /// See [`Sal::handle_transport`].
-    fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8);
-    /// See [`Sal::handle_direct`].
-    fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent);
-    /// See [`Sal::handle_strange_seal`].
-    fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
-    /// See [`Sal::handle_turned`].
-    fn handle_turned(&mut self, now: Instant, flow: FlowId, change: u32);
-    /// See [`Sal::handle_strange_stack`].
-    fn handle_strange_stack(&mut self, now: Instant, flow: FlowId);
-    /// See [`Sal::handle_counted`].
-    fn handle_counted(&mut self, now: Instant, flow: FlowId, count: &FlowCount);
-    /// See [`Sal::handle_opened`].
-    fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
+    /// See [`Sal::handle`].
+    fn handle(&mut self, now: Instant, input: Input<'_>);
     /// See [`Sal::untold`].
     fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)>;
-    /// See [`Sal::handle_taken`].
-    fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16);
-    /// See [`Sal::handle_survey`].
-    fn handle_survey(&mut self, now: Instant, grant: FlowId, survey: Survey);
-    /// See [`Sal::handle_path_direct`].
-    fn handle_path_direct(&mut self, now: Instant, path: PathId);
-    /// See [`Sal::handle_silence`].
-    fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration);
-    /// See [`Sal::handle_answer`].
-    fn handle_answer(&mut self, now: Instant, flow: FlowId);
-    /// See [`Sal::handle_unreachable`].
-    fn handle_unreachable(&mut self, now: Instant, remote: IpAddr);
-    /// See [`Sal::handle_ending`].
-    fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool);
-    /// See [`Sal::handle_arrivals`].
-    fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr);
-    /// See [`Sal::handle_activity`].
-    fn handle_activity(&mut self, now: Instant, flow: FlowId);
-    /// See [`Sal::handle_timeout`].
-    fn handle_timeout(&mut self, now: Instant);
     /// See [`Sal::poll`].
     fn poll(&mut self, buf: &mut [u8]) -> Option<Output>;
     /// See [`Sal::poll_event`].
@@ -116,76 +83,12 @@ impl Core for Sal {
         }
     }
 
-    fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
-        self.handle_transport(now, flow, direction, flags);
-    }
-
-    fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent) {
-        self.handle_direct(now, flow, event);
-    }
-
-    fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
-        self.handle_strange_seal(now, flow);
-    }
-
-    fn handle_turned(&mut self, now: Instant, flow: FlowId, change: u32) {
-        self.handle_turned(now, flow, change);
-    }
-
-    fn handle_strange_stack(&mut self, now: Instant, flow: FlowId) {
-        self.handle_strange_stack(now, flow);
-    }
-
-    fn handle_counted(&mut self, now: Instant, flow: FlowId, count: &FlowCount) {
-        self.handle_counted(now, flow, count);
-    }
-
-    fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
-        self.handle_opened(now, flow, app);
+    fn handle(&mut self, now: Instant, input: Input<'_>) {
+        self.handle(now, input);
     }
 
     fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
         self.untold(datagram)
-    }
-
-    fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16) {
-        self.handle_taken(now, grant, taken);
-    }
-
-    fn handle_survey(&mut self, now: Instant, grant: FlowId, survey: Survey) {
-        self.handle_survey(now, grant, survey);
-    }
-
-    fn handle_path_direct(&mut self, now: Instant, path: PathId) {
-        self.handle_path_direct(now, path);
-    }
-
-    fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration) {
-        self.handle_silence(now, flow, unanswered);
-    }
-
-    fn handle_answer(&mut self, now: Instant, flow: FlowId) {
-        self.handle_answer(now, flow);
-    }
-
-    fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
-        self.handle_unreachable(now, remote);
-    }
-
-    fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool) {
-        self.handle_ending(now, flow, is_over);
-    }
-
-    fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {
-        self.handle_arrivals(now, flow, place, arrivals);
-    }
-
-    fn handle_activity(&mut self, now: Instant, flow: FlowId) {
-        self.handle_activity(now, flow);
-    }
-
-    fn handle_timeout(&mut self, now: Instant) {
-        self.handle_timeout(now);
     }
 
     fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {

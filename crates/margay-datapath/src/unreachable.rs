@@ -10,6 +10,7 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use margay_core::Input;
 use margay_core::rate::RateLimit;
 use margay_core::time::Instant;
 
@@ -141,7 +142,7 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
 
 fn tell<C: Core>(shared: &Shared<C>, now: Instant, remote: IpAddr) {
     let mut side = shared.core.lock();
-    side.core.handle_unreachable(now, remote);
+    side.core.handle(now, Input::Unreachable(remote));
     side.drain(shared);
 }
 

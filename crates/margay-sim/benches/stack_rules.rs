@@ -12,7 +12,7 @@ use margay_core::name::{Prefix, ServiceId};
 use margay_core::stack_rule::{
     Comparison, Constant, Expression, Fact, FactValue, JUDGE_EVERY, Kind, Network, StackRule,
 };
-use margay_core::{AssociationSetup, Config, Instant, Lifecycle, Limits, Ranges, Role, Sal, Stack, Tuple};
+use margay_core::{AssociationSetup, Config, Input, Instant, Lifecycle, Limits, Ranges, Role, Sal, Stack, Tuple};
 use margay_wire::{FlowId, SessionId};
 
 const FLOWS: u32 = 10_000;
@@ -128,7 +128,7 @@ fn measure(sal: &mut Sal, active: u32, start: u64) -> f64 {
     let mut spent = Duration::ZERO;
     for look in 0..LOOKS {
         let now = Instant::from_millis(start + look * 250);
-        (1..=active).for_each(|flow| sal.handle_activity(now, FlowId(flow)));
+        (1..=active).for_each(|flow| sal.handle(now, Input::Activity(FlowId(flow))));
         let begin = Clock::now();
         sal.judge_stacks(now);
         spent += begin.elapsed();

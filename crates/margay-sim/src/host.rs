@@ -9,8 +9,8 @@ use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{
-    AppVerdict, Cipher, Config, DirectEvent, Direction, EntryUpdate, Event, FlowInfo, Instant, Limits, Output, Ranges,
-    Role, Sal, Tuple,
+    AppVerdict, Cipher, Config, DirectEvent, Direction, EntryUpdate, Event, FlowInfo, Input, Instant, Limits, Output,
+    Ranges, Role, Sal, Tuple,
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
@@ -275,11 +275,11 @@ impl Host {
         }
         for Told { flow, app, closed } in told {
             if let Some(app) = app {
-                self.sal.handle_opened(now, flow, &app);
+                self.sal.handle(now, Input::Opened { flow, app: &app });
             }
             closed.into_iter().for_each(|(direction, flags)| self.report(now, flow, direction, flags));
         }
-        taken.into_iter().for_each(|(grant, count)| self.sal.handle_taken(now, grant, count));
+        taken.into_iter().for_each(|(grant, count)| self.sal.handle(now, Input::Taken { grant, taken: count }));
         self.drain(now);
     }
 
@@ -434,7 +434,7 @@ impl Host {
 
     pub(crate) fn handle_time(&mut self, now: Instant) {
         if !self.is_dead && self.sal.poll_timeout().is_some_and(|deadline| deadline <= now) {
-            self.sal.handle_timeout(now);
+            self.sal.handle(now, Input::Timeout);
         }
         if !self.is_dead {
             for (flow, change) in self.cache.turns.take_due(now) {
@@ -477,7 +477,7 @@ impl Host {
         kernel.left += u64::from(found.is_none());
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
         if let Some(path) = self.cache.watched(local, remote) {
-            self.sal.handle_path_direct(now, path);
+            self.sal.handle(now, Input::PathDirect(path));
         }
         self.hear(now);
         let Some(kernel) = &mut self.cache.kernel else { return };
@@ -502,9 +502,9 @@ impl Host {
     }
 
     fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
-        self.sal.handle_activity(now, flow);
+        self.sal.handle(now, Input::Activity(flow));
         if flags & (FIN | RST) != 0 {
-            self.sal.handle_transport(now, flow, direction, flags);
+            self.sal.handle(now, Input::Transport { flow, direction, flags });
         }
     }
 
@@ -528,14 +528,14 @@ impl Host {
         for (from, datagram) in self.cache.turns.take_held(flow) {
             self.ingress(now, from, &datagram);
         }
-        self.sal.handle_turned(now, flow, change);
+        self.sal.handle(now, Input::Turned { flow, change });
     }
 
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
         match self.cache.admit(now, from, datagram) {
             Some((_, Admission::Held | Admission::Late | Admission::Full)) => return true,
             Some((flow, Admission::Strange)) => {
-                self.sal.handle_strange_stack(now, flow);
+                self.sal.handle(now, Input::StrangeStack(flow));
                 return true;
             }
             Some((flow, Admission::Overtaken(change))) => self.turned(now, flow, change),
@@ -543,11 +543,11 @@ impl Host {
         }
         let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
         if found.ends_silence {
-            self.sal.handle_answer(now, found.flow);
+            self.sal.handle(now, Input::Answer(found.flow));
         }
         if let Some(refused) = found.is_refused {
             if refused == Refused::Strange {
-                self.sal.handle_strange_seal(now, found.flow);
+                self.sal.handle(now, Input::StrangeSeal(found.flow));
             }
             return true;
         }
@@ -568,7 +568,7 @@ impl Host {
             let (flags, tuple) = (segment.flags, found.tuple);
             if found.is_sending && flags & SYN != 0 {
                 // As the agent's ingress thread has it.
-                self.sal.handle_direct(now, flow, DirectEvent::Stalled);
+                self.sal.handle(now, Input::Direct { flow, event: DirectEvent::Stalled });
                 return true;
             }
             self.cache.note_delivered(flow, &segment);
@@ -579,7 +579,7 @@ impl Host {
             self.send_pinhole(flow);
         }
         if let Some(event) = event {
-            self.sal.handle_direct(now, flow, event);
+            self.sal.handle(now, Input::Direct { flow, event });
         }
         true
     }
@@ -623,11 +623,11 @@ impl Host {
             self.send_pinhole(flow);
         }
         if let Some(silence) = silence {
-            self.sal.handle_silence(now, flow, silence);
+            self.sal.handle(now, Input::Silence { flow, unanswered: silence });
             self.drain(now);
         }
         if is_beside && self.cache.is_stalled(flow) {
-            self.sal.handle_direct(now, flow, DirectEvent::Stalled);
+            self.sal.handle(now, Input::Direct { flow, event: DirectEvent::Stalled });
             self.drain(now);
         }
         true
@@ -684,11 +684,11 @@ impl Host {
                 Output::Restart(flow) => self.restart(now, flow),
                 Output::Ending(flow) => {
                     let is_over = self.cache.is_over(flow);
-                    self.sal.handle_ending(now, flow, is_over);
+                    self.sal.handle(now, Input::Ending { flow, is_over });
                 }
                 Output::Survey { grant, flows } => {
                     let survey = self.cache.survey(grant, flows);
-                    self.sal.handle_survey(now, grant, survey);
+                    self.sal.handle(now, Input::Survey { grant, survey });
                 }
                 Output::Tell { grant, flows } => {
                     self.cache.tell_of(grant, flows);

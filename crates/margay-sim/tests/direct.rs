@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use margay_core::output::{AppVerdict, Output};
-use margay_core::{Carriage, DirectEvent, DropReason, FlowInfo, Lifecycle, Why};
+use margay_core::{Carriage, DirectEvent, DropReason, FlowInfo, Input, Lifecycle, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over};
 use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};
@@ -276,7 +276,7 @@ fn what_is_left_of_a_closed_flow_says_nothing_of_its_path() {
         let sal = &mut pair.world.host(host).sal;
         let closed = sal.flows().find(|flow| flow.lifecycle == Lifecycle::Closed).expect("it lingers").flow;
         // A last packet, for which nobody is there any more.
-        sal.handle_direct(now, closed, DirectEvent::Stalled);
+        sal.handle(now, Input::Direct { flow: closed, event: DirectEvent::Stalled });
         pair.world.touch(host);
     }
     pair.run(Duration::from_millis(100));

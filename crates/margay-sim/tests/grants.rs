@@ -7,7 +7,7 @@ use std::time::Duration;
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, Direction, DropReason, Event, FlowInfo, Ranges, Tuple, Why};
+use margay_core::{Carriage, Direction, DropReason, Event, FlowInfo, Input, Ranges, Tuple, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
@@ -574,7 +574,7 @@ fn what_is_answered_late_is_told_of_before_its_grant_is_forgotten() {
     let host = shop.world.host(client);
     assert!(host.cache.grants.contains_key(&grant.id));
     let source = SocketAddr::new(app.source.ip(), 50_000);
-    host.sal.handle_opened(now, last, &Tuple { source, ..app });
+    host.sal.handle(now, Input::Opened { flow: last, app: &Tuple { source, ..app } });
     shop.world.touch(client);
     shop.world.run_for(Duration::from_millis(200));
     let host = shop.world.host(client);
@@ -594,9 +594,9 @@ fn a_flow_opened_from_the_port_of_a_program_that_has_sent_its_fin_takes_the_plac
         let grant = host.cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
         let opened = FlowId(grant.first_flow.0 + u32::from(grant.count) - 1);
         if has_fin {
-            host.sal.handle_transport(now, old.flow, Direction::Egress, FIN);
+            host.sal.handle(now, Input::Transport { flow: old.flow, direction: Direction::Egress, flags: FIN });
         }
-        host.sal.handle_opened(now, opened, &old.app);
+        host.sal.handle(now, Input::Opened { flow: opened, app: &old.app });
         assert_eq!((host.sal.flow(opened).is_some(), host.sal.flow(old.flow).is_none()), (has_fin, has_fin));
     }
 }
@@ -661,7 +661,7 @@ fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[Handover
     let kernel = new.cache.kernel.as_mut().expect("a kernel");
     kernel.forget_grants();
     for (flow, app, wire) in kernel.entries() {
-        new.sal.handle_opened(now, flow, &app);
+        new.sal.handle(now, Input::Opened { flow, app: &app });
         assert!(new.sal.adopt_direct(now, flow, 1, &wire), "{flow:?}");
     }
     new.cache.grants = grants;

@@ -5,7 +5,7 @@ mod shop;
 use std::time::Duration;
 
 use margay_core::give_up::{GiveUpAfter, GiveUpCause};
-use margay_core::{Event, Instant, RemoveReason};
+use margay_core::{Event, Input, Instant, RemoveReason};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather};
 use shop::{Shop, shop};
@@ -176,7 +176,7 @@ fn the_networks_word_that_a_host_cannot_be_reached_has_it_asked_at_once_and_ends
         |waiting: &mut Waiting| waiting.shop.world.host(client).sal.counters().messages_sent(margay_wire::Kind::Probe);
     let say = |waiting: &mut Waiting, remote| {
         let now = waiting.shop.world.now;
-        waiting.shop.world.host(client).sal.handle_unreachable(now, remote);
+        waiting.shop.world.host(client).sal.handle(now, Input::Unreachable(remote));
         waiting.shop.world.touch(client);
     };
     let before = probes(&mut waiting);

@@ -11,6 +11,7 @@ use crate::cache::output::Output;
 use crate::cache::packet::tcp_flags;
 use crate::leg::carriage::Carriage;
 use crate::machine::control::AssociationSetup;
+use crate::machine::input::Input;
 use crate::session::event::Event;
 use crate::types::config::{Config, Limits};
 use crate::types::direction::Direction;
@@ -218,7 +219,7 @@ fn a_flow_that_both_have_closed_is_carried_on_until_nothing_can_come_late() {
     before.adopt_flow(now, &HandoverRecord { fins: (true, false), ..record() }).expect("the peer is known");
     while before.poll_event().is_some() {}
     assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), Some(Direction::Egress));
-    before.handle_transport(now, record().flow, Direction::Ingress, tcp_flags::FIN);
+    before.handle(now, Input::Transport { flow: record().flow, direction: Direction::Ingress, flags: tcp_flags::FIN });
     let changed = core::iter::from_fn(|| before.poll_event())
         .any(|event| matches!(event, Event::FlowEnded { flow, .. } if flow == record().flow));
     assert!(changed, "whoever keeps records hears of it");
@@ -228,13 +229,13 @@ fn a_flow_that_both_have_closed_is_carried_on_until_nothing_can_come_late() {
     let mut after = sal(Limits::default());
     meet_peer(&mut after, 77);
     after.adopt_flow(now, &over).expect("the peer is known");
-    after.handle_timeout(now + (LINGER - Duration::from_millis(1)));
+    after.handle(now + (LINGER - Duration::from_millis(1)), Input::Timeout);
     assert_eq!(after.flow_count(), 1);
-    after.handle_timeout(now + LINGER);
+    after.handle(now + LINGER, Input::Timeout);
     let mut buf = alloc::vec![0; 65_536];
     let is_asked = |output| matches!(output, Output::Ending(flow) if flow == record().flow);
     assert!(core::iter::from_fn(|| after.poll(&mut buf)).any(is_asked));
-    after.handle_ending(now + LINGER, record().flow, true);
+    after.handle(now + LINGER, Input::Ending { flow: record().flow, is_over: true });
     assert_eq!(after.flow_count(), 0, "not after days");
 }
 

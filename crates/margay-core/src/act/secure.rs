@@ -254,8 +254,7 @@ impl Sal {
 
     /// The flow cache cannot open what came for a sealed flow: one end does not know yet that the agent of the other
     /// has started again. Both are told by one PROBE and its answer, which are tagged.
-    pub fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
-        self.now = now;
+    pub(crate) fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
         let Some(flow) = self.flows.get(flow).filter(|flow| flow.seal.is_some()) else { return };
         let local_id = flow.association;
         self.tell_epoch(now, local_id);

@@ -2,4 +2,5 @@
 
 pub(crate) mod control;
 pub(crate) mod counters;
+pub(crate) mod input;
 pub(crate) mod sal;

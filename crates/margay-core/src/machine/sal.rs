@@ -72,14 +72,16 @@ const LOCKS_MAX: usize = 8192;
 ///
 /// # Contract
 ///
-/// *Inputs* are the `handle_*` methods; each takes `now`, which must never go backwards, and none blocks. *Outputs* are
-/// taken by polling, after every input and in this order:
+/// *Inputs* are packets of programs ([`handle_app_packet`](Self::handle_app_packet)), datagrams
+/// ([`handle_datagram`](Self::handle_datagram)), and all else that happens ([`handle`](Self::handle)). Each comes with
+/// `now`, which must never go backwards, and none blocks. *Outputs* are taken by polling, after every input and in this
+/// order:
 ///
 /// 1. [`poll`](Self::poll) until it gives `None`: one ordered queue of datagrams to send, packets to deliver and
 ///    changes to the flow cache. Carry them out in that order; an entry comes before the packet that needs it.
 /// 2. [`poll_event`](Self::poll_event) until `None`: for logs and watchers.
-/// 3. [`poll_timeout`](Self::poll_timeout): the one instant at which [`handle_timeout`](Self::handle_timeout) wants to
-///    be called. It may have moved either way.
+/// 3. [`poll_timeout`](Self::poll_timeout): the one instant at which [`Input::Timeout`](crate::Input::Timeout) is
+///    due. It may have moved either way.
 ///
 /// Established data does not come through here: the flow cache carries it, filled by
 /// [`EntryUpdate`](crate::EntryUpdate)s. What misses the cache comes up through
@@ -445,15 +447,8 @@ impl Sal {
         }
     }
 
-    /// The flow cache carried a segment with FIN or RST set, in this direction. `flags` is the TCP flags byte.
-    pub fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
-        self.now = now;
-        self.transport_event(now, flow, direction, flags);
-    }
-
     /// The flow carried data since it was last asked about.
-    pub fn handle_activity(&mut self, now: Instant, id: FlowId) {
-        self.now = now;
+    pub(crate) fn handle_activity(&mut self, now: Instant, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.active = now;
         }
@@ -461,8 +456,7 @@ impl Sal {
     }
 
     /// The instant that [`poll_timeout`](Self::poll_timeout) gave has come.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        self.now = now;
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.flows.pop_due(now) {
             self.flow_due(now, id);
         }

@@ -6,14 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use margay_core::loss::FlowCount;
 use margay_core::{
-    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
-    PathId, RemoveReason, Role, Stack, Stacks, Survey, Tuple, Wire,
+    AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Input, Instant, Output, Passage, Path, PathId,
+    RemoveReason, Role, Stack, Stacks, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
-use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
 
 /// Ports below this are servers'.
 const CLIENTS_FROM: u16 = 10_000;
@@ -139,41 +138,8 @@ impl Mirror {
         found.filter(|_| !self.knows(flow))
     }
 
-    /// Tells the test; it may have stopped listening.
-    fn tell(&self, heard: Heard) {
-        let _ = self.heard.send(heard);
-    }
-}
-
-impl Core for Mirror {
-    fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
-        let data = DataRepr::parse(datagram).ok()?;
-        self.strange(data.dst_flow).map(|(grant, number)| (grant.id, 1 << number))
-    }
-
-    fn handle_taken(&mut self, _now: Instant, grant: FlowId, taken: u16) {
-        self.tell(Heard::Taken(grant, taken));
-    }
-
-    fn handle_survey(&mut self, _now: Instant, grant: FlowId, survey: Survey) {
-        self.outputs.push_back((Output::Tell { grant, flows: survey.answered }, Vec::new()));
-    }
-
-    fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
-        if self.deaf_to > 0 {
-            self.deaf_to -= 1;
-            self.tell(Heard::InVain);
-            return AppVerdict::Consumed;
-        }
-        match parse(packet, packet.len()) {
-            Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
-            _ => AppVerdict::Drop(DropReason::Protocol),
-        }
-    }
-
-    fn handle_counted(&mut self, _: Instant, _: FlowId, _: &FlowCount) {}
-
-    fn handle_opened(&mut self, _now: Instant, flow: FlowId, app: &Tuple) {
+    /// The kernel has opened a flow by a grant.
+    fn open(&mut self, flow: FlowId, app: Tuple) {
         let Some((grant, at)) = self.strange(flow) else { return };
         let (local, remote) = if grant.role == Role::Initiator { (at, 0) } else { (0, at) };
         let wire = Wire {
@@ -188,7 +154,7 @@ impl Core for Mirror {
         let entry = Entry {
             flow,
             generation: 1,
-            app: *app,
+            app,
             peer_flow: flow,
             path: self.path.id,
             wire: Some(wire),
@@ -200,16 +166,41 @@ impl Core for Mirror {
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));
-        self.tell(Heard::Opened(flow, *app));
+        self.tell(Heard::Opened(flow, app));
     }
 
-    fn handle_path_direct(&mut self, _now: Instant, _path: PathId) {}
+    /// Asks what has become of the flows of all grants, and will again.
+    fn survey(&mut self, now: Instant) {
+        self.deadline = (!self.grants.is_empty()).then_some(now + SURVEYS);
+        for grant in &self.grants {
+            self.outputs.push_back((Output::Survey { grant: grant.id, flows: u128::MAX }, Vec::new()));
+        }
+        self.tell(Heard::Timeout);
+    }
 
-    fn handle_silence(&mut self, _now: Instant, _flow: FlowId, _unanswered: Duration) {}
-    fn handle_ending(&mut self, _: Instant, _: FlowId, _: bool) {}
-    fn handle_answer(&mut self, _now: Instant, _flow: FlowId) {}
+    /// Tells the test; it may have stopped listening.
+    fn tell(&self, heard: Heard) {
+        let _ = self.heard.send(heard);
+    }
+}
 
-    fn handle_unreachable(&mut self, _now: Instant, _remote: IpAddr) {}
+impl Core for Mirror {
+    fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
+        let data = DataRepr::parse(datagram).ok()?;
+        self.strange(data.dst_flow).map(|(grant, number)| (grant.id, 1 << number))
+    }
+
+    fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
+        if self.deaf_to > 0 {
+            self.deaf_to -= 1;
+            self.tell(Heard::InVain);
+            return AppVerdict::Consumed;
+        }
+        match parse(packet, packet.len()) {
+            Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
+            _ => AppVerdict::Drop(DropReason::Protocol),
+        }
+    }
 
     fn handle_datagram(&mut self, _now: Instant, _local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
         let Ok(header) = DataRepr::parse(datagram) else {
@@ -232,30 +223,18 @@ impl Core for Mirror {
         }
     }
 
-    fn handle_transport(&mut self, _now: Instant, flow: FlowId, direction: Direction, flags: u8) {
-        self.tell(Heard::Passed(flow, direction, flags));
-    }
-
-    fn handle_direct(&mut self, _: Instant, _: FlowId, _: DirectEvent) {}
-
-    fn handle_strange_seal(&mut self, _: Instant, _: FlowId) {}
-
-    fn handle_turned(&mut self, _: Instant, _: FlowId, _: u32) {}
-
-    fn handle_strange_stack(&mut self, _: Instant, _: FlowId) {}
-
-    fn handle_arrivals(&mut self, _: Instant, _: FlowId, _: Option<usize>, _: &ArrivalsRepr) {}
-
-    fn handle_activity(&mut self, _now: Instant, flow: FlowId) {
-        self.tell(Heard::Active(flow));
-    }
-
-    fn handle_timeout(&mut self, now: Instant) {
-        self.deadline = (!self.grants.is_empty()).then_some(now + SURVEYS);
-        for grant in &self.grants {
-            self.outputs.push_back((Output::Survey { grant: grant.id, flows: u128::MAX }, Vec::new()));
+    fn handle(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::Timeout => self.survey(now),
+            Input::Activity(flow) => self.tell(Heard::Active(flow)),
+            Input::Transport { flow, direction, flags } => self.tell(Heard::Passed(flow, direction, flags)),
+            Input::Opened { flow, app } => self.open(flow, *app),
+            Input::Taken { grant, taken } => self.tell(Heard::Taken(grant, taken)),
+            Input::Survey { grant, survey } => {
+                self.outputs.push_back((Output::Tell { grant, flows: survey.answered }, Vec::new()));
+            }
+            _ => {}
         }
-        self.tell(Heard::Timeout);
     }
 
     fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {

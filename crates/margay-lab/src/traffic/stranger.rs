@@ -11,7 +11,7 @@ use margay_control::entropy;
 use margay_core::key::HostSecret;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Config, Limits, Output, Sal};
+use margay_core::{Config, Input, Limits, Output, Sal};
 use margay_datapath::clock;
 use margay_wire::PORT;
 use serde_json::json;
@@ -91,7 +91,7 @@ impl Stranger {
 
     /// Sends what there is to say.
     fn say(&mut self) {
-        self.sal.handle_timeout(clock::now());
+        self.sal.handle(clock::now(), Input::Timeout);
         while let Some(output) = self.sal.poll(&mut self.out) {
             match output {
                 Output::Transmit { to, len, .. } => {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::handover::{HandoverRecord, KeyReference, Leg, LegKind};
-use margay_core::{AssociationInfo, AssociationSetup, Instant, Lifecycle, Moving, Ranges, Role, Tuple};
+use margay_core::{AssociationInfo, AssociationSetup, Input, Instant, Lifecycle, Moving, Ranges, Role, Tuple};
 use margay_wire::{FlowId, Kind, Message, PORT, STACK_ENCAP, SessionId};
 
 use super::{Budget, ELSEWHERE, Letter, SmallWorld, Step, new_host};
@@ -200,7 +200,7 @@ impl SmallWorld {
 
     pub(super) fn doubt(&mut self, end: usize) {
         self.touch(end, "silence", |host, now| {
-            host.sal.handle_silence(now, flow(end), Duration::ZERO);
+            host.sal.handle(now, Input::Silence { flow: flow(end), unanswered: Duration::ZERO });
             host.drain(now);
         });
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use margay_core::entry::Wire;
-use margay_core::{Instant, Sal};
+use margay_core::{Input, Instant, Sal};
 use margay_datapath::kernel::{Adopted, CacheConfig, KernelCache};
 use margay_datapath::unconnected::Unconnected;
 use parking_lot::Mutex;
@@ -102,14 +102,16 @@ impl DirectPath {
             };
             if sal.flow(state.flow).is_none() && !state.seen.over() {
                 // Opened by a grant, and too young still for the last agent to have written it down.
-                sal.handle_opened(now, state.flow, &state.app.tuple());
+                sal.handle(now, Input::Opened { flow: state.flow, app: &state.app.tuple() });
             }
             if !sal.adopt_direct(now, state.flow, state.generation, &wire) {
                 cache.remove_listed(&state);
                 continue;
             }
             carried += 1;
-            state.seen.ends().for_each(|(direction, flags)| sal.handle_transport(now, state.flow, direction, flags));
+            state.seen.ends().for_each(|(direction, flags)| {
+                sal.handle(now, Input::Transport { flow: state.flow, direction, flags })
+            });
         }
         tracing::info!(carried, "flows that the kernel went on carrying");
     }

@@ -2,7 +2,7 @@ use margay_control::StateDir;
 use margay_core::key::HostSecret;
 use margay_core::rng::Rng;
 use margay_core::table::{Demux, Resolution};
-use margay_core::{Config, Event, Limits, Ranges};
+use margay_core::{Config, Event, Input, Limits, Ranges};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
@@ -44,7 +44,7 @@ impl Still {
         let mut ended = Vec::new();
         let mut sal = self.sal.lock();
         while let Some(at) = sal.poll_timeout().filter(|at| *at <= until) {
-            sal.handle_timeout(at);
+            sal.handle(at, Input::Timeout);
             while let Some(event) = sal.poll_event() {
                 if let Event::RuleExpired { id, why, .. } = event {
                     ended.push((id, why));

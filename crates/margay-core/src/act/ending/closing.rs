@@ -430,8 +430,7 @@ impl Sal {
 
     /// What the flow cache says to [`Output::Ending`](crate::Output::Ending): each end has acknowledged all of the
     /// other's, or not yet.
-    pub fn handle_ending(&mut self, now: Instant, id: FlowId, is_over: bool) {
-        self.now = now;
+    pub(crate) fn handle_ending(&mut self, id: FlowId, is_over: bool) {
         if is_over && self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Closed) {
             self.remove_flow(id, RemoveReason::Closed);
         }

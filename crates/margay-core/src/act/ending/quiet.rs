@@ -197,6 +197,7 @@ mod test {
     use crate::association::Association;
     use crate::cache::output::Output;
     use crate::machine::control::AssociationSetup;
+    use crate::machine::input::Input;
     use crate::session::{Holder, LockGuardId};
     use crate::trust::handshake::Keys;
     use crate::types::config::Limits;
@@ -317,7 +318,7 @@ mod test {
         let mut sal = with_flow(&record);
         assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peers_end(77, 1))), Ok(()));
         sal.close_flow(Instant::from_millis(6), record.flow);
-        sal.handle_timeout(Instant::from_millis(600_000));
+        sal.handle(Instant::from_millis(600_000), Input::Timeout);
         assert!(sal.flow(record.flow).is_none() && requests(&mut sal).is_empty());
     }
 
@@ -372,7 +373,7 @@ mod test {
         assert_eq!(sal.take_quiet_requests(late).len(), 1, "nobody else has taken the lock");
         assert_eq!(sal.locked_sessions(late), 1);
         sal.close_flow(late, record.flow);
-        sal.handle_timeout(late + Duration::from_secs(600));
+        sal.handle(late + Duration::from_secs(600), Input::Timeout);
         assert_eq!(sal.locked_sessions(late), 0, "gone with its flow");
     }
 

@@ -375,8 +375,7 @@ impl Sal {
 
     /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple
     /// of the program here, as its packets leave `sal0`.
-    pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
-        self.now = now;
+    pub(crate) fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         if let Some(entry) = self.open(now, flow, *app) {
             self.queue.update(EntryUpdate::Opened(entry));
             self.announce_opened(now, flow);
@@ -449,8 +448,7 @@ impl Sal {
     }
 
     /// So many flows of a grant have been opened.
-    pub fn handle_taken(&mut self, now: Instant, id: FlowId, taken: u16) {
-        self.now = now;
+    pub(crate) fn handle_taken(&mut self, now: Instant, id: FlowId, taken: u16) {
         let Some(given) = self.grants.all.get_mut(&id).filter(|given| taken > given.taken) else { return };
         let more = taken - given.taken;
         given.taken = taken;
@@ -473,8 +471,7 @@ impl Sal {
     }
 
     /// What the kernel's cache says to [`Output::Survey`](crate::Output::Survey).
-    pub fn handle_survey(&mut self, now: Instant, id: FlowId, survey: Survey) {
-        self.now = now;
+    pub(crate) fn handle_survey(&mut self, now: Instant, id: FlowId, survey: Survey) {
         let Some(given) = self.grants.all.get_mut(&id) else { return };
         let answered = survey.answered & given.unsettled();
         let brief = survey.over & answered;

@@ -42,8 +42,7 @@ impl Sal {
     /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic
     /// allows, or no answer to the flow itself. `unanswered`: how long the flow's own data has been waiting for one;
     /// zero for datagrams, which nobody need answer.
-    pub fn handle_silence(&mut self, now: Instant, id: FlowId, unanswered: Duration) {
-        self.now = now;
+    pub(crate) fn handle_silence(&mut self, now: Instant, id: FlowId, unanswered: Duration) {
         let Some(flow) = self.flows.get(id) else { return };
         let Some(association) = self.associations.get(flow.association) else { return };
         let (host, is_aside) = (association.host, flow.side.is_some());
@@ -67,8 +66,7 @@ impl Sal {
 
     /// The network has said that an address, or its network, cannot be reached. Anybody can say so: peers there that
     /// this host has flows with are asked at once, as often as [`LOOK_REST`] lets, and nothing else comes of it.
-    pub fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
-        self.now = now;
+    pub(crate) fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
         let hosts: BTreeSet<HostId> = self.associations.at_ip(remote).map(|association| association.host).collect();
         for host in hosts {
             if self.pair_of(host).is_some_and(|pair| pair.remote.ip() == remote) {
@@ -78,8 +76,7 @@ impl Sal {
     }
 
     /// Data of a flow that went encapsulated and unanswered for long has been answered.
-    pub fn handle_answer(&mut self, now: Instant, id: FlowId) {
-        self.now = now;
+    pub(crate) fn handle_answer(&mut self, id: FlowId) {
         let association = self.flows.get(id).filter(|flow| flow.side.is_none()).map(|flow| flow.association);
         if let Some(host) = association.and_then(|id| self.associations.get(id)).map(|association| association.host) {
             self.note_data_passes(host);

@@ -476,8 +476,7 @@ impl Sal {
     }
 
     /// The flow cache saw something of a flow's direct path.
-    pub fn handle_direct(&mut self, now: Instant, id: FlowId, event: DirectEvent) {
-        self.now = now;
+    pub(crate) fn handle_direct(&mut self, now: Instant, id: FlowId, event: DirectEvent) {
         let why = match event {
             DirectEvent::Stalled => Why::Stalled,
             DirectEvent::PeerBack => Why::PeerBack,

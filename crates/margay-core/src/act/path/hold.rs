@@ -109,8 +109,7 @@ impl Sal {
     }
 
     /// A direct packet came by a path that is watched: the peer is told that its packets pass.
-    pub fn handle_path_direct(&mut self, now: Instant, path: PathId) {
-        self.now = now;
+    pub(crate) fn handle_path_direct(&mut self, path: PathId) {
         if let Some(host) = self.associations.get(path.0).map(|association| association.host) {
             let watch = self.locations.get(Scope::of(host)).map_or(0, |location| location.watch);
             self.say_of_direct(host, MoveFlags::DIRECT, watch);

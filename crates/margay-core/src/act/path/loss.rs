@@ -190,8 +190,7 @@ impl Sal {
     }
 
     /// What the flow cache has counted of a flow by now, as it was asked.
-    pub fn handle_counted(&mut self, now: Instant, id: FlowId, count: &FlowCount) {
-        self.now = now;
+    pub(crate) fn handle_counted(&mut self, id: FlowId, count: &FlowCount) {
         let Some(measured) = self.losses.flows.get_mut(&id) else { return };
         let question = measured.question.take();
         let answer = measured.answer.take();

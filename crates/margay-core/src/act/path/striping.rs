@@ -379,8 +379,7 @@ impl Sal {
     }
 
     /// The flow cache has seen trains of a striped flow arrive: its peer is told, by the place where the last one came.
-    pub fn handle_arrivals(&mut self, now: Instant, id: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {
-        self.now = now;
+    pub(crate) fn handle_arrivals(&mut self, id: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let association = flow.association;
         let Some(striping) = flow.stripe.as_mut() else { return };

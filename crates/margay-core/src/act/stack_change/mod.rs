@@ -259,8 +259,7 @@ impl Sal {
 
     /// The flow cache has come to the peer's FENCE of a change; or to what can only follow it, where the peer has said
     /// that it turns.
-    pub fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
-        self.now = now;
+    pub(crate) fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
         // Either one knows of this change, or neither does any more.
         let is_fenced_sealed =
             |stacks: Stacks| matches!(stacks.takes, Taking::Ready(_)) && stacks.before == Stack::Secure;

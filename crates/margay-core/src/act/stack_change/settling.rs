@@ -21,8 +21,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(100);
 impl Sal {
     /// DATA has come of a stack that this end does not take: it was dropped, and is late, or forged; or the two ends do
     /// not think the same of the flow.
-    pub fn handle_strange_stack(&mut self, now: Instant, id: FlowId) {
-        self.now = now;
+    pub(crate) fn handle_strange_stack(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.carries_data()) else { return };
         let Some(association) = self.associations.get_mut(flow.association) else { return };
         let is_able = association.stacks & CHANGES != 0 && !association.is_self();

@@ -6,6 +6,7 @@ use crate::act::handover::tests::{meet_peer, record, sal};
 use crate::association::FEC;
 use crate::cache::output::Output;
 use crate::leg::seal::Cipher;
+use crate::machine::input::Input;
 use crate::types::config::Limits;
 use margay_wire::Message;
 use margay_wire::{CHANGES, STACK_ENCAP, STACK_FEC};
@@ -98,7 +99,7 @@ fn fec_is_for_datagrams_that_nobody_demands_sealed_and_peers_that_have_it() {
     let turned = Stacks { sends: Stack::Fec, takes: Taking::Ready(Stack::Fec), before: Stack::Plain, change: number };
     assert_eq!(stacks(&sal, id), turned);
     assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Done), Ok(()));
-    sal.handle_turned(start, id, number);
+    sal.handle(start, Input::Turned { flow: id, change: number });
     assert_eq!(stacks(&sal, id), Stacks { change: number, ..Stacks::only(Stack::Fec) });
     // The peer's agent has started again, and has it plain.
     let plain = ChangeRepr { step: ChangeStep::Tell, ..request(Stack::Plain, number) };
@@ -136,12 +137,12 @@ fn a_silent_peer_is_asked_four_times_and_the_flow_stays_as_it_was() {
         let mut steps = said(&mut sal);
         assert_eq!(sal.locked_sessions(start), usize::from(role == Role::Initiator));
         for millis in (0..2000).step_by(10) {
-            sal.handle_timeout(start + Duration::from_millis(millis));
+            sal.handle(start + Duration::from_millis(millis), Input::Timeout);
             steps.extend(said(&mut sal));
         }
         assert_eq!(steps, [step; 4]);
         let end = start + PATIENCE;
-        sal.handle_timeout(end);
+        sal.handle(end, Input::Timeout);
         assert_eq!(said(&mut sal), last);
         assert_eq!(sal.locked_sessions(end), 0);
         let info = sal.flow(id).expect("it goes on");
@@ -163,7 +164,14 @@ fn who_cannot_be_changed_hears_why() {
     assert_eq!(sal.flow(id).and_then(|flow| flow.stack.order).map(|order| order.stack), Some(Stack::Plain));
     assert_eq!(sal.release_flow_stack(start, id), Ok(false));
     assert_eq!(sal.release_flow_stack(start, id), Err(ChangeRefused::NoOrder));
-    sal.handle_transport(start, id, crate::types::direction::Direction::Ingress, crate::cache::packet::tcp_flags::FIN);
+    sal.handle(
+        start,
+        Input::Transport {
+            flow: id,
+            direction: crate::types::direction::Direction::Ingress,
+            flags: crate::cache::packet::tcp_flags::FIN,
+        },
+    );
     assert_eq!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::NotOpen));
     assert!(said(&mut sal).is_empty(), "nobody was asked");
     let busy = host(Role::Initiator, ABLE);
@@ -210,7 +218,7 @@ fn a_plain_fence_makes_no_change_before_the_peer_has_said_a_word() {
     let start = Instant::from_millis(10_000);
     assert_eq!(sal.requested(start, id, request(Stack::Secure, 5)), Ok(()));
     assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
-    sal.handle_turned(start, id, 5);
+    sal.handle(start, Input::Turned { flow: id, change: 5 });
     assert_eq!(said(&mut sal), [ChangeStep::Answer], "it has not turned");
     assert_eq!(stacks(&sal, id).sends, Stack::Plain);
     // The answer is lost.
@@ -220,13 +228,13 @@ fn a_plain_fence_makes_no_change_before_the_peer_has_said_a_word() {
     assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![ChangeStep::Done]));
     // By a sealed one the peer says it itself.
     assert_eq!(sal.requested(start, id, request(Stack::Plain, 6)), Ok(()));
-    sal.handle_turned(start, id, 6);
+    sal.handle(start, Input::Turned { flow: id, change: 6 });
     let steps = alloc::vec![ChangeStep::Answer, ChangeStep::Done];
     assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Plain), steps));
     // One that is forged, and no more: it goes on as it was.
     assert_eq!(sal.requested(start, id, request(Stack::Secure, 7)), Ok(()));
-    sal.handle_turned(start, id, 7);
-    sal.handle_timeout(start + PATIENCE * 2);
+    sal.handle(start, Input::Turned { flow: id, change: 7 });
+    sal.handle(start + PATIENCE * 2, Input::Timeout);
     assert_eq!(stacks(&sal, id).settled(), Some(Stack::Plain));
 }
 
@@ -238,10 +246,10 @@ fn the_leading_end_takes_no_plain_fence_for_the_responders_word() {
     let number = stacks(&sal, id).change;
     assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Answered), Ok(()));
     assert_eq!(stacks(&sal, id).takes, Taking::Ready(Stack::Secure));
-    sal.handle_turned(start, id, number);
+    sal.handle(start, Input::Turned { flow: id, change: number });
     assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (None, 1));
     said(&mut sal);
-    sal.handle_timeout(start + PATIENCE / 2);
+    sal.handle(start + PATIENCE / 2, Input::Timeout);
     assert!(said(&mut sal).contains(&ChangeStep::Confirm), "it is said again");
     assert_eq!(sal.leading_event(start, id, number, LeadingEvent::Done), Ok(()));
     assert_eq!((stacks(&sal, id).settled(), sal.locked_sessions(start)), (Some(Stack::Secure), 0));
@@ -264,13 +272,13 @@ fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_
     };
     let (mut sal, id) = kept(&[6, 6, 7, 6]);
     assert_eq!(sal.requested(start, id, request(Stack::Plain, 4)), Err(DropReason::Stale));
-    sal.handle_turned(start, id, 5);
+    sal.handle(start, Input::Turned { flow: id, change: 5 });
     let Stacks { takes, change, .. } = stacks(&sal, id);
     assert_eq!((takes, change), (Taking::Ready(Stack::Plain), 7), "the last one");
     assert_eq!(said(&mut sal), [ChangeStep::Answer]);
     // The FENCE is lost.
     let (mut sal, id) = kept(&[6]);
-    sal.handle_timeout(start + PATIENCE);
+    sal.handle(start + PATIENCE, Input::Timeout);
     assert_eq!(
         (stacks(&sal, id).takes, said(&mut sal)),
         (Taking::Ready(Stack::Plain), alloc::vec![ChangeStep::Answer])
@@ -279,7 +287,7 @@ fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_
     let (mut sal, id) = kept(&[6]);
     assert_eq!(sal.abandoned(start, id, 7), Err(DropReason::Stale));
     assert_eq!(sal.abandoned(start, id, 6), Ok(()));
-    sal.handle_turned(start, id, 5);
+    sal.handle(start, Input::Turned { flow: id, change: 5 });
     assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![]));
     assert!(sal.flow(id).is_some_and(|flow| flow.stack.changing_to.is_none()));
 }

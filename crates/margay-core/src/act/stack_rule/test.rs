@@ -13,6 +13,7 @@ use crate::cache::entry::EntryUpdate;
 use crate::cache::output::Output;
 use crate::leg::loss::FlowCount;
 use crate::leg::seal::Cipher;
+use crate::machine::input::Input;
 use crate::machine::sal::Sal;
 use crate::types::config::Limits;
 use crate::types::drop_reason::DropReason;
@@ -131,15 +132,18 @@ fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
     let mut begun = None;
     for millis in (0..10_000).step_by(250) {
         let now = at(u64::from(millis));
-        sal.handle_activity(now, id);
-        sal.handle_timeout(now);
+        sal.handle(now, Input::Activity(id));
+        sal.handle(now, Input::Timeout);
         let mut buf = alloc::vec![0; 65_536];
         while let Some(output) = sal.poll(&mut buf) {
             match output {
                 // One datagram each millisecond; after three seconds every tenth is lost.
                 Output::Update(EntryUpdate::Count(flow)) => {
                     assert_eq!(flow, id);
-                    sal.handle_counted(now, id, &FlowCount { sent: millis, received: 0, numbered: None });
+                    sal.handle(
+                        now,
+                        Input::Counted { flow: id, count: &FlowCount { sent: millis, received: 0, numbered: None } },
+                    );
                 }
                 Output::Transmit { len, .. } => {
                     let message = Message::parse(&buf[..len]).expect("ours");
@@ -163,7 +167,7 @@ fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
     assert!((80_000..100_000).contains(&loss.ppm), "{loss:?}");
     assert_eq!(sal.associations().find_map(|known| known.loss_ppm), Some(loss.ppm));
     sal.set_stack_rules(at(10_000), Vec::new());
-    sal.handle_timeout(at(11_000));
+    sal.handle(at(11_000), Input::Timeout);
     assert_eq!(sal.note_loss(id, LossRepr::default(), true), Err(DropReason::Unexpected), "nobody asks any more");
 }
 
@@ -258,7 +262,7 @@ fn conditions_are_evaluated_when_a_fact_changes_or_their_flow_is_active() {
     sal.judge_stacks(at(0));
     let before = sal.stack_rules()[0].counts.evaluations;
     for millis in (250..60_000).step_by(250) {
-        sal.handle_activity(at(millis), id);
+        sal.handle(at(millis), Input::Activity(id));
         sal.judge_stacks(at(millis));
     }
     assert_eq!(sal.stack_rules()[0].counts.evaluations, before, "also of a flow that is active");
@@ -281,7 +285,7 @@ fn conditions_are_evaluated_when_a_fact_changes_or_their_flow_is_active() {
         sal.set_stack_rules(at(from), alloc::vec![rule(1, age, Stack::Secure)]);
         let mut began = None;
         for millis in (from..from + 100_000).step_by(250) {
-            sal.handle_activity(at(millis), id);
+            sal.handle(at(millis), Input::Activity(id));
             sal.judge_stacks(at(millis));
             let holds = sal.rules_of_flow(id).is_some_and(|rules| rules.rules[0].holds);
             began = began.or(holds.then_some(millis));

@@ -10,7 +10,6 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::fabric::margay_program;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe;
@@ -126,7 +125,7 @@ fn await_joined(host: &Host) -> Result<()> {
 ///
 /// It fails; the message is its own.
 pub fn margay<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Result<String> {
-    host.run(argv(words)?)
+    host.run(argv(host, words)?)
 }
 
 /// `margay WORDS` on a host, for what runs beside a scenario, or may be refused.
@@ -135,11 +134,11 @@ pub fn margay<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Resu
 ///
 /// There is no such program.
 pub fn command<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
-    Ok(host.command(argv(words)?))
+    Ok(host.command(argv(host, words)?))
 }
 
-fn argv<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<OsString>> {
-    let program = margay_program()?;
+fn argv<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Result<Vec<OsString>> {
+    let program = host.program()?;
     Ok(std::iter::once(program.into()).chain(words.into_iter().map(Into::into)).collect())
 }
 
@@ -407,7 +406,7 @@ pub fn start(host: &Host) -> Result<()> {
 ///
 /// None runs, or more than one.
 pub fn pid(host: &Host) -> Result<u32> {
-    let program = margay_program()?;
+    let program = host.program()?;
     let found = observe::processes(host, |words| {
         program.to_str() == Some(&words[0]) && words.get(1).map(String::as_str) == Some("agent")
     })?;

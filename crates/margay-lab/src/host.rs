@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
@@ -54,6 +55,8 @@ pub struct Host {
     entrance: Entrance,
     /// The holder ends when this closes.
     _leash: ChildStdin,
+    /// Of another version, where the host does not run the one that is tested.
+    other_program: Mutex<Option<PathBuf>>,
 }
 
 impl Host {
@@ -87,7 +90,14 @@ impl Host {
         let holder_pid = holder.id();
         // The holder may not have been let into it.
         let cgroup = own_cgroup.filter(|own| cgroup::of(holder_pid).is_ok_and(|found| found == *own));
-        Ok(Self { plan: plan.clone(), dir, holder, entrance: Entrance { holder_pid, cgroup }, _leash: leash })
+        Ok(Self {
+            plan: plan.clone(),
+            dir,
+            holder,
+            entrance: Entrance { holder_pid, cgroup },
+            _leash: leash,
+            other_program: Mutex::new(None),
+        })
     }
 
     /// The name in the topology.
@@ -188,6 +198,21 @@ impl Host {
         S: AsRef<OsStr>,
     {
         Program::start(self.command(argv), &self.dir.join(format!("{log}.log")))
+    }
+
+    /// The host's `margay` from now on: of another version, or (`None`) the one that is tested.
+    pub fn set_program(&self, other: Option<PathBuf>) {
+        *self.other_program.lock().unwrap_or_else(PoisonError::into_inner) = other;
+    }
+
+    /// The host's `margay`.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn program(&self) -> Result<PathBuf> {
+        let other = self.other_program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        other.map_or_else(margay_program, Ok)
     }
 
     /// Runs a hidden traffic program of the lab in this host.

@@ -22,7 +22,7 @@ use margay_core::name::Name;
 use tokio::net::{TcpListener, UdpSocket};
 
 pub use answer::Answers;
-pub use responder::Responder;
+pub use responder::{Received, Responder, receive};
 pub use upstream::Servers;
 
 /// Length of the header: less is no DNS.

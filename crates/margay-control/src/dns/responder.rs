@@ -139,14 +139,16 @@ impl Desk {
     /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself an
     /// answer.
     pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
-        let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
-        if !is_query {
-            add(&self.counts.malformed);
-            return None;
-        }
-        let Some(query) = question(bytes) else {
-            add(&self.counts.malformed);
-            return Some(short_reply(bytes, ResponseCode::FormErr));
+        let query = match receive(bytes) {
+            Received::Nothing => {
+                add(&self.counts.malformed);
+                return None;
+            }
+            Received::Malformed(reply) => {
+                add(&self.counts.malformed);
+                return Some(reply);
+            }
+            Received::Asked(query) => query,
         };
         add(&self.counts.queries);
         let reply = match self.zones.place(&query.name) {
@@ -235,6 +237,26 @@ impl Desk {
 
 /// RA, in the fourth byte of a header.
 const RECURSION_AVAILABLE: u8 = 0x80;
+
+/// What has come to a responder, before anything is looked up.
+#[derive(Debug)]
+pub enum Received {
+    /// Too short for DNS, or itself an answer: there is no reply to it.
+    Nothing,
+    /// No question that can be read, and the reply to it.
+    Malformed(Vec<u8>),
+    /// The one question.
+    Asked(Query),
+}
+
+/// Reads what has come to a responder.
+pub fn receive(bytes: &[u8]) -> Received {
+    let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
+    if !is_query {
+        return Received::Nothing;
+    }
+    question(bytes).map_or_else(|| Received::Malformed(short_reply(bytes, ResponseCode::FormErr)), Received::Asked)
+}
 
 /// The one question of a message.
 fn question(bytes: &[u8]) -> Option<Query> {

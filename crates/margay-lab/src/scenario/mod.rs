@@ -47,6 +47,7 @@ mod lookup;
 mod many_flows;
 mod memcached_partitions;
 mod memcached_switch;
+mod mixed_versions;
 mod model;
 mod move_many;
 mod moved;
@@ -217,6 +218,7 @@ pub const ALL: &[Scenario] = &[
     datagram_failover::SCENARIO,
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,
+    mixed_versions::SCENARIO,
     chain::setup::SCENARIO,
     chain::boxes::SCENARIO,
     chain::policy::SCENARIO,

@@ -5,8 +5,9 @@ mod pair;
 
 use std::time::Duration;
 
+use margay_core::stack_change::End;
 use margay_core::stack_rule::{Expression, Fact, StackRule};
-use margay_core::{ChangeRefused, End, Stack};
+use margay_core::{ChangeRefused, Stack};
 use margay_sim::Weather;
 use margay_sim::check::ends_agree;
 use margay_sim::stream::Plan;

@@ -354,6 +354,7 @@ impl Sal {
             return;
         }
         let has_floor = mine().any(|(_, rule)| rule.is_floor);
+        let asks_for_program = paces().any(|fact| matches!(fact, Fact::Executable | Fact::Unit | Fact::User));
         let followed = Followed {
             states,
             is_timed: false,
@@ -368,6 +369,9 @@ impl Sal {
             carried: None,
         };
         self.stack_rules.followed.insert(id, followed);
+        if asks_for_program {
+            self.stack_rules.programs.ask(id);
+        }
         self.watch_loss(now, id);
         if has_floor {
             self.guard_new(now, id);

@@ -12,6 +12,7 @@ use core::time::Duration;
 use hashbrown::HashMap;
 use margay_wire::STACK_FEC;
 
+use crate::leg::seal::Cipher;
 use crate::table::changes::{Changes, Part};
 use crate::trust::certificate::Membership;
 use crate::trust::handshake::Keys;
@@ -194,6 +195,11 @@ impl Association {
     /// Whether the peer has `fec`.
     pub fn has_fec(&self) -> bool {
         self.stacks & FEC != 0
+    }
+
+    /// Whether the peer has `fec` that is sealed with a cipher.
+    pub fn has_sealed_fec(&self, cipher: Cipher) -> bool {
+        self.stacks & cipher.fec_bit() != 0
     }
 
     /// Whether the peer is this host.

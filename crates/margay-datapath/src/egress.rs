@@ -13,7 +13,7 @@ use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
-use crate::fec::{self, Fec, NARROWER_BYTES};
+use crate::fec::{self, Fec};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
@@ -261,10 +261,11 @@ fn carry_by_fec<C: Core>(
     patient: bool,
 ) -> Result<(), DropReason> {
     outbox.send_earlier(&mut sender(shared, patient));
-    let datagram_max = route.to.datagram_max.saturating_sub(NARROWER_BYTES);
-    let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, ..route.clone() };
+    let datagram_max = route.to.datagram_max.saturating_sub(fec.narrower_bytes());
+    // What is sealed is what has got its number.
+    let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, seal: None, ..route.clone() };
     let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
-        fec.send(shared, (datagrams, segment), &route.to, patient);
+        fec.send(shared, (datagrams, segment), route, patient);
     };
     outbox.carry(loaded, train, &narrow, &mut send)?;
     outbox.flush(&mut send);

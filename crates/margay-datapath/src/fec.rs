@@ -3,24 +3,26 @@
 
 use std::sync::Arc;
 
-use margay_core::DropReason;
 use margay_core::loss::{Loss, Numbered};
+use margay_core::{DropReason, Stack};
 use margay_stack::{Arrivals, Decoder, Encoder, Given, Refused, Repair, RepairOf, first_number};
 use margay_wire::{
     BLOCK_MAX, DATA_HEADER_LEN, DataRepr, FlowId, PLACE_LEN, PlaceRepr, REPAIR, REPAIR_HEADER_LEN, RepairRepr,
-    STACK_FEC, SYMBOL_HEAD_LEN,
+    SEAL_TAG_LEN, SEALED_FEC_LEN, STACK_FEC, SYMBOL_HEAD_LEN, SealedFecRepr,
 };
 use parking_lot::Mutex;
 
 use crate::clock;
 use crate::driver::Shared;
-use crate::table::Destination;
+use crate::table::EgressRoute;
 use crate::train::Run;
 use crate::udp::{SEGMENTS_MAX, SEND_MAX};
 
 /// By so many bytes a datagram of such a flow is shorter than the path allows: a repair is longer than the datagrams of
 /// its block, of an even length, and goes the same way.
-pub const NARROWER_BYTES: u16 = (REPAIR_HEADER_LEN + SYMBOL_HEAD_LEN + PLACE_LEN + 1) as u16;
+const NARROWER_BYTES: usize = REPAIR_HEADER_LEN + SYMBOL_HEAD_LEN + PLACE_LEN + 1;
+/// The same, of one that is sealed.
+const NARROWER_SEALED_BYTES: usize = NARROWER_BYTES + SEALED_FEC_LEN + SEAL_TAG_LEN;
 
 /// Datagrams for one send: all have the same length, the last may be shorter.
 struct Part {
@@ -28,28 +30,45 @@ struct Part {
     segment: usize,
 }
 
-/// What is sent in order.
-#[derive(Default)]
-struct Parts(Vec<Part>);
+/// What is sent in order. Of what will be sealed, each datagram has its place in its block inside, and room for its tag.
+struct Parts {
+    parts: Vec<Part>,
+    is_sealed: bool,
+}
 
 impl Parts {
+    const fn new(stack: Stack) -> Self {
+        Self { parts: Vec::new(), is_sealed: stack.is_sealed() }
+    }
+
     /// Adds one datagram behind the others.
     fn add(&mut self, header: DataRepr, before: &[u8], rest: &[u8]) {
-        let len = DATA_HEADER_LEN + before.len() + rest.len();
+        let inside = SealedFecRepr {
+            base: header.packet_number,
+            is_repair: header.flags & REPAIR != 0,
+            // A block and its repairs have 32 places each.
+            index: header.index as u8,
+            count: header.count as u8,
+        };
+        let inside = inside.emit();
+        let (inside, tail_len) = if self.is_sealed { (&inside[..], SEAL_TAG_LEN) } else { (&[][..], 0) };
+        let len = DATA_HEADER_LEN + inside.len() + before.len() + rest.len() + tail_len;
         let fits = |part: &&mut Part| {
             let is_even = part.bytes.len().is_multiple_of(part.segment);
             let has_room = part.bytes.len() + len <= SEND_MAX && part.bytes.len() / part.segment < SEGMENTS_MAX;
             is_even && has_room && len <= part.segment
         };
-        if self.0.last_mut().filter(fits).is_none() {
-            self.0.push(Part { bytes: Vec::new(), segment: len });
+        if self.parts.last_mut().filter(fits).is_none() {
+            self.parts.push(Part { bytes: Vec::new(), segment: len });
         }
-        let Some(part) = self.0.last_mut() else { return };
+        let Some(part) = self.parts.last_mut() else { return };
         let at = part.bytes.len();
         part.bytes.resize(at + DATA_HEADER_LEN, 0);
         header.emit(&mut part.bytes[at..]);
+        part.bytes.extend_from_slice(inside);
         part.bytes.extend_from_slice(before);
         part.bytes.extend_from_slice(rest);
+        part.bytes.resize(part.bytes.len() + tail_len, 0);
     }
 
     fn add_repair(&mut self, peer_flow: FlowId, repair: &Repair<'_>) {
@@ -60,11 +79,22 @@ impl Parts {
     }
 
     fn bytes(&self) -> u64 {
-        self.0.iter().map(|part| part.bytes.len() as u64).sum()
+        self.parts.iter().map(|part| part.bytes.len() as u64).sum()
     }
 
-    fn send<C>(&self, shared: &Shared<C>, to: &Destination, patient: bool) {
-        self.0.iter().for_each(|part| shared.send_data(&part.bytes, part.segment, to, patient));
+    /// Sends everything; nothing plain of what is to be sealed.
+    fn send<C>(self, shared: &Shared<C>, route: &EgressRoute, patient: bool) {
+        for Part { mut bytes, segment } in self.parts {
+            let sealed = match (&route.seal, self.is_sealed) {
+                (Some(seal), true) => seal.seal_fec(route.peer_flow, &mut bytes, segment),
+                (None, true) => Err(DropReason::Protocol),
+                (_, false) => Ok(()),
+            };
+            match sealed {
+                Ok(()) => shared.send_data(&bytes, segment, &route.to, patient),
+                Err(reason) => shared.counting.drop(reason),
+            }
+        }
     }
 }
 
@@ -95,6 +125,8 @@ struct Receiving {
 pub struct Fec {
     /// This host's number of the flow.
     pub flow: FlowId,
+    /// By which stack: `fec`, or the same under a seal.
+    stack: Stack,
     /// The change by which it came to be so.
     change: u32,
     sending: Mutex<Sending>,
@@ -116,12 +148,17 @@ impl PartialEq for Fec {
 impl Eq for Fec {}
 
 impl Fec {
-    /// A flow that goes by `fec` from this change on.
-    pub fn new(flow: FlowId, change: u32) -> Self {
+    /// A flow that goes by a stack that repairs from this change on.
+    pub fn new(flow: FlowId, stack: Stack, change: u32) -> Self {
         let first = first_number(change);
         let sending = Sending { encoder: Encoder::new(first), is_armed: false };
         let receiving = Receiving { decoder: Decoder::new(first), is_armed: false, scratch: Vec::new() };
-        Self { flow, change, sending: Mutex::new(sending), receiving: Mutex::new(receiving) }
+        Self { flow, stack, change, sending: Mutex::new(sending), receiving: Mutex::new(receiving) }
+    }
+
+    /// By so many bytes a chunk is shorter than the path's datagrams may be.
+    pub const fn narrower_bytes(&self) -> u16 {
+        (if self.stack.is_sealed() { NARROWER_SEALED_BYTES } else { NARROWER_BYTES }) as u16
     }
 
     /// Takes note of what is lost of what is sent.
@@ -140,11 +177,11 @@ impl Fec {
         self: &Arc<Self>,
         shared: &Shared<C>,
         (datagrams, segment): (&[u8], usize),
-        to: &Destination,
+        route: &EgressRoute,
         patient: bool,
     ) {
         let now = clock::now();
-        let mut parts = Parts::default();
+        let mut parts = Parts::new(self.stack);
         let mut repair_bytes = 0;
         let mut sending = self.sending.lock();
         for datagram in datagrams.chunks(segment) {
@@ -174,18 +211,18 @@ impl Fec {
         drop(sending);
         shared.counting.fec_bytes.add(parts.bytes() - repair_bytes);
         shared.counting.fec_repair_bytes.add(repair_bytes);
-        parts.send(shared, to, patient);
+        parts.send(shared, route, patient);
         if let Some(due) = due {
             shared.block_ends.add(self, due);
         }
     }
 
     /// Ends the present block: what repairs it is sent.
-    pub(crate) fn close<C>(&self, shared: &Shared<C>, peer_flow: FlowId, to: &Destination) {
-        let mut parts = Parts::default();
-        let bytes = self.sending.lock().close(peer_flow, &mut parts);
+    pub(crate) fn close<C>(&self, shared: &Shared<C>, route: &EgressRoute) {
+        let mut parts = Parts::new(self.stack);
+        let bytes = self.sending.lock().close(route.peer_flow, &mut parts);
         shared.counting.fec_repair_bytes.add(bytes);
-        parts.send(shared, to, false);
+        parts.send(shared, route, false);
     }
 
     /// Ends the present block, if it is time.
@@ -197,9 +234,9 @@ impl Fec {
         drop(sending);
         match next {
             Some(_) if is_due => {
-                let route = shared.table.read().bare_route_of(self.flow);
+                let route = shared.table.read().route_by(self.flow, self.stack);
                 if let Some(route) = route {
-                    self.close(shared, route.peer_flow, &route.to);
+                    self.close(shared, &route);
                 }
             }
             Some(next) => shared.block_ends.add(self, next),
@@ -207,35 +244,36 @@ impl Fec {
         }
     }
 
-    /// Takes datagrams and repairs of one block that follow each other in one receive. Calls `give` with chunks, in
-    /// order.
-    pub(crate) fn receive<C>(
-        self: &Arc<Self>,
-        shared: &Shared<C>,
-        header: DataRepr,
-        (datagrams, stride): (&[u8], usize),
-        mut give: impl FnMut(&Run<'_>),
-    ) {
+    /// Takes datagrams and repairs that follow each other in one receive, opened where they were sealed. Calls `give`
+    /// with chunks, in order.
+    pub(crate) fn receive<C>(self: &Arc<Self>, shared: &Shared<C>, run: &Run<'_>, mut give: impl FnMut(&Run<'_>)) {
         let now = clock::now();
+        let header = &run.header;
         self.with_decoder(shared, |decoder, scratch| {
-            for (at, datagram) in datagrams.chunks(stride).enumerate() {
-                // A receive has no more datagrams than that.
-                let index = header.index.wrapping_add(at as u16);
-                let body = &datagram[DATA_HEADER_LEN..];
-                let give = |given: Given<'_>| give_chunk(self.flow, scratch, given, &mut give);
-                let taken = if header.flags & REPAIR == 0 {
-                    decoder.datagram(now, header.packet_number, index, body, give)
+            for (at, chunk) in run.chunk_bytes().enumerate() {
+                let inside = if self.stack.is_sealed() {
+                    SealedFecRepr::parse(chunk).map(|(inside, body)| (Inside::from(inside), body))
                 } else {
+                    Ok((Inside::of(header, at), chunk))
+                };
+                let Ok((inside, body)) = inside else {
+                    shared.counting.drop(DropReason::Malformed);
+                    continue;
+                };
+                let give = |given: Given<'_>| give_chunk(self.flow, scratch, given, &mut give);
+                let Inside { base, is_repair, index, count } = inside;
+                let taken = if is_repair {
                     RepairRepr::parse(body).map_err(|_| Refused::Malformed).and_then(|(repr, symbol)| {
-                        let base = header.packet_number;
-                        let of = RepairOf { base, datagrams: repr.datagrams, index, count: header.count };
+                        let of = RepairOf { base, datagrams: repr.datagrams, index, count };
                         decoder.repair(now, of, symbol, give)
                     })
+                } else {
+                    decoder.datagram(now, base, index, body, give)
                 };
                 match taken {
                     Ok(()) => {}
                     // Most repairs come when nothing is missing.
-                    Err(Refused::Late) if header.flags & REPAIR != 0 => {}
+                    Err(Refused::Late) if is_repair => {}
                     Err(Refused::Late | Refused::Far) => shared.counting.drop(DropReason::LateDatagram),
                     Err(Refused::Malformed) => shared.counting.drop(DropReason::Malformed),
                 }
@@ -276,6 +314,29 @@ impl Fec {
     }
 }
 
+/// Where a datagram or a repair is in its block.
+struct Inside {
+    base: u32,
+    is_repair: bool,
+    index: u16,
+    count: u16,
+}
+
+impl Inside {
+    /// Of the datagram `at` of a run whose first one has this header.
+    fn of(header: &DataRepr, at: usize) -> Self {
+        // A receive has no more datagrams than that.
+        let index = header.index.wrapping_add(at as u16);
+        Self { base: header.packet_number, is_repair: header.flags & REPAIR != 0, index, count: header.count }
+    }
+}
+
+impl From<SealedFecRepr> for Inside {
+    fn from(SealedFecRepr { base, is_repair, index, count }: SealedFecRepr) -> Self {
+        Self { base, is_repair, index: index.into(), count: count.into() }
+    }
+}
+
 /// Gives a datagram on as the chunk of a train.
 fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut impl FnMut(&Run<'_>)) {
     // A datagram that has no place is nobody's: the peer sends none, and whoever forges one gains nothing by it.
@@ -306,23 +367,40 @@ mod tests {
 
     #[test]
     fn datagrams_and_repairs_are_as_written_in_the_book_and_go_in_as_few_sends_as_there_are_lengths() {
-        let mut parts = Parts::default();
+        let mut parts = Parts::new(Stack::Fec);
         let place = PlaceRepr { index: 0, count: 1 }.emit();
         parts.add(header(9, 0), &place, b"ab");
         parts.add(header(9, 1), &place, b"c");
         parts.add(header(9, 2), &place, b"de");
         let repair = Repair { base: 9, datagrams: 3, index: 1, count: 2, symbol: &[0xaa, 0xbb] };
         parts.add_repair(FlowId(7), &repair);
-        let sends: Vec<(usize, usize)> = parts.0.iter().map(|part| (part.segment, part.bytes.len())).collect();
+        let sends: Vec<(usize, usize)> = parts.parts.iter().map(|part| (part.segment, part.bytes.len())).collect();
         assert_eq!(sends, [(22, 22 + 21), (22, 22 + 22)], "a shorter one ends a send");
         let first = [1, 32, 5, 0, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 32, 0, 0, 0, 1, b'a', b'b'];
-        assert_eq!(parts.0[0].bytes[..22], first);
+        assert_eq!(parts.parts[0].bytes[..22], first);
         let last = [1, 32, 5, 4, 0, 0, 0, 7, 0, 0, 0, 9, 0, 1, 0, 2, 0, 3, 0, 0, 0xaa, 0xbb];
-        assert_eq!(parts.0[1].bytes[22..], last);
-        let mut many = Parts::default();
+        assert_eq!(parts.parts[1].bytes[22..], last);
+        let mut many = Parts::new(Stack::Fec);
         (0..200).for_each(|at| many.add(header(at, 0), &place, &[0; 1400]));
-        assert!(many.0.iter().all(|part| part.bytes.len() <= SEND_MAX && part.bytes.len() / 1420 <= SEGMENTS_MAX));
+        assert!(many.parts.iter().all(|part| part.bytes.len() <= SEND_MAX && part.bytes.len() / 1420 <= SEGMENTS_MAX));
         assert_eq!(many.bytes(), 200 * 1420);
+    }
+
+    #[test]
+    fn what_will_be_sealed_has_its_place_inside_and_room_for_a_tag() {
+        let mut parts = Parts::new(Stack::SecureFec);
+        parts.add(header(9, 1), &PlaceRepr { index: 0, count: 1 }.emit(), b"ab");
+        let repair = Repair { base: 9, datagrams: 3, index: 1, count: 2, symbol: &[0xaa, 0xbb] };
+        parts.add_repair(FlowId(7), &repair);
+        assert_eq!(parts.parts.len(), 1, "both have the same length");
+        let part = &parts.parts[0];
+        let len = DATA_HEADER_LEN + SEALED_FEC_LEN + 6 + SEAL_TAG_LEN;
+        assert_eq!((part.segment, part.bytes.len()), (len, 2 * len));
+        let datagram = [0, 0, 0, 9, 0, 1, 32, 0, 0, 0, 0, 1, b'a', b'b'];
+        assert_eq!(part.bytes[DATA_HEADER_LEN..len - SEAL_TAG_LEN], datagram);
+        let repair = [0, 0, 0, 9, 4, 1, 2, 0, 0, 3, 0, 0, 0xaa, 0xbb];
+        assert_eq!(part.bytes[len + DATA_HEADER_LEN..2 * len - SEAL_TAG_LEN], repair);
+        assert!(part.bytes[len - SEAL_TAG_LEN..len].iter().all(|byte| *byte == 0));
     }
 
     #[test]

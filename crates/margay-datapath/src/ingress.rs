@@ -116,14 +116,15 @@ pub(crate) fn take<C: Core>(
     if route.ends_silence {
         shared.notice(Notice::Answer(header.dst_flow));
     }
-    if let Some(fec) = &route.fec {
-        return take_of_fec(shared, assembler, header, (datagrams, stride), (fec, &route));
-    }
+    let mut take_run = |run: &Run<'_>| match &route.fec {
+        Some(fec) => take_of_fec(shared, assembler, run, (fec, &route)),
+        None => accept(shared, assembler, run, &route),
+    };
     let Some(seal) = &route.seal else {
-        return accept(shared, assembler, &Run::new(header, datagrams, stride), &route);
+        return take_run(&Run::new(header, datagrams, stride));
     };
     open_run(seal, header, (datagrams, stride), |opened| {
-        let result = opened.and_then(|run| accept(shared, assembler, &run, &route));
+        let result = opened.and_then(|run| take_run(&run));
         let Err(reason) = result else { return };
         if matches!(reason, DropReason::OtherEpoch | DropReason::BadSeal) && seal.may_complain(clock::now()) {
             shared.notice(Notice::StrangeSeal(header.dst_flow));
@@ -133,25 +134,24 @@ pub(crate) fn take<C: Core>(
     Ok(())
 }
 
-/// Takes datagrams and repairs of a flow that goes by `fec`; or the last one, behind which there is another stack.
+/// Takes datagrams and repairs of a flow that goes by `fec`, opened where they were sealed; or the last one, behind
+/// which there is another stack.
 fn take_of_fec<C: Core>(
     shared: &Shared<C>,
     assembler: &mut Assembler,
-    header: DataRepr,
-    (datagrams, stride): (&[u8], usize),
+    run: &Run<'_>,
     (fec, route): (&Arc<Fec>, &IngressRoute),
 ) -> Result<(), DropReason> {
-    if header.flags & FENCE == 0 {
-        fec.receive(shared, header, (datagrams, stride), |run| give_or_count(shared, assembler, run, &route.key));
+    if run.header.flags & FENCE == 0 {
+        fec.receive(shared, run, |run| give_or_count(shared, assembler, run, &route.key));
         return Ok(());
     }
-    let last = Run::new(header, datagrams, stride);
-    let change = last.turns().ok_or(DropReason::Malformed)?;
+    let change = run.turns().ok_or(DropReason::Malformed)?;
     let is_known = route.turn.as_ref().is_some_and(|(turn, _)| turn.change == change);
     if is_known {
         fec.finish(shared, |run| give_or_count(shared, assembler, run, &route.key));
     }
-    accept(shared, assembler, &last, route)
+    accept(shared, assembler, run, route)
 }
 
 /// The number of the train that so many chunks from this one on end, if they do.

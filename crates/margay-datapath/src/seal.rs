@@ -9,7 +9,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use margay_core::time::Instant;
-use margay_core::{Cipher, DropReason, SealKeys};
+use margay_core::{Cipher, DropReason, SealKeys, Stack};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, FlowId, SEAL_TAG_LEN, TRAIN_HEADER_LEN, fence_of_change};
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
@@ -102,9 +102,10 @@ impl Seal {
         self.keys == *keys
     }
 
-    /// The stack byte of its chunks.
-    pub const fn stack(&self) -> u8 {
-        self.keys.cipher.stack()
+    /// The stack byte of its chunks: of those of `fec` another one, so that none is taken for one of the other kind.
+    /// Numbers and keys are the same.
+    pub const fn number_of(&self, stack: Stack) -> u8 {
+        if stack.repairs() { self.keys.cipher.fec_stack() } else { self.keys.cipher.stack() }
     }
 
     /// Numbers, seals and thereby finishes a train: chunks of `stride` bytes, the last may be shorter. Each has room
@@ -114,10 +115,19 @@ impl Seal {
     ///
     /// The cipher refuses; nothing of the train may be sent then.
     pub fn seal_train(&self, peer_flow: FlowId, train: &mut [u8], stride: usize) -> Result<(), DropReason> {
-        self.seal_with(peer_flow, train, stride, 0)
+        self.seal_with(peer_flow, (train, stride), (Stack::Secure, 0))
     }
 
-    /// The last sealed packet of a flow that turns to another stack by this change.
+    /// The same, of datagrams and repairs of `fec`, which are no train: chunks of `stride` bytes all the same.
+    ///
+    /// # Errors
+    ///
+    /// The cipher refuses; nothing of them may be sent then.
+    pub fn seal_fec(&self, peer_flow: FlowId, datagrams: &mut [u8], stride: usize) -> Result<(), DropReason> {
+        self.seal_with(peer_flow, (datagrams, stride), (Stack::SecureFec, 0))
+    }
+
+    /// The last packet of a sealed stack, of a flow that turns to another one by this change.
     ///
     /// # Errors
     ///
@@ -125,19 +135,25 @@ impl Seal {
     pub fn seal_fence(
         &self,
         peer_flow: FlowId,
+        stack: Stack,
         change: u32,
     ) -> Result<[u8; DATA_HEADER_LEN + TRAIN_HEADER_LEN + SEAL_TAG_LEN], DropReason> {
         let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN + SEAL_TAG_LEN];
         datagram[DATA_HEADER_LEN..][..TRAIN_HEADER_LEN].copy_from_slice(&fence_of_change(change));
         let len = datagram.len();
-        self.seal_with(peer_flow, &mut datagram, len, FENCE).map(|()| datagram)
+        self.seal_with(peer_flow, (&mut datagram, len), (stack, FENCE)).map(|()| datagram)
     }
 
-    fn seal_with(&self, peer_flow: FlowId, train: &mut [u8], stride: usize, flags: u8) -> Result<(), DropReason> {
+    fn seal_with(
+        &self,
+        peer_flow: FlowId,
+        (train, stride): (&mut [u8], usize),
+        (stack, flags): (Stack, u8),
+    ) -> Result<(), DropReason> {
         let count = train.len().div_ceil(stride);
         let first = self.next.fetch_add(count as u64, Ordering::Relaxed);
         let mut header = DataRepr {
-            stack: self.stack(),
+            stack: self.number_of(stack),
             flags: self.keys.send_epochs | flags,
             dst_flow: peer_flow,
             packet_number: first as u32,

@@ -24,7 +24,7 @@ use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute};
 pub use crate::table::stacks::LastPacket;
-use crate::table::stacks::{KeptFec, Sends};
+use crate::table::stacks::{KeptFecs, Sends};
 use crate::turning::Turn;
 
 /// Entries per block.
@@ -221,7 +221,7 @@ pub struct Table {
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
     /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
-    fecs: HashMap<FlowId, KeptFec>,
+    fecs: HashMap<FlowId, KeptFecs>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -282,6 +282,8 @@ impl Table {
             return None;
         }
         let to = self.destination(slot.path)?;
+        let stack = slot.sends.now();
+        let seal = if stack.is_sealed() { Some(slot.seal.clone()?) } else { None };
         let packet_number = slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32;
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
@@ -298,8 +300,7 @@ impl Table {
         let flow = slot.flow;
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
-        let seal = slot.seal.clone().filter(|_| slot.sends.now() == Stack::Secure);
-        let fec = if slot.sends.now() == Stack::Fec { self.kept_fec(flow) } else { None };
+        let fec = if stack.repairs() { self.kept_fec(flow, stack) } else { None };
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -419,7 +420,7 @@ impl Table {
             return Err(DropReason::WrongPath);
         }
         let (stack, seal) = slot.admit(data)?;
-        let fec = if stack == Stack::Fec { Some(self.fec(flow).ok_or(DropReason::OtherStack)?) } else { None };
+        let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let turn = self.turn_of(slot).map(|turn| (turn, stack));
         slot.mark_active();
         let ends_silence = slot.note_answer();
@@ -632,7 +633,7 @@ impl Table {
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.now();
-        let last = if sends == Stack::Secure { self.seals.get(&entry.flow).cloned() } else { None };
+        let last = if sends.is_sealed() { self.seals.get(&entry.flow).cloned() } else { None };
         self.follow_fec(entry.flow, entry.stacks, sends);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);

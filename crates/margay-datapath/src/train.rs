@@ -186,6 +186,11 @@ impl<'a> Run<'a> {
         self.datagrams.len().div_ceil(self.stride)
     }
 
+    /// What is in each datagram behind its header.
+    pub fn chunk_bytes(&self) -> impl Iterator<Item = &'a [u8]> {
+        (0..self.chunks()).map(|at| self.chunk(at))
+    }
+
     fn chunk(&self, at: usize) -> &'a [u8] {
         let start = at * self.stride;
         &self.datagrams[start + DATA_HEADER_LEN..self.datagrams.len().min(start + self.stride) - self.tail]

@@ -203,20 +203,18 @@ impl<C> Shared<C> {
     pub fn turn(&self, flow: FlowId) {
         let Some(last) = self.table.read().begin_turn(flow) else { return };
         let route = &last.route;
+        if let Some(fec) = &route.fec {
+            fec.close(self, route);
+        }
         if let Some(seal) = &route.seal {
-            match seal.seal_fence(route.peer_flow, last.change) {
+            let stack = if route.fec.is_some() { Stack::SecureFec } else { Stack::Secure };
+            match seal.seal_fence(route.peer_flow, stack, last.change) {
                 Ok(datagram) => self.send_data(&datagram, datagram.len(), &route.to, false),
                 Err(reason) => self.counting.drop(reason),
             }
             return;
         }
-        let stack = match &route.fec {
-            Some(fec) => {
-                fec.close(self, route.peer_flow, &route.to);
-                STACK_FEC
-            }
-            None => STACK_ENCAP,
-        };
+        let stack = if route.fec.is_some() { STACK_FEC } else { STACK_ENCAP };
         let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN];
         let dst_flow = route.peer_flow;
         let packet_number = route.packet_number;

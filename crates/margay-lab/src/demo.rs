@@ -1,5 +1,7 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
+mod stacks;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -54,6 +56,14 @@ const NEXT_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// The lab cannot be built.
 pub fn perform(dir: &Path) -> Result<u8> {
+    let acts = [shop(&dir.join("shop"))?, stacks::perform(&dir.join("voice"))?];
+    let is_right = acts.into_iter().all(|went_well| went_well);
+    say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
+    Ok(u8::from(!is_right))
+}
+
+/// A service with two instances.
+fn shop(dir: &Path) -> Result<bool> {
     say(&format!("Four hosts on this machine, as network namespaces ({}).", Privilege::of_this_process().sentence()))?;
     let lab = Lab::build(Topology::parse("examples/web-shop.toml", TOPOLOGY)?, dir)?;
     say("
@@ -91,9 +101,7 @@ pub fn perform(dir: &Path) -> Result<u8> {
         maintain(&lab, client, &servers)?,
         wander(&lab, client, &servers)?,
     ];
-    let is_right = acts.into_iter().all(|went_well| went_well);
-    say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
-    Ok(u8::from(!is_right))
+    Ok(acts.into_iter().all(|went_well| went_well))
 }
 
 fn say(text: &str) -> Result<()> {

@@ -243,7 +243,7 @@ impl Cache {
         let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
         slot.packet_number += 1;
         let mut datagram = slot.header(FENCE);
-        if slot.entry.stacks.sends == Stack::Secure {
+        if slot.entry.stacks.sends.is_sealed() {
             let header = DataRepr::parse(&datagram).ok()?;
             datagram = self.seals.get_mut(&flow)?.seal(header, &fence_of_change(change));
         } else {
@@ -417,7 +417,7 @@ impl Cache {
         datagram.resize(DATA_HEADER_LEN + TRAIN_HEADER_LEN, 0);
         train.emit(&mut datagram[DATA_HEADER_LEN..]);
         datagram.extend_from_slice(packet);
-        if slot.entry.stacks.sends == Stack::Secure {
+        if slot.entry.stacks.sends.is_sealed() {
             let header = DataRepr::parse(&datagram).ok()?;
             let header = DataRepr { flags: 0, ..header };
             datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
@@ -539,7 +539,7 @@ impl Slot {
 
     fn header(&self, flags: u8) -> Vec<u8> {
         let data = DataRepr {
-            stack: if self.entry.stacks.sends == Stack::Fec { STACK_FEC } else { STACK_ENCAP },
+            stack: if self.entry.stacks.sends.repairs() { STACK_FEC } else { STACK_ENCAP },
             flags,
             dst_flow: self.entry.peer_flow,
             packet_number: self.packet_number,

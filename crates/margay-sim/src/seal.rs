@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use margay_core::SealKeys;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN};
+use margay_core::{Cipher, SealKeys};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_FEC};
 
 /// What a host keeps of a sealed flow, whatever its cache forgets.
 pub(crate) struct Seal {
@@ -33,7 +33,9 @@ impl Seal {
     /// The datagram, sealed: its header gets stack, epochs and number.
     pub fn seal(&mut self, header: DataRepr, payload: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; DATA_HEADER_LEN];
-        let (stack, flags) = (self.keys.cipher.stack(), self.keys.send_epochs | header.flags & FENCE);
+        let cipher = self.keys.cipher;
+        let stack = if header.stack == STACK_FEC { cipher.fec_stack() } else { cipher.stack() };
+        let flags = self.keys.send_epochs | header.flags & FENCE;
         DataRepr { stack, flags, packet_number: self.next, ..header }.emit(&mut datagram);
         self.next += 1;
         let sealed = crypt(&self.keys.send, &datagram, payload);
@@ -45,7 +47,7 @@ impl Seal {
 
     /// What is in a sealed datagram.
     pub fn open(&mut self, header: &DataRepr, datagram: &[u8]) -> Result<Vec<u8>, Refused> {
-        if header.stack != self.keys.cipher.stack() || self.opened.contains(&header.packet_number) {
+        if Cipher::sealing(header.stack) != Some(self.keys.cipher) || self.opened.contains(&header.packet_number) {
             return Err(Refused::Dropped);
         }
         let (head, rest) = datagram.split_at(DATA_HEADER_LEN);

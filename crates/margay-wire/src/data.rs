@@ -17,13 +17,17 @@ pub const STACK_SECURE_AES: u8 = 3;
 pub const STACK_SECURE_CHACHA: u8 = 4;
 /// Stack: `fec`, datagrams and what repairs those that are lost ([`RepairRepr`](crate::RepairRepr)).
 pub const STACK_FEC: u8 = 5;
+/// Stack: `secure-fec`, what goes by `fec` sealed with AES-256-GCM ([`SealedFecRepr`](crate::SealedFecRepr)).
+pub const STACK_SECURE_FEC_AES: u8 = 6;
+/// Stack: `secure-fec`, what goes by `fec` sealed with ChaCha20-Poly1305.
+pub const STACK_SECURE_FEC_CHACHA: u8 = 7;
 /// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18); or, of any stack, its last packet
 /// before it sends by another one: then there is no inner packet, and the train header has the change's number in the
 /// place of a length ([`change_of_fence`]).
 pub const FENCE: u8 = 1;
 /// Flag: the sender sends this flow direct, and only this packet could not go so.
 pub const BESIDE: u8 = 2;
-/// Flag, of [`STACK_FEC`]: it repairs a block of datagrams.
+/// Flag, of [`STACK_FEC`] and inside a sealed chunk of `fec`: it repairs a block of datagrams.
 pub const REPAIR: u8 = 4;
 const PARTIAL_CHECKSUM: u8 = 1;
 
@@ -61,7 +65,7 @@ pub const fn epochs(sender: u32, receiver: u32) -> u8 {
 
 /// Whether chunks of this stack are sealed.
 pub const fn is_sealed(stack: u8) -> bool {
-    matches!(stack, STACK_SECURE_AES | STACK_SECURE_CHACHA)
+    matches!(stack, STACK_SECURE_AES | STACK_SECURE_CHACHA | STACK_SECURE_FEC_AES | STACK_SECURE_FEC_CHACHA)
 }
 
 /// What stands behind the header of a change's FENCE: a train header without a packet. It is sealed where the stack
@@ -84,7 +88,8 @@ pub fn change_of_fence(chunk: &[u8]) -> Option<u32> {
 pub struct DataRepr {
     /// How the flow is carried: [`STACK_ENCAP`], say.
     pub stack: u8,
-    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`FENCE`] and [`epochs`]; of `fec` [`FENCE`] and [`REPAIR`].
+    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk, whatever is inside, [`FENCE`] and [`epochs`]; of `fec` [`FENCE`]
+    /// and [`REPAIR`].
     pub flags: u8,
     /// The receiver's flow.
     pub dst_flow: FlowId,

@@ -26,10 +26,13 @@ pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, REPAIR, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SECURE_AES,
-    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence, epochs, fence_of_change, is_sealed,
+    STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence,
+    epochs, fence_of_change, is_sealed,
 };
 pub use extension::*;
-pub use fec::{BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SYMBOL_HEAD_LEN};
+pub use fec::{
+    BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SEALED_FEC_LEN, SYMBOL_HEAD_LEN, SealedFecRepr,
+};
 pub use framed::{
     AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
     LostNumbers,

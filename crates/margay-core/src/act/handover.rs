@@ -34,7 +34,6 @@ use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::seal::Cipher;
-use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup, seen};
 use crate::session::give_up::GiveUpAfter;
@@ -484,8 +483,8 @@ impl Sal {
         let association = self.associations.get(flow.association)?;
         let keys = KeyReference { host: association.host, association: association.local_id };
         let app = Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(flow.app), flow: None, keys: None };
-        // In the middle of a change the higher one of the two.
-        let seal = flow.seal.as_ref().filter(|_| flow.stacks.has(Stack::Secure));
+        // In the middle of a change the higher one of the two. What repairs is not handed over.
+        let seal = flow.seal.as_ref().filter(|_| flow.stacks.has_sealed());
         let stack = seal.map_or(STACK_ENCAP, |keys| keys.cipher.stack());
         let wire = Leg { kind: LegKind::Stack, stack, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
         let ports = flow.direct.peer.map(|_| association.remote.ip()).map(|peer| Tuple {

@@ -112,6 +112,13 @@ impl Sal {
         self.secure.stacks
     }
 
+    /// Bits for CAPABILITIES: `fec` that is sealed, with each of the ciphers.
+    pub(crate) fn secure_fec_stacks(&self) -> u32 {
+        let ciphers = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].into_iter();
+        let able = ciphers.filter(|cipher| self.secure.stacks & cipher.bit() != 0);
+        able.fold(0, |stacks, cipher| stacks | cipher.fec_bit())
+    }
+
     /// Whether this host demands that flows to `service` are sealed.
     pub(crate) fn demands_secure(&self, service: &ServiceId) -> bool {
         self.secure.all || self.secure.services.iter().any(|prefix| prefix.contains(service))
@@ -245,7 +252,7 @@ impl Sal {
                     continue;
                 };
                 self.derive_seal(id, cipher);
-                if self.flows.get(id).is_some_and(|flow| flow.stacks.has(Stack::Secure)) {
+                if self.flows.get(id).is_some_and(|flow| flow.stacks.has_sealed()) {
                     self.install_again(id);
                 }
             }

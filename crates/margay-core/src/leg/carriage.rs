@@ -125,7 +125,7 @@ impl Why {
     pub(crate) const fn of_stack(stack: Stack) -> Self {
         match stack {
             Stack::Fec => Self::Fec,
-            Stack::Plain | Stack::Secure => Self::Secure,
+            Stack::Plain | Stack::Secure | Stack::SecureFec => Self::Secure,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use margay_wire::{STACK_SECURE_AES, STACK_SECURE_CHACHA};
+use margay_wire::{STACK_SECURE_AES, STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA};
 
 /// How chunks are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,9 +22,22 @@ impl Cipher {
         }
     }
 
+    /// The number that DATA and CHANGE carry where what goes by `fec` is sealed with it.
+    pub const fn fec_stack(self) -> u8 {
+        match self {
+            Self::Aes256Gcm => STACK_SECURE_FEC_AES,
+            Self::ChaCha20Poly1305 => STACK_SECURE_FEC_CHACHA,
+        }
+    }
+
     /// Its bit among CAPABILITIES.
     pub const fn bit(self) -> u32 {
         1 << self.stack()
+    }
+
+    /// The bit among CAPABILITIES of `fec` that is sealed with it.
+    pub const fn fec_bit(self) -> u32 {
+        1 << self.fec_stack()
     }
 
     /// The cipher of this number, if it is one.
@@ -33,6 +46,15 @@ impl Cipher {
             STACK_SECURE_AES => Some(Self::Aes256Gcm),
             STACK_SECURE_CHACHA => Some(Self::ChaCha20Poly1305),
             _ => None,
+        }
+    }
+
+    /// The cipher with which what is of this stack is sealed, whether it goes by `fec` inside or not.
+    pub const fn sealing(stack: u8) -> Option<Self> {
+        match stack {
+            STACK_SECURE_FEC_AES => Some(Self::Aes256Gcm),
+            STACK_SECURE_FEC_CHACHA => Some(Self::ChaCha20Poly1305),
+            _ => Self::of_stack(stack),
         }
     }
 

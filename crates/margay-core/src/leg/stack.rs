@@ -1,8 +1,8 @@
-//! The stacks by which the packets of a flow go (DESIGN §12; docs/decisions/0073).
+//! The stacks by which the packets of a flow go (DESIGN §12; docs/decisions/0073, 0081, 0085).
 
 use core::fmt;
 
-use margay_wire::{STACK_ENCAP, STACK_FEC};
+use margay_wire::{STACK_ENCAP, STACK_FEC, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA};
 
 use crate::leg::seal::Cipher;
 
@@ -16,11 +16,13 @@ pub enum Stack {
     Fec,
     /// Sealed.
     Secure,
+    /// Sealed; and what the network loses of its datagrams is repaired.
+    SecureFec,
 }
 
 impl Stack {
     /// All of them, the lesser first.
-    pub const ALL: [Self; 3] = [Self::Plain, Self::Fec, Self::Secure];
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Fec, Self::Secure, Self::SecureFec];
 
     /// The name that orders, lists and metrics carry.
     pub const fn label(self) -> &'static str {
@@ -28,6 +30,40 @@ impl Stack {
             Self::Plain => "plain",
             Self::Fec => "fec",
             Self::Secure => "secure",
+            Self::SecureFec => "secure-fec",
+        }
+    }
+
+    /// Whether nobody between the hosts reads or changes what goes by it.
+    pub const fn is_sealed(self) -> bool {
+        matches!(self, Self::Secure | Self::SecureFec)
+    }
+
+    /// Whether what the network loses is repaired.
+    pub const fn repairs(self) -> bool {
+        matches!(self, Self::Fec | Self::SecureFec)
+    }
+
+    /// The same under a seal.
+    #[must_use]
+    pub const fn sealed(self) -> Self {
+        if self.repairs() { Self::SecureFec } else { Self::Secure }
+    }
+
+    /// The same, under a seal where that is asked.
+    #[must_use]
+    pub const fn sealed_if(self, is_sealed: bool) -> Self {
+        if is_sealed { self.sealed() } else { self }
+    }
+
+    /// What two ends go to that have different stacks: sealed where one is; without repairs, of which one end knows
+    /// nothing.
+    #[must_use]
+    pub const fn agreed(self, other: Self) -> Self {
+        match self as u8 == other as u8 {
+            true => self,
+            false if self.is_sealed() || other.is_sealed() => Self::Secure,
+            false => Self::Plain,
         }
     }
 
@@ -37,6 +73,7 @@ impl Stack {
             Some(_) => Some(Self::Secure),
             None if number == STACK_ENCAP => Some(Self::Plain),
             None if number == STACK_FEC => Some(Self::Fec),
+            None if matches!(number, STACK_SECURE_FEC_AES | STACK_SECURE_FEC_CHACHA) => Some(Self::SecureFec),
             None => None,
         }
     }
@@ -45,8 +82,9 @@ impl Stack {
     pub(crate) const fn number(self, cipher: Option<Cipher>) -> u8 {
         match (self, cipher) {
             (Self::Secure, Some(cipher)) => cipher.stack(),
+            (Self::SecureFec, Some(cipher)) => cipher.fec_stack(),
             (Self::Fec, _) => STACK_FEC,
-            (Self::Plain | Self::Secure, _) => STACK_ENCAP,
+            (Self::Plain | Self::Secure | Self::SecureFec, _) => STACK_ENCAP,
         }
     }
 }
@@ -99,6 +137,21 @@ impl Stacks {
     /// Whether packets of a stack may be sent or taken.
     pub fn has(self, stack: Stack) -> bool {
         self.sends == stack || self.takes(stack)
+    }
+
+    /// Whether packets that are sealed may be sent or taken.
+    pub fn has_sealed(self) -> bool {
+        self.has(Stack::Secure) || self.has(Stack::SecureFec)
+    }
+
+    /// Whether packets that are repaired may be sent or taken.
+    pub fn has_repaired(self) -> bool {
+        self.has(Stack::Fec) || self.has(Stack::SecureFec)
+    }
+
+    /// Whether nothing is sent or taken but sealed, also while one sealed stack becomes another.
+    pub fn is_sealed_only(self) -> bool {
+        !self.has(Stack::Plain) && !self.has(Stack::Fec)
     }
 
     /// Whether anything of a stack may be given on.

@@ -244,7 +244,7 @@ impl Flow {
                 .wire()
                 .filter(|_| self.directions == Directions::Both)
                 .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
-            seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
+            seal: self.seal.as_deref().copied().filter(|_| self.stacks.has_sealed()),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held || self.has(seen::GUARDED),
@@ -271,12 +271,12 @@ impl Flow {
 
     /// Whether this end sends it sealed.
     pub fn is_sealed(&self) -> bool {
-        self.seal.is_some() && self.stacks.sends == Stack::Secure
+        self.seal.is_some() && self.stacks.sends.is_sealed()
     }
 
-    /// Whether both directions are sealed, and no change is under way.
+    /// Whether both directions are sealed, and no change to less is under way.
     pub fn is_settled_sealed(&self) -> bool {
-        self.stacks.settled() == Some(Stack::Secure)
+        self.stacks.is_sealed_only()
     }
 
     /// How it is carried, as far as the flow itself knows.

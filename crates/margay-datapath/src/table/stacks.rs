@@ -55,10 +55,47 @@ fn of_place(place: u8) -> Stack {
 
 /// What numbers and repairs a flow.
 #[derive(Debug)]
-pub(super) struct KeptFec {
+struct KeptFec {
     fec: Arc<Fec>,
     /// The flow goes by another stack; but the last packet of this one is not sent yet.
     is_left: bool,
+}
+
+/// The same, of what goes as it is, and of what goes sealed: while one becomes the other, a flow has both.
+#[derive(Debug, Default)]
+pub(super) struct KeptFecs {
+    bare: Option<KeptFec>,
+    sealed: Option<KeptFec>,
+}
+
+impl KeptFecs {
+    /// Of a stack that repairs.
+    fn of(&self, stack: Stack) -> Option<&KeptFec> {
+        match stack {
+            Stack::Fec => self.bare.as_ref(),
+            Stack::SecureFec => self.sealed.as_ref(),
+            Stack::Plain | Stack::Secure => None,
+        }
+    }
+
+    /// Keeps what a stack needs as long as the flow may have that stack, or is sent so.
+    fn follow(&mut self, flow: FlowId, stack: Stack, stacks: Stacks, sends: Stack) {
+        let kept = if stack == Stack::SecureFec { &mut self.sealed } else { &mut self.bare };
+        if stacks.has(stack) {
+            if kept.as_ref().is_none_or(|kept| kept.is_left) {
+                let fec = Arc::new(Fec::new(flow, stack, stacks.change));
+                *kept = Some(KeptFec { fec, is_left: false });
+            }
+        } else if sends != stack {
+            *kept = None;
+        } else if let Some(kept) = kept {
+            kept.is_left = true;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bare.is_none() && self.sealed.is_none()
+    }
 }
 
 impl Slot {
@@ -67,9 +104,9 @@ impl Slot {
         let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes(*stack));
         match stack.ok_or(DropReason::OtherStack)? {
             stack @ (Stack::Plain | Stack::Fec) => Ok((stack, None)),
-            Stack::Secure => {
-                let seal = self.seal.as_ref().filter(|seal| seal.stack() == data.stack);
-                seal.map(|seal| (Stack::Secure, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
+            stack @ (Stack::Secure | Stack::SecureFec) => {
+                let seal = self.seal.as_ref().filter(|seal| seal.number_of(stack) == data.stack);
+                seal.map(|seal| (stack, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
             }
         }
     }
@@ -100,45 +137,51 @@ impl Table {
         if before == slot.stacks.sends {
             return None;
         }
-        let bare = self.bare_route(slot)?;
-        let route = match before {
-            Stack::Plain => bare,
-            Stack::Fec => EgressRoute { fec: Some(self.kept_fec(flow)?), ..bare },
-            Stack::Secure => EgressRoute { seal: Some(self.seals.get(&flow).cloned()?), ..bare },
-        };
+        let route = self.route_by(flow, before)?;
         Some(LastPacket { route, change: slot.stacks.change })
     }
 
-    /// Where something of the cache's own goes, by whatever stack.
-    pub fn bare_route_of(&self, flow: FlowId) -> Option<EgressRoute> {
-        self.bare_route(self.find(flow)?)
+    /// Where something of the cache's own goes by a stack, what it is sealed with, and what repairs those before it.
+    /// `None` where the flow does not go by that stack.
+    pub fn route_by(&self, flow: FlowId, stack: Stack) -> Option<EgressRoute> {
+        let bare = self.bare_route(self.find(flow)?)?;
+        let seal = if stack.is_sealed() { Some(self.seals.get(&flow).cloned()?) } else { None };
+        let fec = if stack.repairs() { Some(self.kept_fec(flow, stack)?) } else { None };
+        Some(EgressRoute { seal, fec, ..bare })
     }
 
-    /// What numbers and repairs a flow that goes by `fec`.
+    /// What numbers and repairs a flow that goes by `fec`, sealed or not; while one becomes the other, what is sent.
     pub fn fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
         // There seldom is any.
         if self.fecs.is_empty() {
             return None;
         }
-        self.fecs.get(&flow).filter(|kept| !kept.is_left).map(|kept| Arc::clone(&kept.fec))
+        let sends = self.find(flow).map_or(Stack::Fec, |slot| slot.stacks.sends);
+        [sends, Stack::SecureFec, Stack::Fec].into_iter().find_map(|stack| self.fec_of(flow, stack))
     }
 
-    /// The same, also of one whose last packet is to be sent.
-    pub(super) fn kept_fec(&self, flow: FlowId) -> Option<Arc<Fec>> {
-        self.fecs.get(&flow).map(|kept| Arc::clone(&kept.fec))
+    /// The same, of one of the two stacks.
+    pub fn fec_of(&self, flow: FlowId, stack: Stack) -> Option<Arc<Fec>> {
+        let kept = self.fecs.get(&flow).and_then(|kept| kept.of(stack));
+        kept.filter(|kept| !kept.is_left).map(|kept| Arc::clone(&kept.fec))
+    }
+
+    /// The same, also where the last packet by it is to be sent.
+    pub(super) fn kept_fec(&self, flow: FlowId, stack: Stack) -> Option<Arc<Fec>> {
+        self.fecs.get(&flow).and_then(|kept| kept.of(stack)).map(|kept| Arc::clone(&kept.fec))
     }
 
     /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, or it is sent so.
     pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks, sends: Stack) {
-        if stacks.has(Stack::Fec) {
-            if self.fec(flow).is_none() {
-                let fec = Arc::new(Fec::new(flow, stacks.change));
-                self.fecs.insert(flow, KeptFec { fec, is_left: false });
-            }
-        } else if sends != Stack::Fec {
+        if self.fecs.is_empty() && !stacks.has_repaired() {
+            return;
+        }
+        let kept = self.fecs.entry(flow).or_default();
+        for stack in [Stack::Fec, Stack::SecureFec] {
+            kept.follow(flow, stack, stacks, sends);
+        }
+        if kept.is_empty() {
             self.fecs.remove(&flow);
-        } else if let Some(kept) = self.fecs.get_mut(&flow) {
-            kept.is_left = true;
         }
     }
 

@@ -79,7 +79,7 @@ mod router_drain;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
-mod rules;
+pub mod rules;
 mod secure_throughput;
 mod setup_latency;
 mod shed;
@@ -89,6 +89,7 @@ pub mod site;
 mod stack_attacks;
 mod stack_lossy;
 mod stack_switch;
+mod stack_throughput;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -239,6 +240,7 @@ pub const ALL: &[Scenario] = &[
     stack_attacks::SCENARIO,
     stack_lossy::SCENARIO,
     stack_switch::SCENARIO,
+    stack_throughput::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,

@@ -1,7 +1,7 @@
 //! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried in one way and
-//! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`. Then
-//! TCP transfers, every byte checked, whose flows are changed one after the other. How long nothing comes at a change
-//! is held against as long a time in which the agent is only asked something.
+//! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`, sealed
+//! and both at once. Then TCP transfers, every byte checked, whose flows are changed one after the other. How long
+//! nothing comes at a change is held against as long a time in which the agent is only asked something.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -60,10 +60,28 @@ const PACE: u64 = 2_000_000;
 /// Changes of transfers' flows.
 const BULK_CHANGES: usize = 50;
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long the rate of the slower stack is measured.
+/// How long the rate of each stack is measured.
 const MEASURED: Duration = Duration::from_millis(800);
 /// After a change, and without one: gaps within are the change's, or nobody's.
 const WINDOW: Duration = Duration::from_millis(150);
+
+/// How a flow is carried in turns: what is ordered, and what lists call it.
+#[derive(Clone, Copy)]
+struct Ways {
+    stack: &'static str,
+    path: &'static str,
+    other: &'static str,
+    other_path: &'static str,
+}
+
+const PAIRS: [Ways; 5] = [
+    Ways { stack: "plain", path: "encapsulated", other: "secure", other_path: "secure" },
+    Ways { stack: "plain", path: "direct", other: "secure", other_path: "secure" },
+    Ways { stack: "plain", path: "encapsulated", other: "fec", other_path: "fec" },
+    Ways { stack: "plain", path: "direct", other: "fec", other_path: "fec" },
+    // A flow that is sealed stays so.
+    Ways { stack: "secure", path: "secure", other: "fec", other_path: "secure-fec" },
+];
 
 struct Stage<'a> {
     client: &'a Host,
@@ -89,14 +107,13 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut stage = prepare(&lab)?;
     let hosts = [stage.client, stage.server];
     pair::demand_kernel(&hosts, findings)?;
-    let rate = slower_rate(&mut stage)? / 2;
-    findings.note(format!("the slower stack carries {} datagrams/s", rate * 2));
+    let rate = slowest_rate(&mut stage)? / 2;
+    findings.note(format!("the slowest stack carries {} datagrams/s", rate * 2));
     let mut gaps = Gaps::default();
     let (rounds, turns) = if is_long() { (6, 10) } else { (2, 3) };
     for round in 0..rounds {
-        for (is_direct, other) in [(false, "secure"), (true, "secure"), (false, "fec"), (true, "fec")] {
-            let what = format!("round {round}, direct {is_direct}, {other}");
-            let pair = Ways { is_direct, other };
+        for pair in PAIRS {
+            let what = format!("round {round}, {} and {}", pair.path, pair.other_path);
             pair::attempt_part(&what, findings, |findings| switch(&mut stage, pair, rate, turns, &mut gaps, findings));
         }
     }
@@ -195,9 +212,13 @@ fn flows(host: &Host, service: &str, protocol: &str) -> Result<Vec<String>> {
     Ok(own.filter_map(|flow| flow["flow"].as_str()).map(str::to_owned).collect())
 }
 
-/// How many datagrams a second arrive of a flow that goes by the slower of the two other stacks.
-fn slower_rate(stage: &mut Stage<'_>) -> Result<u64> {
-    Ok(rate_of(stage, "secure")?.min(rate_of(stage, "fec")?))
+/// How many datagrams a second arrive of a flow that goes by the slowest of the other stacks.
+fn slowest_rate(stage: &mut Stage<'_>) -> Result<u64> {
+    let mut slowest = u64::MAX;
+    for stack in ["secure", "fec", "secure-fec"] {
+        slowest = slowest.min(rate_of(stage, stack)?);
+    }
+    Ok(slowest)
 }
 
 fn rate_of(stage: &mut Stage<'_>, stack: &str) -> Result<u64> {
@@ -217,32 +238,26 @@ fn received(stage: &Stage<'_>, run: u32) -> u64 {
     stage.came(run).last().map_or(0, |came| came.received)
 }
 
-/// How a flow is carried in turns.
-#[derive(Clone, Copy)]
-struct Ways {
-    /// Whether it goes direct while it is plain.
-    is_direct: bool,
-    /// The stack that it has otherwise.
-    other: &'static str,
-}
-
-/// One flow of datagrams, plain and otherwise in turns.
+/// One flow of datagrams, carried in two ways in turns.
 fn switch(
     stage: &mut Stage<'_>,
-    Ways { is_direct, other }: Ways,
+    pair: Ways,
     rate: u64,
     turns: usize,
     gaps: &mut Gaps,
     findings: &mut Findings,
 ) -> Result<()> {
     for host in [stage.client, stage.server] {
-        agent::cache(host, if is_direct { "load" } else { "unload" })?;
+        agent::cache(host, if pair.path == "direct" { "load" } else { "unload" })?;
     }
     let (run, series, flow) = stage.begin(rate)?;
-    let plain = if is_direct { "direct" } else { "encapsulated" };
+    if pair.stack != "plain" {
+        agent::set_stack(stage.client, &flow, pair.stack)?;
+    }
     for turn in 0..turns * 2 {
-        let (to, path) = if turn % 2 == 0 { (other, other) } else { ("plain", plain) };
-        await_path(stage, &flow, if turn % 2 == 0 { plain } else { other })?;
+        let is_other = turn % 2 == 0;
+        let (to, path) = if is_other { (pair.other, pair.other_path) } else { (pair.stack, pair.path) };
+        await_path(stage, &flow, if is_other { pair.path } else { pair.other_path })?;
         // What the question itself takes of the machine is in both.
         let quiet_ms = now_ms();
         agent::stack(stage.client, &flow)?;

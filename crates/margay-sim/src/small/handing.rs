@@ -98,7 +98,7 @@ impl SmallWorld {
     }
 
     /// Lets time pass; everything arrives at once.
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.deliver_all();
         while let Some(at) = self.next_deadline().filter(|at| *at <= until) {

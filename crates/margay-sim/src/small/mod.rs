@@ -3,7 +3,7 @@
 //!
 //! A state is the list of steps that led to it, played again on the cores that ship. Slow per state, and exactly the
 //! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move, [`handing`]
-//! about a connection that goes to another host.
+//! about a connection that goes to another host, [`changing`] about a flow whose stack is changed.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -14,6 +14,7 @@ use margay_wire::PORT;
 
 use crate::host::{Host, Outgoing, Start};
 
+pub mod changing;
 pub mod handing;
 pub mod meeting;
 pub mod moving;
@@ -44,6 +45,8 @@ pub enum Step {
     Cancel,
     /// The agent of this host is killed, and starts again.
     Restart(usize),
+    /// The configuration of this host comes to demand sealed flows.
+    Demand(usize),
     /// From now on all is quiet: nothing is lost, nothing moves, and programs talk.
     Quiet,
 }
@@ -67,6 +70,8 @@ pub struct Budget {
     pub cancel: usize,
     /// Agents that are killed and start again.
     pub restart: usize,
+    /// Demands that come late.
+    pub demand: usize,
 }
 
 impl Budget {
@@ -80,6 +85,7 @@ impl Budget {
             Step::Doubt(_) => &mut self.doubt,
             Step::Cancel => &mut self.cancel,
             Step::Restart(_) => &mut self.restart,
+            Step::Demand(_) => &mut self.demand,
             Step::Wait => {
                 self.early -= usize::from(is_early);
                 &mut self.wait
@@ -106,6 +112,7 @@ pub struct SmallWorld {
     is_quiet: bool,
     journeys: moving::Journeys,
     handing: Option<handing::Handing>,
+    changing: Option<changing::Changing>,
 }
 
 fn hash_of(thing: impl Hash) -> u64 {
@@ -117,8 +124,18 @@ fn hash_of(thing: impl Hash) -> u64 {
 impl SmallWorld {
     fn new(hosts: Vec<Host>, now: Instant) -> Self {
         let pasts = vec![0; hosts.len()];
-        let (in_flight, sent, left) = (Vec::new(), Vec::new(), Budget::default());
-        Self { hosts, in_flight, sent, now, left, pasts, is_quiet: false, journeys: Default::default(), handing: None }
+        Self {
+            hosts,
+            in_flight: Vec::new(),
+            sent: Vec::new(),
+            now,
+            left: Budget::default(),
+            pasts,
+            is_quiet: false,
+            journeys: Default::default(),
+            handing: None,
+            changing: None,
+        }
     }
 
     /// From now on it is judged: what came before is the set-up.
@@ -141,6 +158,9 @@ impl SmallWorld {
             // Hosts of small worlds have no kernel cache: nothing goes direct.
             let Outgoing::Datagram(local, to, bytes) = outgoing else { continue };
             let Some(from) = self.hosts[host].source_for(local, to.ip()) else { continue };
+            if self.is_kept_back(&bytes) {
+                continue;
+            }
             let letter = (SocketAddr::new(from, PORT), to, bytes);
             self.sent.push(letter.clone());
             self.in_flight.push(letter);
@@ -202,11 +222,15 @@ impl SmallWorld {
             Step::Doubt(host) => self.doubt(host),
             Step::Carry => self.carry(),
             Step::Cancel => self.cancel(),
+            Step::Restart(host) if self.changing.is_some() => self.restart_agent(host),
             Step::Restart(host) => self.restart(host),
+            Step::Demand(host) => self.demand(host),
             Step::Quiet if self.handing.is_some() => self.settle_hand_over(),
+            Step::Quiet if self.changing.is_some() => self.settle_changes(),
             Step::Quiet => self.settle(),
         }
         self.look_back();
+        self.look_at_seals();
         self.do_as_agents();
     }
 
@@ -232,6 +256,7 @@ impl SmallWorld {
         steps.extend((may_wait && self.next_deadline().is_some()).then_some(Step::Wait));
         steps.extend(self.moves());
         steps.extend(self.steps_of_agents());
+        steps.extend(self.steps_of_operators());
         steps
     }
 

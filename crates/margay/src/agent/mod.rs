@@ -17,6 +17,7 @@ pub mod drain;
 pub mod ended;
 pub mod failure;
 mod fencing;
+mod flow_programs;
 pub mod flows;
 pub mod health;
 pub mod home;

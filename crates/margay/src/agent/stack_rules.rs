@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Agent;
+use super::flow_programs::Finder;
 use crate::config::Config;
 use crate::host::Placed;
 
@@ -26,6 +27,14 @@ impl Judging {
         self.rules_changed.notify_one();
     }
 
+    /// A look, whose time counts.
+    fn count(&self, look: impl FnOnce()) {
+        let begin = Instant::now();
+        look();
+        let time_us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.time_us.fetch_add(time_us, Ordering::Relaxed);
+    }
+
     /// Seconds that looks have taken since the start, waits for the core's lock included.
     pub fn seconds(&self) -> f64 {
         Duration::from_micros(self.time_us.load(Ordering::Relaxed)).as_secs_f64()
@@ -34,6 +43,7 @@ impl Judging {
 
 /// Goes on until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {
+    let mut finder = Finder::default();
     let mut rounds = interval(JUDGE_EVERY);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -42,13 +52,19 @@ pub async fn follow(agent: Arc<Agent>) {
             agent.watchers.judging().rules_changed.notified().await;
         }
         rounds.tick().await;
-        tokio::task::block_in_place(|| judge(&agent));
+        tokio::task::block_in_place(|| {
+            agent.watchers.judging().count(|| finder.look(&agent));
+            judge(&agent);
+        });
     }
 }
 
 /// Looks at the rules now.
 pub fn judge(agent: &Agent) {
-    let begin = Instant::now();
+    agent.watchers.judging().count(|| judge_now(agent));
+}
+
+fn judge_now(agent: &Agent) {
     let core = &agent.core.0;
     let measured = core.with_sal(|sal, now| sal.flows_to_measure(now));
     let carried: Vec<_> = measured
@@ -62,8 +78,6 @@ pub fn judge(agent: &Agent) {
         carried.into_iter().for_each(|(flow, bytes)| sal.note_carried(now, flow, bytes));
         sal.judge_stacks(now);
     });
-    let time_us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-    agent.watchers.judging().time_us.fetch_add(time_us, Ordering::Relaxed);
 }
 
 /// What rules say of this host's addresses.

@@ -74,10 +74,12 @@ pub enum RulesVerb {
 pub enum StackWord {
     /// Encapsulated, and direct where that can be
     Plain,
-    /// Flows of datagrams: what the network loses is repaired
+    /// Flows of datagrams: what the network loses is repaired; a flow that is sealed stays so
     Fec,
     /// Sealed
     Secure,
+    /// Flows of datagrams: sealed, and what the network loses is repaired
+    SecureFec,
 }
 
 impl std::fmt::Display for StackWord {
@@ -86,6 +88,7 @@ impl std::fmt::Display for StackWord {
             Self::Plain => "plain",
             Self::Fec => "fec",
             Self::Secure => "secure",
+            Self::SecureFec => "secure-fec",
         })
     }
 }
@@ -113,7 +116,9 @@ pub async fn stack(connect: impl AsyncFnOnce() -> Result<Client>, verb: StackVer
         StackVerb::Set { flow, stack, json } => {
             let request = StackSetRequest { flow: flow.clone(), stack: stack.to_string() };
             let reply = client.stack_set(request).await.map_err(refused)?.into_inner();
-            let sentence = format!("{flow} is carried {stack} until `margay stack release {flow}`");
+            // `fec` of a flow that is sealed is more than that.
+            let now = reply.stack.as_ref().map_or_else(|| stack.to_string(), |stack| stack.stack.clone());
+            let sentence = format!("{flow} is carried {now} until `margay stack release {flow}`");
             out.done(json.json, &reply, &sentence)
         }
         StackVerb::Release { flow, json } => {
@@ -251,12 +256,17 @@ fn facts_of(stack: &FlowStack) -> String {
 
 /// Why a flow has its stack.
 fn because(stack: &FlowStack) -> String {
-    let last = stack.changes.iter().rev().find(|change| change.outcome == "done");
-    if let Some(floor) = stack.rules.iter().find(|rule| rule.floor && rule.in_force)
-        && stack.stack == "secure"
-    {
-        return format!("rule {} demands it", floor.number);
+    let floor = stack.rules.iter().find(|rule| rule.floor && rule.in_force);
+    match (floor, stack.stack.as_str()) {
+        (Some(floor), "secure") => format!("rule {} demands it", floor.number),
+        (Some(floor), "secure-fec") => format!("{}; rule {} demands the seal", asked(stack), floor.number),
+        _ => asked(stack),
     }
+}
+
+/// Who has asked for a flow's stack, rules that demand apart.
+fn asked(stack: &FlowStack) -> String {
+    let last = stack.changes.iter().rev().find(|change| change.outcome == "done");
     match (stack.order.as_str(), last.map(|change| change.cause.as_str())) {
         ("", Some("rule")) => format!("rule {} wants it", last.map_or(0, |change| change.rule)),
         ("", Some("rule-ended")) => format!("rule {} has no say any more", last.map_or(0, |change| change.rule)),
@@ -322,6 +332,10 @@ mod tests {
         assert_eq!(because(&stack("plain", "", Vec::new())), "nobody asked for more");
         assert_eq!(because(&stack("secure", "", Vec::new())), "sealed from its set-up on");
         assert_eq!(because(&stack("secure", "secure", vec![change("done", "order")])), "ordered 2s ago");
+        let repaired = FlowStackChange { rule: 2, ..change("done", "rule") };
+        let floor = FlowRule { number: 1, floor: true, in_force: true, ..FlowRule::default() };
+        let both = FlowStack { rules: vec![floor], ..stack("secure-fec", "", vec![repaired]) };
+        assert_eq!(because(&both), "rule 2 wants it; rule 1 demands the seal");
         let refused = vec![change("done", "peer"), change("refused", "order")];
         assert_eq!(because(&stack("secure", "", refused.clone())), "the peer wanted it");
         let lines = changes(&stack("secure", "", refused));

@@ -22,7 +22,7 @@ pub struct StackRuleSection {
     pub names: Vec<ServiceName>,
     /// The condition, in CEL: [facts](stacks.md#facts) and what they are compared with.
     pub when: Spanned<String>,
-    /// By which stack flows are carried while the rule is in force.
+    /// By which stack flows are carried while the rule is in force; `fec` of flows that are to be sealed is `secure-fec`.
     pub r#use: StackUse,
     /// For so many seconds the condition must hold before that, up to an hour; a rule with `floor` is in force at once.
     #[serde(default = "default_hold_s")]
@@ -34,8 +34,8 @@ pub struct StackRuleSection {
     /// file; 0 unless given.
     #[serde(default)]
     pub priority: i32,
-    /// With `use = "secure"`: a demand. Nothing is sent to addresses where the condition holds but sealed, and no order
-    /// has it otherwise.
+    /// With `use = "secure"` or `"secure-fec"`: a demand. Nothing is sent to addresses where the condition holds but
+    /// sealed, and no order has it otherwise.
     #[serde(default)]
     pub floor: bool,
 }
@@ -50,6 +50,8 @@ pub enum StackUse {
     Fec,
     /// Sealed.
     Secure,
+    /// Flows of datagrams: sealed, and what the network loses is repaired.
+    SecureFec,
 }
 
 impl StackUse {
@@ -58,6 +60,7 @@ impl StackUse {
             Self::Plain => Stack::Plain,
             Self::Fec => Stack::Fec,
             Self::Secure => Stack::Secure,
+            Self::SecureFec => Stack::SecureFec,
         }
     }
 }
@@ -82,7 +85,7 @@ impl StackRuleSection {
             _ if self.names.is_empty() => {
                 Err(("a [[stack_rule]] is about no name".into(), "write some `names`, or remove it".into()))
             }
-            _ if self.floor && self.r#use != StackUse::Secure => {
+            _ if self.floor && !self.r#use.stack().is_sealed() => {
                 let what =
                     format!("`floor` demands that flows are sealed, and `use` is {:?}", self.r#use.stack().label());
                 Err((what, "write `use = \"secure\"`, or remove `floor`".into()))

@@ -17,7 +17,6 @@ use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr};
 use crate::association::draft::Draft;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
-use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::drop_reason::DropReason;
@@ -143,7 +142,7 @@ impl Sal {
     fn wants_loss(&self, flow: &Flow) -> bool {
         let association = self.associations.get(flow.association);
         let is_able = association.is_some_and(|association| association.has_fec() && !association.is_self());
-        let is_wanted = flow.stacks.has(Stack::Fec) || self.stack_rules.asks_for_loss(flow.id);
+        let is_wanted = flow.stacks.has_repaired() || self.stack_rules.asks_for_loss(flow.id);
         is_able && is_wanted && flow.app.protocol == UDP && flow.carries_data()
     }
 
@@ -217,7 +216,7 @@ impl Sal {
             self.losses.forget(id);
             return;
         };
-        let sends_fec = flow.stacks.sends == Stack::Fec;
+        let sends_fec = flow.stacks.sends.repairs();
         if let Some(loss) = self.losses.of(id).sent.filter(|_| sends_fec && answer.is_some()) {
             self.queue.update(EntryUpdate::Loss { flow: id, loss });
         }

@@ -18,7 +18,6 @@ use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, StripeNews};
 use crate::leg::carriage::{DirectEvent, Why};
-use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::seen;
@@ -109,7 +108,7 @@ impl Sal {
         if self.stack_rules.has_floor_for(&flow.service) {
             return Err(MoveRefused::Floor);
         }
-        if flow.stacks.has(Stack::Fec) {
+        if flow.stacks.has_repaired() {
             return Err(MoveRefused::Fec);
         }
         if self.stack_changes.under_way(id).is_some() {

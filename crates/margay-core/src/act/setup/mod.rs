@@ -312,7 +312,7 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
-        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks();
+        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks() | self.secure_fec_stacks();
         Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
     }
 

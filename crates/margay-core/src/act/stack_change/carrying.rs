@@ -28,7 +28,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.stacks = Stacks { change: flow.stacks.change, ..Stacks::only(stack) };
         match stack {
-            Stack::Fec | Stack::Secure => self.park_direct(now, id, Why::of_stack(stack)),
+            Stack::Fec | Stack::Secure | Stack::SecureFec => self.park_direct(now, id, Why::of_stack(stack)),
             Stack::Plain => self.unpark_direct(now, id),
         }
         self.install_again(id);

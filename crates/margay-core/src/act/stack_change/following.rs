@@ -170,7 +170,7 @@ impl Sal {
             return Err(ChangeRefused::Full { limit: CHANGES_MAX });
         }
         let from = self.flows.get(id).map(|flow| flow.stacks.sends).ok_or(ChangeRefused::UnknownFlow(id))?;
-        if let Some(cipher) = Cipher::of_stack(said.stack) {
+        if let Some(cipher) = Cipher::sealing(said.stack) {
             if self.secure_stacks() & cipher.bit() == 0 {
                 return Err(ChangeRefused::NoCipher);
             }

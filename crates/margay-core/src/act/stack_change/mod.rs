@@ -1,5 +1,5 @@
 //! How a live flow is carried becomes another: plain (encapsulated, and direct where that can be), sealed, or repaired
-//! where the network loses something (DESIGN §12; docs/decisions/0073, 0081). The program notices nothing.
+//! where the network loses something (DESIGN §12; docs/decisions/0073, 0081, 0085). The program notices nothing.
 //!
 //! The initiator *leads*, under the lock of the session, which is kept at its host: so no hand-over runs meanwhile. An
 //! order at the responder's host goes to the initiator's as a proposal. Each direction turns by itself:
@@ -23,7 +23,7 @@
 //!
 //! An end that demands a sealed flow agrees to nothing less, and asks for nothing less. Two ends that have come to
 //! think different things of a flow (an agent started again in the middle of a change) tell each other, and both go to
-//! the sealed one: [`settling`].
+//! `secure` where one of them is sealed, and to plain otherwise: [`settling`].
 
 mod carrying;
 mod following;
@@ -261,8 +261,7 @@ impl Sal {
     /// that it turns.
     pub(crate) fn handle_turned(&mut self, now: Instant, id: FlowId, change: u32) {
         // Either one knows of this change, or neither does any more.
-        let is_fenced_sealed =
-            |stacks: Stacks| matches!(stacks.takes, Taking::Ready(_)) && stacks.before == Stack::Secure;
+        let is_fenced_sealed = |stacks: Stacks| matches!(stacks.takes, Taking::Ready(_)) && stacks.before.is_sealed();
         if self.flows.get(id).is_some_and(|flow| is_fenced_sealed(flow.stacks)) {
             // The FENCE was sealed: the peer has said it by this. A plain one may be anybody's.
             let _ = self.leading_event(now, id, change, LeadingEvent::Done);

@@ -70,6 +70,9 @@ pub enum ChangeRefused {
     /// The peer's version has no `fec`.
     #[error("the agent of the peer is of a version that has no `fec`; bring it up to date")]
     NoFec,
+    /// The peer's version cannot seal what goes by `fec`.
+    #[error("the agent of the peer is of a version that cannot seal what goes by `fec`; bring it up to date")]
+    NoSealedFec,
     /// It is a connection.
     #[error("`fec` is for flows of datagrams: TCP repeats by itself what is lost")]
     DatagramsOnly,
@@ -95,10 +98,7 @@ pub enum ChangeRefused {
 
 fn demanded(end: &End) -> &'static str {
     match end {
-        End::This => {
-            "the configuration of this host demands `secure` for this name, and the flow gets no less; what goes by \
-             `fec` is not sealed"
-        }
+        End::This => "this host demands `secure` for this flow, by its configuration or a rule, and it gets no less",
         End::Peer => "the peer demands `secure` for this flow, and it gets no less",
     }
 }
@@ -118,7 +118,7 @@ impl ChangeRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::OldPeer | Self::NoCipher | Self::NoFec => ErrorCode::NoCommonStack,
+            Self::OldPeer | Self::NoCipher | Self::NoFec | Self::NoSealedFec => ErrorCode::NoCommonStack,
             Self::DatagramsOnly => ErrorCode::DatagramsOnly,
             Self::Demanded(_) => ErrorCode::Demanded,
             Self::Outranked(_) => ErrorCode::Outranked,
@@ -156,13 +156,21 @@ impl Sal {
             _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,
             _ if association.is_none_or(|association| association.stacks & CHANGES == 0) => ChangeRefused::OldPeer,
-            Stack::Fec if flow.app.protocol != UDP => ChangeRefused::DatagramsOnly,
+            Stack::Fec | Stack::SecureFec if flow.app.protocol != UDP => ChangeRefused::DatagramsOnly,
             Stack::Plain | Stack::Fec if flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
             Stack::Fec if !association.is_some_and(Association::has_fec) => ChangeRefused::NoFec,
-            Stack::Secure if self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
-            Stack::Plain | Stack::Fec | Stack::Secure => return Ok(()),
+            Stack::Secure | Stack::SecureFec if self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
+            Stack::SecureFec if !self.can_seal_fec(flow) => ChangeRefused::NoSealedFec,
+            Stack::Plain | Stack::Fec | Stack::Secure | Stack::SecureFec => return Ok(()),
         };
         Err(refused)
+    }
+
+    /// Whether what a flow sends can go by `fec` under its seal.
+    pub(crate) fn can_seal_fec(&self, flow: &Flow) -> bool {
+        let association = self.associations.get(flow.association);
+        let cipher = self.cipher_for(flow);
+        flow.app.protocol == UDP && association.zip(cipher).is_some_and(|(peer, cipher)| peer.has_sealed_fec(cipher))
     }
 
     /// The configuration has come to demand that a flow is sealed: a change to less that is not made yet comes to
@@ -170,15 +178,15 @@ impl Sal {
     pub(crate) fn keep_as_demanded(&mut self, id: FlowId) {
         let now = self.now;
         let outcome = ChangeOutcome::Refused(ChangeRefused::Demanded(End::This));
-        if self.stack_changes.leading.get(&id).is_some_and(|one| one.to != Stack::Secure && !one.is_made()) {
+        if self.stack_changes.leading.get(&id).is_some_and(|one| !one.to.is_sealed() && !one.is_made()) {
             self.abandon(now, id, outcome);
         }
-        if self.stack_changes.following.get(&id).is_some_and(|one| one.to != Stack::Secure && !one.is_made()) {
+        if self.stack_changes.following.get(&id).is_some_and(|one| !one.to.is_sealed() && !one.is_made()) {
             // The initiator may have made it already: then its word is answered by what the flow has here.
             self.unready(id);
             self.end_following(now, id, outcome);
         }
-        if self.stack_changes.proposing.get(&id).is_some_and(|one| one.to != Stack::Secure) {
+        if self.stack_changes.proposing.get(&id).is_some_and(|one| !one.to.is_sealed()) {
             self.end_proposing(now, id, outcome);
         }
     }

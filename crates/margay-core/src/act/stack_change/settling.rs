@@ -1,6 +1,6 @@
 //! Two ends that think different things of a flow: an agent has started again in the middle of a change, with the stack
 //! that was written down last, or a change was given up at one end and made at the other. Each tells the other what it
-//! has, and both go to the sealed one; of `fec` and plain, to plain.
+//! has, and both go to [what the two agree in](Stack::agreed): `secure` where one is sealed, plain otherwise.
 
 use core::time::Duration;
 
@@ -57,12 +57,13 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let theirs = Stack::of_number(said.stack).ok_or(DropReason::Unexpected)?;
         let own = self.word_of(id);
-        if let Some(cipher) = Cipher::of_stack(said.stack).filter(|_| own != Stack::Secure) {
-            self.go_to_sealed(now, id, cipher, said.number);
-        } else if own == Stack::Fec && theirs == Stack::Plain {
+        let agreed = own.agreed(theirs);
+        let has_unmade = self.stack_changes.following.get(&id).is_some_and(|one| !one.is_made());
+        if own != agreed && agreed.is_sealed() {
+            self.go_to_sealed(now, id, said);
+        } else if own != agreed {
             self.go_to_plain(now, id, said.number);
-        } else if theirs == self.word_of(id) && self.stack_changes.following.get(&id).is_some_and(|one| !one.is_made())
-        {
+        } else if theirs == own && has_unmade {
             // The initiator knows nothing of the change that this end is ready for.
             self.unready(id);
             self.end_following(now, id, ChangeOutcome::NoAnswer);
@@ -75,13 +76,15 @@ impl Sal {
         Ok(())
     }
 
-    /// The peer has the flow sealed; so has this end from here on.
-    fn go_to_sealed(&mut self, now: Instant, id: FlowId, cipher: Cipher, number: u32) {
-        if self.secure_stacks() & cipher.bit() == 0 {
-            return;
+    /// An end has the flow sealed; so has this end from here on, and without repairs.
+    fn go_to_sealed(&mut self, now: Instant, id: FlowId, said: ChangeRepr) {
+        if let Some(cipher) = Cipher::sealing(said.stack) {
+            if self.secure_stacks() & cipher.bit() == 0 {
+                return;
+            }
+            self.derive_seal(id, cipher);
         }
-        self.derive_seal(id, cipher);
-        self.settle_as_told(now, id, Stack::Secure, number);
+        self.settle_as_told(now, id, Stack::Secure, said.number);
     }
 
     /// The peer has the flow plain, and this end by `fec`: neither has anything that the other needs.
@@ -96,8 +99,8 @@ impl Sal {
         let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::PEER_DEMANDS));
         let outcome = |to: Stack| match to {
             _ if to == stack => ChangeOutcome::Done,
-            Stack::Plain | Stack::Fec if is_demanded => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
-            Stack::Plain | Stack::Fec | Stack::Secure => ChangeOutcome::NoAnswer,
+            _ if is_demanded && !to.is_sealed() => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
+            _ => ChangeOutcome::NoAnswer,
         };
         let cut_short = self.stack_changes.under_way(id);
         let from = self.word_of(id);

@@ -37,27 +37,37 @@ Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
 
 #[test]
 fn what_may_come_of_each_stack() {
-    use Stack::{Fec, Plain, Secure};
+    use Stack::{Fec, Plain, Secure, SecureFec};
     let of = |takes, before| Stacks { sends: before, takes, before, change: 1 };
     let taken = |takes, before| Stack::ALL.map(|stack| of(takes, before).takes(stack));
-    assert_eq!(taken(Taking::Only(Plain), Plain), [true, false, false]);
-    assert_eq!(taken(Taking::Only(Fec), Fec), [false, true, false]);
-    assert_eq!(taken(Taking::Only(Secure), Secure), [false, false, true]);
-    assert_eq!(taken(Taking::Turning(Plain), Secure), [true, false, true]);
-    assert_eq!(taken(Taking::Ready(Secure), Plain), [true, false, true]);
-    assert_eq!(taken(Taking::Ready(Secure), Fec), [false, true, true], "nothing of a third one");
-    assert_eq!(taken(Taking::Turning(Fec), Plain), [true, true, false]);
+    assert_eq!(taken(Taking::Only(Plain), Plain), [true, false, false, false]);
+    assert_eq!(taken(Taking::Only(Fec), Fec), [false, true, false, false]);
+    assert_eq!(taken(Taking::Only(Secure), Secure), [false, false, true, false]);
+    assert_eq!(taken(Taking::Only(SecureFec), SecureFec), [false, false, false, true]);
+    assert_eq!(taken(Taking::Turning(Plain), Secure), [true, false, true, false]);
+    assert_eq!(taken(Taking::Ready(Secure), Plain), [true, false, true, false]);
+    assert_eq!(taken(Taking::Ready(Secure), Fec), [false, true, true, false], "nothing of a third one");
+    assert_eq!(taken(Taking::Turning(Fec), Plain), [true, true, false, false]);
+    assert_eq!(taken(Taking::Ready(SecureFec), Secure), [false, false, true, true], "nothing that is not sealed");
+    assert!(of(Taking::Ready(SecureFec), Secure).is_sealed_only());
+    assert!(!of(Taking::Ready(SecureFec), Fec).is_sealed_only() && of(Taking::Ready(SecureFec), Fec).has_sealed());
     let direct = |takes, before| of(takes, before).takes_direct();
     assert!(direct(Taking::Only(Plain), Plain));
     for takes in [Taking::Ready(Secure), Taking::Turning(Secure), Taking::Ready(Fec), Taking::Turning(Fec)] {
         assert!(direct(takes, Plain), "{takes:?}");
     }
-    for before in [Fec, Secure] {
+    for before in [Fec, Secure, SecureFec] {
         let not_plain = [Taking::Only(before), Taking::Ready(Plain), Taking::Turning(Plain)];
         assert!(not_plain.iter().all(|takes| !direct(*takes, before)), "{before} takes nothing direct");
     }
-    let known = [Some(Plain), Some(Secure), Some(Secure), Some(Fec), None, None];
-    assert_eq!([2, 3, 4, 5, 1, 8].map(Stack::of_number), known);
+    let known = [Some(Plain), Some(Secure), Some(Secure), Some(Fec), Some(SecureFec), Some(SecureFec), None, None];
+    assert_eq!([2, 3, 4, 5, 6, 7, 1, 8].map(Stack::of_number), known);
+    for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
+        for stack in Stack::ALL {
+            let number = stack.number(Some(cipher));
+            assert_eq!((Stack::of_number(number), Cipher::sealing(number).is_some()), (Some(stack), stack.is_sealed()));
+        }
+    }
 }
 
 /// A host with one established flow, whose peer can do `stacks`.
@@ -75,8 +85,121 @@ fn host(role: Role, stacks: u32) -> (Sal, FlowId) {
     (sal, record.flow)
 }
 
+/// What becomes of an order: of every stack of a flow of datagrams, ordered to every other; where nobody demands a seal,
+/// where this end does, and where the peer does.
 #[test]
-fn fec_is_for_datagrams_that_nobody_demands_sealed_and_peers_that_have_it() {
+fn the_whole_matrix_of_orders() {
+    let mut matrix = String::new();
+    let start = Instant::from_millis(10_000);
+    for from in Stack::ALL {
+        for to in Stack::ALL {
+            let outcomes = [0, seen::DEMANDS, seen::PEER_DEMANDS].map(|demand| {
+                if demand != 0 && !from.is_sealed() {
+                    return "-".into();
+                }
+                let (mut sal, id) = host(Role::Initiator, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
+                sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+                let flow = sal.flows.get_mut(id).expect("there");
+                flow.app.protocol = 17;
+                flow.stacks = Stacks::only(from);
+                sal.note_demand(id, demand, demand != 0);
+                match sal.set_flow_stack(start, id, to) {
+                    Ok(true) => sal.stack_changes.under_way(id).expect("a change").to_string(),
+                    Ok(false) => "is so".into(),
+                    Err(ChangeRefused::Demanded(End::This)) => "refused".into(),
+                    Err(other) => other.to_string(),
+                }
+            });
+            matrix.push_str(&alloc::format!("{from} {to}: {}\n", outcomes.join(", ")));
+        }
+    }
+    // A peer that demands refuses by itself what is less.
+    let expected = "\
+plain plain: is so, -, -
+plain fec: fec, -, -
+plain secure: secure, -, -
+plain secure-fec: secure-fec, -, -
+fec plain: plain, -, -
+fec fec: is so, -, -
+fec secure: secure, -, -
+fec secure-fec: secure-fec, -, -
+secure plain: plain, refused, plain
+secure fec: secure-fec, secure-fec, secure-fec
+secure secure: is so, is so, is so
+secure secure-fec: secure-fec, secure-fec, secure-fec
+secure-fec plain: plain, refused, plain
+secure-fec fec: is so, is so, is so
+secure-fec secure: secure, secure, secure
+secure-fec secure-fec: is so, is so, is so
+";
+    assert_eq!(matrix, expected);
+}
+
+#[test]
+fn two_ends_with_different_stacks_agree_in_one_that_both_have_everything_for() {
+    use Stack::{Fec, Plain, Secure, SecureFec};
+    let rows = Stack::ALL.map(|one| Stack::ALL.map(|other| one.agreed(other)));
+    let expected = [
+        [Plain, Plain, Secure, Secure],
+        [Plain, Fec, Secure, Secure],
+        [Secure, Secure, Secure, Secure],
+        [Secure, Secure, Secure, SecureFec],
+    ];
+    assert_eq!(rows, expected);
+}
+
+/// A flow by `secure-fec`, told what the peer has of it.
+#[test]
+fn what_is_sealed_stays_so_whatever_the_peer_has() {
+    let start = Instant::from_millis(10_000);
+    for theirs in [Stack::Plain, Stack::Fec, Stack::Secure] {
+        let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
+        sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+        sal.flows.get_mut(id).expect("there").stacks = Stacks { change: 9, ..Stacks::only(Stack::SecureFec) };
+        let number = theirs.number(Some(Cipher::ChaCha20Poly1305));
+        let told = ChangeRepr { step: ChangeStep::Tell, stack: number, ..request(Stack::Plain, 8) };
+        assert_eq!(sal.told(start, id, told, false), Ok(()));
+        assert_eq!(stacks(&sal, id).settled(), Some(Stack::Secure), "{theirs}");
+        assert_eq!(said(&mut sal), [ChangeStep::Tell], "{theirs}");
+    }
+}
+
+#[test]
+fn fec_under_a_seal_is_refused_where_it_cannot_be_and_a_demand_does_not_wait_for_it() {
+    let start = Instant::from_millis(10_000);
+    let (mut sal, id) = host(Role::Initiator, ABLE | FEC);
+    sal.flows.get_mut(id).expect("there").app.protocol = 17;
+    assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::NoSealedFec));
+    sal.note_demand(id, seen::DEMANDS, true);
+    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::NoSealedFec), "and never less");
+    sal.flows.get_mut(id).expect("there").app.protocol = 6;
+    assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::DatagramsOnly));
+    let (mut sal, id) = host(Role::Initiator, CHANGES | FEC);
+    sal.flows.get_mut(id).expect("there").app.protocol = 17;
+    assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::NoCipher));
+}
+
+/// A demand that comes late: a change to less that is not made comes to nothing, and one to more goes on.
+#[test]
+fn a_late_demand_ends_changes_to_less_and_lets_those_to_more_go_on() {
+    let start = Instant::from_millis(10_000);
+    for (to, goes_on) in [(Stack::Plain, false), (Stack::Fec, false), (Stack::SecureFec, true)] {
+        let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
+        sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+        let flow = sal.flows.get_mut(id).expect("there");
+        flow.app.protocol = 17;
+        flow.stacks = Stacks::only(Stack::Secure);
+        let asked = ChangeRepr { stack: to.number(Some(Cipher::ChaCha20Poly1305)), ..request(Stack::Plain, 5) };
+        assert_eq!(sal.requested(start, id, asked), Ok(()));
+        sal.note_demand(id, seen::DEMANDS, true);
+        sal.keep_as_demanded(id);
+        assert_eq!(sal.stack_changes.under_way(id).is_some(), goes_on, "{to}");
+        assert!(stacks(&sal, id).is_sealed_only(), "{to}");
+    }
+}
+
+#[test]
+fn fec_is_for_datagrams_and_peers_that_have_it() {
     let start = Instant::from_millis(10_000);
     let with = |protocol: u8, stacks: u32| {
         let (mut sal, id) = host(Role::Initiator, stacks);
@@ -87,10 +210,6 @@ fn fec_is_for_datagrams_that_nobody_demands_sealed_and_peers_that_have_it() {
     assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::DatagramsOnly));
     let (mut sal, id) = with(17, ABLE);
     assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::NoFec));
-    let (mut sal, id) = with(17, ABLE | FEC);
-    sal.note_demand(id, seen::DEMANDS, true);
-    assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::Demanded(End::This)));
-    sal.note_demand(id, seen::DEMANDS, false);
     // Without a cipher in common.
     let (mut sal, id) = with(17, CHANGES | FEC);
     assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Ok(true));

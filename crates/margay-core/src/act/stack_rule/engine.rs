@@ -44,10 +44,26 @@ impl ChangeRefused {
 }
 
 impl Followed {
-    /// The first rule in force, by its place; only those that demand, where that is asked.
-    fn in_force<'a>(&self, rules: &'a [StackRule], floors: bool) -> Option<&'a StackRule> {
-        let mut all = self.states.iter().filter(|(_, state)| state.in_force);
-        all.find_map(|(at, _)| rules.get(usize::from(*at)).filter(|rule| !floors || rule.is_floor))
+    /// The rules in force, the first to decide first.
+    fn all_in_force<'a>(&self, rules: &'a [StackRule]) -> impl Iterator<Item = &'a StackRule> {
+        let all = self.states.iter().filter(|(_, state)| state.in_force);
+        all.filter_map(|(at, _)| rules.get(usize::from(*at)))
+    }
+
+    /// The first of those that demand.
+    fn floor<'a>(&self, rules: &'a [StackRule]) -> Option<&'a StackRule> {
+        self.all_in_force(rules).find(|rule| rule.is_floor)
+    }
+
+    /// The first of those that say more than that the flow is sealed. A demand says nothing of repairs, unless it is
+    /// one for both.
+    fn wish<'a>(&self, rules: &'a [StackRule]) -> Option<&'a StackRule> {
+        self.all_in_force(rules).find(|rule| !rule.is_floor || rule.uses.repairs())
+    }
+
+    /// Whether a rule is in force.
+    fn has_in_force(&self, rules: &[StackRule], number: u16) -> bool {
+        self.all_in_force(rules).any(|rule| rule.number == number)
     }
 }
 
@@ -80,9 +96,10 @@ impl Sal {
     fn leave_rules(&mut self, now: Instant, id: FlowId, acted: Option<u16>) {
         self.set_ruled(now, id, false);
         let is_demanded = self.flows.get(id).is_some_and(Flow::is_demanded);
-        if let Some(number) = acted.filter(|_| !is_demanded) {
+        if let Some(number) = acted {
             // What comes of it is told as every change is.
-            let _ = self.begin_change(now, id, Stack::Plain, ChangeCause::RuleEnded(number));
+            let to = Stack::Plain.sealed_if(is_demanded);
+            let _ = self.begin_change(now, id, to, ChangeCause::RuleEnded(number));
         }
     }
 
@@ -208,21 +225,42 @@ impl Sal {
 
     /// By which stack rules want a flow carried, and why; nothing where they do not care.
     fn aim(&self, flow: &Flow, followed: &Followed, rules: &[StackRule]) -> Option<(Stack, ChangeCause)> {
-        if let Some(rule) = followed.in_force(rules, true) {
-            return Some((Stack::Secure, ChangeCause::Rule(rule.number)));
+        let floor = followed.floor(rules).map(|rule| ChangeCause::Rule(rule.number));
+        if let Some(order) = self.order_of(flow.id) {
+            return floor.map(|cause| (self.under_seal(flow, order.stack), cause));
         }
-        if self.order_of(flow.id).is_some() {
-            return None;
+        if let Some(rule) = followed.wish(rules) {
+            let cause = ChangeCause::Rule(rule.number);
+            let is_demanded = floor.is_some() || flow.is_demanded();
+            let to = if is_demanded { self.under_seal(flow, rule.uses) } else { rule.uses };
+            // What a flow has from the demand alone is the demand's doing.
+            return Some((to, floor.filter(|_| to == Stack::Secure).unwrap_or(cause)));
         }
-        let clamp = |stack| if flow.is_demanded() { Stack::Secure } else { stack };
-        match followed.in_force(rules, false) {
-            Some(rule) => Some((clamp(rule.uses), ChangeCause::Rule(rule.number))),
-            None => followed.acted.map(|number| (clamp(Stack::Plain), ChangeCause::RuleEnded(number))),
+        let ended = followed.acted.filter(|number| !followed.has_in_force(rules, *number));
+        match (floor, ended) {
+            (None, None) => None,
+            (None, Some(number)) => {
+                let to = Stack::Plain.sealed_if(flow.is_demanded());
+                Some((to, ChangeCause::RuleEnded(number)))
+            }
+            (Some(_), Some(number)) if flow.stacks.sends == Stack::SecureFec => {
+                Some((Stack::Secure, ChangeCause::RuleEnded(number)))
+            }
+            // A demand is content with whatever is sealed: somebody else, at the other end perhaps, wants more.
+            (Some(cause), _) if flow.stacks.sends.is_sealed() => Some((flow.stacks.sends, cause)),
+            (Some(cause), _) => Some((Stack::Secure, cause)),
         }
     }
 
+    /// By which stack a flow goes that is to be sealed, and that somebody wants carried by `wanted`. A flow that is not
+    /// sealed yet is so in any case, also where the peer cannot seal what goes by `fec`.
+    fn under_seal(&self, flow: &Flow, wanted: Stack) -> Stack {
+        let may_wait = flow.is_sealed() || self.can_seal_fec(flow);
+        if may_wait { wanted.sealed() } else { Stack::Secure }
+    }
+
     fn is_to_change(&self, flow: &Flow, followed: &Followed, rules: &[StackRule]) -> bool {
-        let is_ruled = followed.in_force(rules, true).is_some();
+        let is_ruled = followed.floor(rules).is_some();
         let aim = self.aim(flow, followed, rules);
         is_ruled != flow.has(seen::RULED) || aim.is_some_and(|(to, _)| flow.stacks.settled() != Some(to))
     }
@@ -231,7 +269,7 @@ impl Sal {
     pub(super) fn decide(&mut self, now: Instant, id: FlowId) {
         let rules = Arc::clone(&self.stack_rules.rules);
         let Some(followed) = self.stack_rules.followed.get(&id) else { return };
-        let is_ruled = followed.in_force(&rules, true).is_some();
+        let is_ruled = followed.floor(&rules).is_some();
         self.set_ruled(now, id, is_ruled);
         let (Some(flow), Some(followed)) = (self.flows.get(id), self.stack_rules.followed.get(&id)) else { return };
         let Some((to, cause)) = self.aim(flow, followed, &rules) else { return };
@@ -302,8 +340,12 @@ impl Sal {
         let paces = || mine().flat_map(|(_, rule)| rule.when.facts());
         // Not plain, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
         let is_changed = flow.stacks.sends != Stack::Plain && self.order_of(id).is_none();
-        let is_in_force = |rule: &StackRule| is_changed && rule.uses == flow.stacks.sends;
-        let acted = mine().find(|(_, rule)| is_in_force(rule)).map(|(_, rule)| rule.number);
+        let sends = flow.stacks.sends;
+        // Two rules may have had their say about a flow that is sealed and repaired.
+        let is_part = |uses: Stack| uses == sends || sends == Stack::SecureFec && uses != Stack::Plain;
+        let is_in_force = |rule: &StackRule| is_changed && is_part(rule.uses);
+        let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.repairs() == sends.repairs();
+        let acted = mine().find(|(_, rule)| is_last(rule)).map(|(_, rule)| rule.number);
         let states: Vec<(u16, RuleState)> = mine()
             .map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), is_in_force(rule)))
             .map(|(at, in_force)| (at, RuleState::new(now, in_force)))
@@ -312,6 +354,7 @@ impl Sal {
             return;
         }
         let has_floor = mine().any(|(_, rule)| rule.is_floor);
+        let asks_for_program = paces().any(|fact| matches!(fact, Fact::Executable | Fact::Unit | Fact::User));
         let followed = Followed {
             states,
             is_timed: false,
@@ -326,6 +369,9 @@ impl Sal {
             carried: None,
         };
         self.stack_rules.followed.insert(id, followed);
+        if asks_for_program {
+            self.stack_rules.programs.ask(id);
+        }
         self.watch_loss(now, id);
         if has_floor {
             self.guard_new(now, id);
@@ -354,7 +400,7 @@ impl Sal {
                 }
             }
         }
-        let is_ruled = followed.in_force(&rules, true).is_some();
+        let is_ruled = followed.floor(&rules).is_some();
         self.stack_rules.counts = counts;
         self.stack_rules.followed.insert(id, followed);
         if is_ruled {
@@ -422,15 +468,18 @@ impl Sal {
 
     /// Why a peer's rule does not have its way with a flow here.
     pub(crate) fn outranks(&self, id: FlowId, to: Stack, said: &ChangeRepr) -> Result<(), ChangeRefused> {
-        if !said.by_rule || said.demands {
+        let Some(flow) = self.flows.get(id) else { return Ok(()) };
+        // A demand has its way with a flow that is not sealed; whether one that is has repairs, too, is no demand.
+        let is_sealing = said.demands && to.is_sealed() && !flow.is_sealed();
+        if !said.by_rule || is_sealing {
             return Ok(());
         }
+        let is_demanded = said.demands || flow.is_demanded();
         let ordered = self.order_of(id).map(|order| order.stack);
         let followed = self.stack_rules.followed.get(&id);
-        let ruled =
-            followed.and_then(|followed| followed.in_force(&self.stack_rules.rules, false)).map(|rule| rule.uses);
+        let ruled = followed.and_then(|followed| followed.wish(&self.stack_rules.rules)).map(|rule| rule.uses);
         match ordered.or(ruled) {
-            Some(stack) if stack != to => Err(ChangeRefused::Outranked(End::This)),
+            Some(stack) if stack.sealed_if(is_demanded) != to => Err(ChangeRefused::Outranked(End::This)),
             _ => Ok(()),
         }
     }
@@ -438,6 +487,7 @@ impl Sal {
     /// What rules want of a flow whose order is released.
     pub(crate) fn stack_by_rules(&self, id: FlowId) -> Option<Stack> {
         let followed = self.stack_rules.followed.get(&id)?;
-        followed.in_force(&self.stack_rules.rules, false).map(|rule| rule.uses)
+        let rules = &self.stack_rules.rules;
+        followed.wish(rules).or_else(|| followed.floor(rules)).map(|rule| rule.uses)
     }
 }

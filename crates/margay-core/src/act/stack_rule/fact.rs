@@ -87,6 +87,12 @@ facts! {
     Bytes = "flow.bytes", Number, Always;
     /// Bytes in a second of late, both ways.
     BytesPerS = "flow.bytes_per_s", Number, Always;
+    /// The file of the program at this end, with its path.
+    Executable = "program.executable", Text, Seldom;
+    /// What systemd calls it: `backup.service`.
+    Unit = "program.unit", Text, Seldom;
+    /// The user as whom it runs.
+    User = "program.user", Text, Seldom;
     /// This host's address that the flow uses.
     Local = "path.local", Address, Seldom;
     /// The peer's.

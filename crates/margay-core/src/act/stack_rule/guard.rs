@@ -133,7 +133,7 @@ impl Sal {
 
     /// Both ends seal a flow now, or it is plain at both again.
     pub(crate) fn end_guard_of_sealed(&mut self, now: Instant, id: FlowId, stack: Stack) {
-        if stack == Stack::Secure {
+        if stack.is_sealed() {
             self.unguard(now, id);
         }
     }

@@ -13,6 +13,7 @@ mod expression;
 mod fact;
 mod guard;
 mod outside;
+mod program;
 mod region;
 mod seen;
 mod shown;
@@ -37,8 +38,10 @@ pub use engine::JUDGE_EVERY;
 pub use expression::{Arithmetic, Comparison, Expression, Failure, Network, Place};
 pub use fact::{Constant, Fact, Facts, Kind, Value};
 pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo, is_fact_name};
+pub use program::Program;
 pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
+use program::Programs;
 use region::{Region, Watch};
 use state::RuleState;
 
@@ -182,6 +185,7 @@ pub(crate) struct StackRules {
     /// Minutes since 1970 at the last look.
     minute: u64,
     followed: BTreeMap<FlowId, Followed>,
+    programs: Programs,
     guarded: BTreeMap<FlowId, Guarded>,
     sealing: BTreeMap<Scope, Sealing>,
 }
@@ -212,6 +216,7 @@ impl StackRules {
     /// The flow is over.
     pub fn forget(&mut self, id: FlowId) {
         self.followed.remove(&id);
+        self.programs.forget(id);
         self.guarded.remove(&id);
     }
 }

@@ -3,6 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::fact::{Fact, Facts, Pace, Value};
+use super::program::Program;
 use super::{Carried, LocalPlace};
 use crate::association::Association;
 use crate::association::location::Pair;
@@ -66,6 +67,10 @@ impl<'a> Seen<'a> {
         self.sal.stack_rules.places.iter().find(|place| place.address == local)
     }
 
+    fn program(&self) -> Option<&'a Program> {
+        self.sal.stack_rules.programs.of(self.flow?.id)
+    }
+
     fn association(&self) -> Option<&'a Association> {
         self.sal.associations.get(self.flow?.association)
     }
@@ -108,6 +113,9 @@ impl Facts for Seen<'_> {
             Fact::Source => Value::Name(self.source?),
             Fact::Role => Value::Text(if self.role == Role::Initiator { "initiator" } else { "responder" }),
             Fact::AgeS => Value::Number(self.flow.map_or(0.0, |flow| self.sal.now.since(flow.since).as_secs_f64())),
+            Fact::Executable => Value::Text(self.program()?.executable.as_deref()?),
+            Fact::Unit => Value::Text(self.program()?.unit.as_deref()?),
+            Fact::User => Value::Text(self.program()?.user.as_deref()?),
             // Exact up to 2^53, which is more than any flow carries.
             Fact::Bytes => Value::Number(self.carried?.bytes as f64),
             Fact::BytesPerS => Value::Number(self.carried?.bytes_per_s),

@@ -102,6 +102,50 @@ fn what_flaps_asks_for_nothing() {
 }
 
 #[test]
+fn a_rule_about_a_program_is_false_until_the_program_is_known() {
+    let (mut sal, id) = host(ABLE);
+    assert!(sal.flows_to_identify().is_empty(), "no rule asks");
+    let unit = |unit: &str| {
+        let parts = [Expression::Fact(Fact::Unit), Expression::Constant(Constant::Text(unit.into()))];
+        Expression::Compare(Comparison::Equal, Box::new(parts))
+    };
+    let mut own = rule(1, unit("backup.service"), Stack::Secure);
+    own.hold = Duration::ZERO;
+    sal.set_stack_rules(at(0), alloc::vec![own]);
+    let sought = sal.flows_to_identify();
+    assert_eq!(sought, [(id, sal.flow(id).expect("there").app)]);
+    sal.judge_stacks(at(0));
+    assert!(said(&mut sal).is_empty());
+    let shown = sal.rules_of_flow(id).expect("a rule");
+    assert_eq!(shown.facts, [("program.unit".into(), "unknown".into())]);
+    assert!(shown.rules[0].failure.as_ref().is_some_and(|why| why.contains("program.unit")));
+    sal.note_program(id, None);
+    assert_eq!(sal.flows_to_identify().len(), 1, "its socket may come");
+    let long = "x".repeat(5000);
+    let program = Program { executable: Some(long), unit: Some("backup.service".into()), user: None };
+    sal.note_program(id, Some(program));
+    assert!(sal.flows_to_identify().is_empty(), "it is known");
+    sal.judge_stacks(at(250));
+    assert_eq!(said(&mut sal), [(ChangeStep::Request, true)]);
+    let shown = sal.rules_of_flow(id).expect("a rule");
+    assert_eq!(shown.facts, [("program.unit".into(), "\"backup.service\"".into())]);
+    assert!(sal.close_flow(at(300), id));
+    sal.note_program(id, Some(Program::default()));
+    assert!(sal.flows_to_identify().is_empty());
+}
+
+#[test]
+fn a_program_that_is_nowhere_to_be_found_is_looked_for_no_more() {
+    let (mut sal, id) = host(ABLE);
+    sal.set_stack_rules(at(0), alloc::vec![rule(1, Expression::IsKnown(Fact::User), Stack::Secure)]);
+    for _ in 0..5 {
+        assert_eq!(sal.flows_to_identify().len(), 1);
+        sal.note_program(id, None);
+    }
+    assert!(sal.flows_to_identify().is_empty());
+}
+
+#[test]
 fn an_order_outranks_rules_and_a_floor_outranks_orders() {
     let (mut sal, id) = host(ABLE);
     assert_eq!(sal.set_flow_stack(at(0), id, Stack::Plain), Ok(false));

@@ -8,6 +8,7 @@
 //! exit status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of
 //! `wandering` if nothing else is said.
 
+mod changing;
 mod handing;
 mod meeting;
 mod moving;
@@ -18,8 +19,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use changing::{ABOVE, Carried, TOGETHER};
 use handing::OneEnd;
+use margay_core::Stack::{self, Plain, Secure, SecureFec};
 use margay_sim::small::Budget;
+use margay_sim::small::changing::{Lack, Orders};
 use margay_sim::small::meeting::Acquaintance::{self, Forgotten, Known, Strangers};
 use margay_sim::small::moving::Travels;
 use meeting::Attempt;
@@ -31,13 +35,15 @@ const SEEDS: u64 = 200;
 /// Of a large world: its name, what runs it, and how many seeds are tried in the long form.
 type Large = (&'static str, fn(u64) -> Result<(), String>, u64);
 const LARGE: [Large; 2] = [("wandering", wandering::run, 10_000), ("unrest", margay_sim::unrest::run, 100_000)];
-const NONE: Budget = Budget { lose: 0, duplicate: 0, replay: 0, wait: 0, early: 0, doubt: 0, cancel: 0, restart: 0 };
+const NONE: Budget =
+    Budget { lose: 0, duplicate: 0, replay: 0, wait: 0, early: 0, doubt: 0, cancel: 0, restart: 0, demand: 0 };
 
 /// What a search is of.
 enum World {
     Meeting(Acquaintance),
     Moving(Travels),
     Handing,
+    Changing(Orders),
 }
 
 struct Check {
@@ -61,6 +67,16 @@ const fn travel(name: &'static str, places: [Places; 2], router: bool, budget: B
 
 const fn hand(name: &'static str, budget: Budget) -> Check {
     Check { name, world: World::Handing, budget, is_long: false, wrong: None }
+}
+
+const fn change(name: &'static str, from: Stack, to: [Option<Stack>; 2], budget: Budget) -> Check {
+    let world = World::Changing(Orders { from, to, lacks: None });
+    Check { name, world, budget, is_long: false, wrong: None }
+}
+
+/// As [`change`], of a world that lacks something, so that it must be found wrong.
+const fn lacking(name: &'static str, orders: Orders, budget: Budget, wrong: &'static str) -> Check {
+    Check { name, world: World::Changing(orders), budget, is_long: false, wrong: Some(wrong) }
 }
 
 const fn long(check: Check) -> Check {
@@ -91,6 +107,30 @@ const CHECKS: &[Check] = &[
     goes_wrong("both-move-unaided", travel("", [ONCE, ONCE], false, Budget { wait: 1, ..NONE }), AGREE),
     hand("hand-over", Budget { lose: 1, wait: 2, ..NONE }),
     hand("hand-over-restart", Budget { restart: 1, wait: 1, ..NONE }),
+    change("both-seal", Plain, [Some(Secure), Some(Secure)], Budget { lose: 1, duplicate: 1, wait: 1, ..NONE }),
+    change("both-ask", Secure, [Some(SecureFec), Some(Plain)], Budget { lose: 1, wait: 1, ..NONE }),
+    change("unseal-and-demand", Secure, [Some(Plain), None], Budget { lose: 1, wait: 1, demand: 1, ..NONE }),
+    change("demand-under-fec", SecureFec, [None, Some(Plain)], Budget { wait: 1, early: 1, demand: 2, ..NONE }),
+    change("seal-and-restart", Plain, [Some(Secure), None], Budget { restart: 1, wait: 1, ..NONE }),
+    change("repair-and-restart", Secure, [Some(SecureFec), None], Budget { restart: 1, demand: 1, ..NONE }),
+    lacking(
+        "demand-untold",
+        Orders { from: Secure, to: [Some(Plain), None], lacks: Some(Lack::Demand) },
+        Budget { demand: 1, ..NONE },
+        ABOVE,
+    ),
+    lacking(
+        "word-kept-back",
+        Orders { from: Secure, to: [Some(Plain), None], lacks: Some(Lack::Word) },
+        Budget { restart: 1, wait: 1, ..NONE },
+        TOGETHER,
+    ),
+    long(change(
+        "both-ask-and-restart",
+        Secure,
+        [Some(SecureFec), Some(Plain)],
+        Budget { restart: 1, lose: 1, ..NONE },
+    )),
     long(hand("hand-over-cancelled", Budget { cancel: 1, wait: 1, early: 1, ..NONE })),
     long(hand("hand-over-cancelled-late", Budget { cancel: 1, wait: 2, early: 1, ..NONE })),
     long(hand("hand-over-restart-and-lose", Budget { lose: 1, restart: 1, wait: 2, ..NONE })),
@@ -163,6 +203,7 @@ fn main() -> ExitCode {
             World::Meeting(acquaintance) => explore::<Attempt>(acquaintance, check.budget, threads),
             World::Moving(travels) => explore::<Whereabouts>(travels, check.budget, threads),
             World::Handing => explore::<OneEnd>((), check.budget, threads),
+            World::Changing(orders) => explore::<Carried>(orders, check.budget, threads),
         };
         let wrong = check.judge(wrong);
         (states, violations, checks) = (states + found, violations + wrong.len(), checks + 1);

@@ -50,6 +50,11 @@ pub struct Search<V: View> {
 }
 
 impl<V: View> Search<V> {
+    /// From which it begins.
+    pub const fn set_up(&self) -> V::SetUp {
+        self.set_up
+    }
+
     fn state(&self, steps: Vec<Step>) -> State<V> {
         let mut world = V::begin(self.set_up, self.budget);
         steps.iter().for_each(|step| world.play(*step));

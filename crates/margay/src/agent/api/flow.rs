@@ -218,6 +218,7 @@ const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
 
 const fn path(flow: &margay_core::FlowInfo) -> &'static str {
     match flow.secure {
+        Some(_) if matches!(flow.stack.stack, Stack::SecureFec) => "secure-fec",
         Some(_) => "secure",
         None if matches!(flow.stack.stack, Stack::Fec) => "fec",
         None if flow.carriage.sends() => "direct",

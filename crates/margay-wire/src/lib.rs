@@ -46,4 +46,4 @@ pub use program::{
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
-pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};
+pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, Sharing, StripeRepr};

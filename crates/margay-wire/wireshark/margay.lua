@@ -17,6 +17,7 @@ local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
 local PLACES_MAX = 4
+local SHARINGS = { [0] = "by arrival", [1] = "by weight", [2] = "redundantly" }
 -- Boxes of a chain of middleboxes, and certificates of a chain.
 local BOXES_MAX, CHAIN_MAX = 8, 3
 local SYN = 1
@@ -178,6 +179,8 @@ local f = {
     stripe_place = ProtoField.uint8("margay.stripe.place", "Place"),
     stripe_ends = ProtoField.bool("margay.stripe.flags.ends", "Several pairs no more", 8, nil, 0x01),
     stripe_leads = ProtoField.bool("margay.stripe.flags.leads", "The sender says which pairs", 8, nil, 0x02),
+    stripe_sharing = ProtoField.uint8("margay.stripe.sharing", "Shared out", nil, SHARINGS),
+    stripe_weight = ProtoField.uint8("margay.stripe.weight", "Weight of the place"),
     arrivals_number = ProtoField.uint32("margay.arrivals.number", "Report"),
     arrivals_place = ProtoField.uint8("margay.arrivals.place", "Place"),
     arrivals_packet_number = ProtoField.uint32("margay.arrivals.packet_number", "Last train"),
@@ -412,6 +415,8 @@ local readers = {
         tree:add(f.stripe_place, value(4, 1))
         tree:add(f.stripe_ends, value(5, 1))
         tree:add(f.stripe_leads, value(5, 1))
+        tree:add(f.stripe_sharing, value(6, 1))
+        tree:add(f.stripe_weight, value(7, 1))
     end },
     [16] = { least = 4, add = function(tree, value, len)
         if (len - 4) % 16 ~= 0 then return "not a whole number of places" end

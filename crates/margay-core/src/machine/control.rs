@@ -401,6 +401,7 @@ impl Sal {
             info.why = Why::Striped;
             info.places = striping.list();
         }
+        info.sharing = self.sharing_of(flow);
         if let Some(association) = self.associations.get(flow.association) {
             info.peer = Some(association.host);
             let scope = Scope { host: association.host, flow: flow.id };

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{FlowId, SessionId};
+use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::ChainRecord;
 use crate::act::reconfiguration::Reconfigured;
@@ -153,6 +153,8 @@ pub struct StripePlace {
     pub is_proved: bool,
     /// The last round trip.
     pub rtt: Option<Duration>,
+    /// How often it has its turn, where turns go by weights.
+    pub weight: u8,
 }
 
 /// A flow as lists show it.
@@ -206,6 +208,8 @@ pub struct FlowInfo {
     pub stripes: bool,
     /// It does.
     pub is_striped: bool,
+    /// How what this end sends is shared out among them, then.
+    pub sharing: Sharing,
     /// Those.
     pub places: Vec<StripePlace>,
     /// The last change of its addresses.

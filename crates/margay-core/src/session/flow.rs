@@ -11,7 +11,7 @@ use core::hash::{BuildHasher, Hash};
 use core::net::SocketAddr;
 
 use hashbrown::HashTable;
-use margay_wire::{FlowId, SessionId};
+use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::{ChainRecord, Chained};
 use crate::act::path::direct::Direct;
@@ -323,6 +323,7 @@ impl Flow {
             is_pinned: self.has(seen::PINNED),
             stripes: self.has(seen::STRIPES) || self.stripe.is_some(),
             is_striped: self.stripe.is_some(),
+            sharing: Sharing::default(),
             places: Vec::new(),
             moved: None,
             moves: 0,

@@ -87,6 +87,7 @@ mod sick_instance;
 pub mod site;
 mod stack_attacks;
 mod stack_lossy;
+mod stack_paths;
 mod stack_switch;
 mod tampered_host;
 mod trace;
@@ -236,6 +237,7 @@ pub const ALL: &[Scenario] = &[
     secure_throughput::SCENARIO,
     stack_attacks::SCENARIO,
     stack_lossy::SCENARIO,
+    stack_paths::SCENARIO,
     stack_switch::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,

@@ -113,6 +113,8 @@ const FIELDS: [&str; 118] = [
     "margay.stripe.place",
     "margay.stripe.flags.ends",
     "margay.stripe.flags.leads",
+    "margay.stripe.sharing",
+    "margay.stripe.weight",
     "margay.arrivals.number",
     "margay.arrivals.place",
     "margay.arrivals.packet_number",
@@ -471,6 +473,8 @@ impl Expected {
                 for flag in ["ends", "leads"] {
                     self.put(&format!("stripe.flags.{flag}"), u8::from(value[flag].as_bool().expect("a flag")));
                 }
+                self.number("stripe.sharing", &value["sharing"]);
+                self.number("stripe.weight", &value["weight"]);
             }
             16 => {
                 self.number("arrivals.number", &value["number"]);

@@ -7,7 +7,7 @@ use margay_wire::{
     ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
     GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
     NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC, SessionId, SessionRepr,
-    StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    Sharing, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -175,9 +175,10 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "address": location.address.to_string(),
             "flags": location.flags.bits(),
         }),
-        Extension::Stripe(StripeRepr { number, place, ends, leads }) => {
-            json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
-        }
+        Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight }) => json!({
+            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads,
+            "sharing": *sharing as u8, "weight": weight,
+        }),
         Extension::Arrivals(arrivals) => {
             let place = |(place, arrival): (usize, &Option<ArrivalRepr>)| {
                 let ArrivalRepr { packet_number, at_us, bytes } = (*arrival)?;
@@ -374,8 +375,10 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "STRIPE" => {
             let ends = flag(value, "ends");
             let leads = flag(value, "leads");
+            let sharing = Sharing::ALL[number::<usize>(value, "sharing")];
+            let weight = number(value, "weight");
             let (number, place) = (number(value, "number"), number(value, "place"));
-            Extension::Stripe(StripeRepr { number, place, ends, leads })
+            Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight })
         }
         "ARRIVALS" => Extension::Arrivals(arrivals(value)),
         "NOTICE" => Extension::Notice(notice(value)),

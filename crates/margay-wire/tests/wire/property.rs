@@ -137,8 +137,13 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let location = (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
         json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
     });
-    let stripe = (any::<u32>(), 0..4_u8, any::<bool>(), any::<bool>()).prop_map(|(number, place, ends, leads)| {
-        json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
+    let shared = (0..3_u8, any::<u8>());
+    let stripe = (any::<u32>(), 0..4_u8, any::<[bool; 2]>(), shared).prop_map(|(number, place, flags, shared)| {
+        let ([ends, leads], (sharing, weight)) = (flags, shared);
+        json!({
+            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads, "sharing": sharing,
+            "weight": weight,
+        })
     });
     let places = subsequence((0..4_u8).collect::<Vec<_>>(), 0..=4);
     let arrivals = (any::<u32>(), places, any::<(u32, u32, u32)>()).prop_map(|(number, places, of)| {

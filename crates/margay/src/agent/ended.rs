@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use margay_core::give_up::GiveUpCause;
 use margay_core::key::HostId;
+use margay_core::stripe::Sharing;
 use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
@@ -151,6 +152,7 @@ mod test {
             is_pinned: false,
             stripes: false,
             is_striped: false,
+            sharing: Sharing::default(),
             places: Vec::new(),
             moved: None,
             moves: 0,

@@ -276,6 +276,7 @@ fn give<C: Core>(
         shared.counting.ingress_bytes.add(delivered.bytes as u64);
         let table = shared.table.read();
         let wants_pinhole = table.count_ingress(flow, delivered.bytes, delivered.segments);
+        table.note_order(&run.header);
         let arrived = Arrived::of_train(&delivered);
         if let Some(arrived) = &arrived {
             table.note_train(flow, arrived);

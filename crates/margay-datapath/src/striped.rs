@@ -94,6 +94,23 @@ pub struct Stripe {
     receiving: Mutex<Receiving>,
 }
 
+impl Sending {
+    fn choose(&mut self, now: Instant, places: &Places, bytes: usize) -> Turn {
+        self.scheduler.set_sharing(places.sharing, places.weights());
+        self.scheduler.choose(now, bytes)
+    }
+}
+
+impl Receiving {
+    /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on their
+    /// way.
+    fn follow(&mut self, places: &Places) {
+        if places.takes_copies {
+            self.copies.get_or_insert_default();
+        }
+    }
+}
+
 impl std::fmt::Debug for Stripe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stripe").field("flow", &self.flow).field("ways", &*self.ways.read()).finish_non_exhaustive()
@@ -117,19 +134,13 @@ impl Stripe {
     /// A flow that goes by these places, and by `main` while none of them works.
     pub fn new(flow: FlowId, places: Places, main: PathId) -> Self {
         let ways = RwLock::new(Ways { places, main });
-        let stripe = Self { flow, ways, sending: Mutex::default(), receiving: Mutex::default() };
-        stripe.set_places(places, main);
-        stripe
+        Self { flow, ways, sending: Mutex::default(), receiving: Mutex::default() }
     }
 
     /// Its places are these now.
     pub fn set_places(&self, places: Places, main: PathId) {
+        // The table's lock is held here: whoever has one of the others may wait for that.
         *self.ways.write() = Ways { places, main };
-        self.sending.lock().scheduler.set_sharing(places.sharing, places.weights());
-        if places.takes_copies {
-            // It is kept when the peer sends no more copies: some may be on their way.
-            self.receiving.lock().copies.get_or_insert_default();
-        }
     }
 
     /// The path record of a place by which it may send.
@@ -169,7 +180,8 @@ impl Stripe {
     ///
     /// Too much waits, or its place is no more.
     pub(crate) fn choose<C>(&self, shared: &Shared<C>, bytes: usize) -> Result<Option<(Way, Option<Way>)>, DropReason> {
-        let turn = self.sending.lock().scheduler.choose(clock::now(), bytes);
+        let places = self.ways.read().places;
+        let turn = self.sending.lock().choose(clock::now(), &places, bytes);
         let way = |(place, at): (usize, Instant), is_copy| {
             let to = self.path(place).and_then(|path| shared.table.read().destination(path))?;
             Some(Way { place, at, to, is_copy })
@@ -294,7 +306,9 @@ impl Stripe {
         mut give: impl FnMut(&Run<'_>),
     ) {
         let now = clock::now();
+        let places = self.ways.read().places;
         let mut receiving = self.receiving.lock();
+        receiving.follow(&places);
         let Receiving { sequencer, copies, .. } = &mut *receiving;
         let mut take = |part: Part, run: &Run<'_>| {
             if sequencer.admit(now, place, &part) {
@@ -332,7 +346,9 @@ impl Stripe {
 
     /// Takes note of a sealed chunk that has come before. False where the peer sends nothing twice.
     pub(crate) fn note_copy<C>(&self, shared: &Shared<C>, place: Option<usize>, number: u32) -> bool {
+        let places = self.ways.read().places;
         let mut receiving = self.receiving.lock();
+        receiving.follow(&places);
         if receiving.copies.is_none() {
             return false;
         }

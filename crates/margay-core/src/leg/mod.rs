@@ -8,3 +8,4 @@ pub mod reorder;
 pub mod seal;
 pub mod stack;
 pub mod stripe;
+pub mod timing;

@@ -396,6 +396,7 @@ impl Sal {
         let mut info = flow.info();
         info.stack = self.stack_info(flow);
         info.loss = self.losses.of(flow.id);
+        info.timing = self.losses.timing_of(flow.id);
         info.reconfigurations = self.reconfigurations.of_flow(flow.id);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
@@ -500,6 +501,7 @@ impl Sal {
             moves: location.map_or(0, |location| location.moves),
             rtt: association.rtt,
             loss_ppm: self.worst_loss(association.host),
+            timing: self.worst_timing(association.host),
             datagram_max: association.datagram_max,
             epoch: association.peer_epoch,
             flows: association.flows,

@@ -17,6 +17,7 @@ use crate::cache::entry::{FlowCounters, Passage, RemoveReason};
 use crate::leg::carriage::{Carriage, Why};
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::Cipher;
+use crate::leg::timing::{FlowTiming, Timing};
 use crate::session::give_up::GiveUpCause;
 use crate::session::hand_over::HandOver;
 use crate::table::RuleId;
@@ -196,6 +197,8 @@ pub struct FlowInfo {
     pub secure: Option<Cipher>,
     /// What is lost of its datagrams, where that is measured.
     pub loss: FlowLoss,
+    /// How evenly they arrive, where that is measured.
+    pub timing: FlowTiming,
     /// Its stack, and why that is so.
     pub stack: StackInfo,
     /// This host's address that its packets leave with, where that is known.
@@ -265,6 +268,8 @@ pub struct AssociationInfo {
     pub rtt: Option<Duration>,
     /// What is lost of the datagrams of that flow whose loss is measured and greatest, of a million.
     pub loss_ppm: Option<u32>,
+    /// How evenly its datagrams arrive, of each the worst of the flows that are measured.
+    pub timing: Timing,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
     /// The peer's epoch.

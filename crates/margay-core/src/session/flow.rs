@@ -23,6 +23,7 @@ use crate::leg::carriage::Why;
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::{Stack, Stacks};
+use crate::leg::timing::FlowTiming;
 use crate::session::event::FlowInfo;
 use crate::types::direction::Direction;
 use crate::types::keyed_hash::KeyedHash;
@@ -317,6 +318,7 @@ impl Flow {
             why: self.direct.why,
             secure: self.seal.as_ref().filter(|_| self.is_sealed()).map(|keys| keys.cipher),
             loss: FlowLoss::default(),
+            timing: FlowTiming::default(),
             stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),

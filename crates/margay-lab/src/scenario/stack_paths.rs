@@ -30,13 +30,15 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 6] = [
+const BOUNDS: [Bound; 7] = [
     // What arrives over two links, for what arrives over one.
     bound("gain_equal", AtLeast(1.8)),
     // How far the share of a link is from its weight's share, of that.
     bound("weighted_share_error", AtMost(0.1)),
     bound("redundant_lost", AtMost(0.005)),
     bound("duplicated", Exactly(0.0)),
+    // Jitter and loss of a flow with a rule about them.
+    bound("measured", Exactly(1.0)),
     bound("wrong", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
 ];
@@ -84,13 +86,23 @@ role = "agent"
 links = [{ subnet = "upper1" }, { subnet = "lower1" }]
 "#;
 
+/// It never holds, and has flows of the name measured.
+const RULE: &str = r#"
+[[stack_rule]]
+names = ["paths0.shop"]
+when = "path.jitter_ms > 60000"
+use = "secure"
+"#;
+
 const SINK_PORT: u16 = 9;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Payload of a datagram: all of it fits into one packet, sealed or not.
 const BYTES: u64 = 1400;
-/// Datagrams a second: more than both links together carry, what one carries with ease, and half of that.
-const MUCH: u64 = 9000;
-const SOME: u64 = 2500;
+/// Datagrams a second: a little more than one link of 40 Mbit/s carries, than one of 40 and one of 20, and than two of
+/// 40; and what one carries with ease.
+const FOR_ONE: u64 = 4000;
+const FOR_UNEQUAL: u64 = 6000;
+const FOR_TWO: u64 = 8000;
 const LITTLE: u64 = 1500;
 /// After a change of the policy, until it is measured.
 const SETTLING: Duration = Duration::from_millis(1500);
@@ -121,7 +133,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         for role in ["client", "server"] {
             let host = lab.host(&format!("{role}{number}"))?;
             let join = format!("[join]\nrouter = \"{home}:{PORT}\"\n");
-            host.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{join}END\n"))?;
+            let rule = if (role, number) == ("client", 0) { RULE } else { "" };
+            host.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{join}{rule}END\n"))?;
         }
     }
     let _agents = Agents::start(&lab)?;
@@ -130,9 +143,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     let mut equal = Stage::build(&lab, 0)?;
     let mut unequal = Stage::build(&lab, 1)?;
+    pair::attempt_part("links that lose", findings, |findings| over_lossy(&lab, &mut equal, findings));
     pair::attempt_part("equal links", findings, |findings| over_equal(&mut equal, findings));
     pair::attempt_part("unequal links", findings, |findings| over_unequal(&mut unequal, findings));
-    pair::attempt_part("links that lose", findings, |findings| over_lossy(&lab, &mut equal, findings));
     Ok(())
 }
 
@@ -252,9 +265,19 @@ fn note_share(findings: &mut Findings, share: f64, wanted: f64) {
 }
 
 fn over_equal(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let run = stage.begin(MUCH)?;
+    // With room on both.
+    let run = stage.begin(LITTLE)?;
+    let weights = [format!("{}=1", stage.addresses[0]), format!("{}=3", stage.addresses[1])];
+    stage.order(&run, &["weighted", &weights[0], &weights[1]])?;
+    let (_, share) = stage.measure(&run)?;
+    let (sent, received) = stage.finish(run, findings)?;
+    findings.set("weighted_lost", 1.0 - received as f64 / sent.max(1) as f64);
+    note_share(findings, share, 0.25);
+    let run = stage.begin(FOR_ONE)?;
     sleep(SETTLING);
     let (one_link, _) = stage.measure(&run)?;
+    stage.finish(run, findings)?;
+    let run = stage.begin(FOR_TWO)?;
     stage.order(&run, &["stripe"])?;
     let (both, share) = stage.measure(&run)?;
     stage.finish(run, findings)?;
@@ -262,19 +285,11 @@ fn over_equal(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     findings.set("striped_mbit", both);
     findings.set("striped_share", share);
     findings.set("gain_equal", both / one_link.max(1.0));
-    // With room on both.
-    let run = stage.begin(SOME)?;
-    let weights = [format!("{}=1", stage.addresses[0]), format!("{}=3", stage.addresses[1])];
-    stage.order(&run, &["weighted", &weights[0], &weights[1]])?;
-    let (_, share) = stage.measure(&run)?;
-    let (sent, received) = stage.finish(run, findings)?;
-    findings.set("weighted_lost", 1.0 - received as f64 / sent.max(1) as f64);
-    note_share(findings, share, 0.25);
     Ok(())
 }
 
 fn over_unequal(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let run = stage.begin(MUCH)?;
+    let run = stage.begin(FOR_UNEQUAL)?;
     stage.order(&run, &["stripe"])?;
     let (mbit, _) = stage.measure(&run)?;
     findings.set("striped_unequal_mbit", mbit);
@@ -297,6 +312,16 @@ fn over_lossy(lab: &Lab, stage: &mut Stage<'_>, findings: &mut Findings) -> Resu
     sleep(Duration::from_secs(seconds));
     lab.sky.lose(Losses::default());
     let came = received(stage) - before;
+    findings.set("measured", 0.0);
+    let measured = wait_for("jitter and loss of a flow", LIMIT, || {
+        let shown = agent::stack(stage.client, &run.flow)?;
+        let figure = |name: &str| shown[name].as_f64().with_context(|| format!("{name} is not known"));
+        Ok([figure("jitter_sent_us")?, figure("lost_sent_ppm")?])
+    });
+    let [jitter_us, lost_ppm] = measured?;
+    findings.set("measured", 1.0);
+    findings.set("jitter_ms", jitter_us / 1e3);
+    findings.set("lost_as_measured", lost_ppm / 1e6);
     sleep(SETTLING);
     let copies = agent::metric(stage.client, "margay_datapath_egress_copies_total")?;
     ensure!(copies > 0.0, "no datagram went by two places");

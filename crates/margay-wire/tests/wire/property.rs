@@ -160,7 +160,10 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
         })
     });
-    let last = (chain(), seen, fence, change(), loss, reconfiguration());
+    let timing = (any::<[u32; 3]>(), option::of(0..u32::MAX)).prop_map(|([at_us, judged, late], jitter_us)| {
+        json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
+    });
+    let last = (chain(), seen, fence, change(), loss, timing, reconfiguration());
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
         |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z)))| {

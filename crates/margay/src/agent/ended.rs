@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use margay_core::give_up::GiveUpCause;
 use margay_core::key::HostId;
-use margay_core::stripe::Sharing;
 use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
@@ -137,6 +136,7 @@ mod test {
             why: Why::Unproved,
             secure: None,
             loss: margay_core::loss::FlowLoss::default(),
+            timing: margay_core::timing::FlowTiming::default(),
             stack: StackInfo {
                 stack: Stack::Plain,
                 since: margay_core::Instant::ZERO,
@@ -152,7 +152,7 @@ mod test {
             is_pinned: false,
             stripes: false,
             is_striped: false,
-            sharing: Sharing::default(),
+            sharing: margay_core::stripe::Sharing::default(),
             places: Vec::new(),
             moved: None,
             moves: 0,

@@ -320,19 +320,44 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
         ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
+    let evenness = evenness(flow).map(|evenness| ("timing", evenness));
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let lost = lost(flow).map(|lost| ("lost", lost));
     let changes = (!flow.reconfigurations.is_empty()).then(|| ("boxes", changes_of_boxes(&flow.reconfigurations)));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(lost).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>())
+    out.facts(
+        &facts.into_iter().chain(lost).chain(evenness).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>(),
+    )
 }
 
 /// What is lost of its datagrams, where that is known.
 fn lost(flow: &FlowInfo) -> Option<String> {
-    let share = |ppm: Option<u32>, what: &str| Some(format!("{:.1} % of what is {what}", f64::from(ppm?) / 1e4));
+    let share = |ppm: Option<u32>, what: &str| Some(format!("{} of what is {what}", percent(ppm?)));
     let ways = [share(flow.lost_sent_ppm, "sent"), share(flow.lost_received_ppm, "received")];
     let known: Vec<String> = ways.into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join(", "))
+}
+
+/// How evenly its datagrams arrive, where that is known.
+fn evenness(flow: &FlowInfo) -> Option<String> {
+    let jitter = |us: Option<u32>, what: &str| Some(format!("{} jitter of what is {what}", milliseconds(us?)));
+    let late = |ppm: Option<u32>, what: &str| Some(format!("{} of what is {what} out of order", percent(ppm?)));
+    let all = [
+        jitter(flow.jitter_sent_us, "sent"),
+        jitter(flow.jitter_received_us, "received"),
+        late(flow.reordered_sent_ppm, "sent"),
+        late(flow.reordered_received_ppm, "received"),
+    ];
+    let known: Vec<String> = all.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(", "))
+}
+
+pub fn milliseconds(us: u32) -> String {
+    format!("{:.1} ms", f64::from(us) / 1e3)
+}
+
+pub fn percent(ppm: u32) -> String {
+    format!("{:.1} %", f64::from(ppm) / 1e4)
 }
 
 /// The last changes of a session's boxes, the oldest first.

@@ -211,6 +211,10 @@ fn info_of(
         stack: Some(stack::info(&flow.stack)),
         lost_sent_ppm: flow.loss.sent.map(|loss| loss.ppm),
         lost_received_ppm: flow.loss.received.map(|loss| loss.ppm),
+        jitter_sent_us: flow.timing.sent.jitter_us,
+        jitter_received_us: flow.timing.received.jitter_us,
+        reordered_sent_ppm: flow.timing.sent.reordered_ppm,
+        reordered_received_ppm: flow.timing.received.reordered_ppm,
         reconfigurations: super::reconfiguration::infos(agent, flow),
     }
 }

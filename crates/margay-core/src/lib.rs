@@ -20,7 +20,7 @@ mod types;
 pub use act::ending::{drain, fence, patience, quiet};
 pub use act::fetch::HandOverError;
 pub use act::moving::keepsake;
-pub use act::path::policy::Policy;
+pub use act::path::policy::{Policy, Weights, WeightsError};
 pub use act::path::side_path::{MoveRefused, Towards};
 pub use act::path::{direct, policy};
 pub use act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, StackChange, StackInfo};
@@ -37,7 +37,7 @@ pub use leg::stack::{Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};
-pub use leg::{carriage, loss, reorder, stripe};
+pub use leg::{carriage, copies, loss, reorder, stripe, timing};
 pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
 pub use machine::input::Input;

@@ -48,10 +48,14 @@ counters! {
     egress_sends,
     /// Sends of striped flows that waited for their turn.
     egress_paced,
+    /// Sends of striped flows that another place has as well.
+    egress_copies,
     /// Runs of chunks that peers sent.
     ingress_runs,
     /// Runs of striped flows that waited for those before them.
     ingress_held,
+    /// Chunks of striped flows that had come by another place already.
+    ingress_copies,
     /// Bytes given to applications, after the transport header.
     ingress_bytes,
     /// Packets of applications that missed the cache.

@@ -26,6 +26,7 @@ use margay_core::entry::Wire;
 use margay_core::loss::FlowCount;
 use margay_core::output::{AppVerdict, Output};
 use margay_core::time::Instant;
+use margay_core::timing::Order;
 use margay_core::{Direction, DropReason, Event, FlowCounters, Input, Sal};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
@@ -548,8 +549,14 @@ impl<C> Shared<C> {
     pub fn count(&self, flow: FlowId) -> FlowCount {
         let counters = self.flow_counters(flow).unwrap_or_default();
         let numbered = self.table.read().fec(flow).map(|fec| fec.numbered());
+        let known = self.table.read().order(flow);
+        let order = known.unwrap_or_else(|| {
+            self.table.write().watch_order(flow);
+            Order::default()
+        });
         // Counts wrap.
-        FlowCount { sent: counters.egress_segments as u32, received: counters.ingress_segments as u32, numbered }
+        let FlowCounters { egress_segments, ingress_segments, .. } = counters;
+        FlowCount { sent: egress_segments as u32, received: ingress_segments as u32, numbered, order }
     }
 
     pub fn notice(&self, notice: Notice) {

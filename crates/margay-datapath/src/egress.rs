@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 
 use std::sync::Arc;
 
-use margay_core::stripe::Turn;
 use margay_core::{Direction, DropReason};
 use margay_wire::{FENCE, TrainRepr};
 
@@ -235,17 +234,20 @@ fn carry_striped<C: Core>(
     stripe: &Arc<Stripe>,
     patient: bool,
 ) -> Result<(), DropReason> {
-    let (place, at) = match stripe.choose(loaded.len) {
-        Turn::Place(place, at) => (place, at),
-        Turn::Full => return Err(DropReason::Full),
-        Turn::Elsewhere => return outbox.carry(loaded, train, &route, &mut sender(shared, patient)),
+    let Some((way, copy)) = stripe.choose(shared, loaded.len)? else {
+        return outbox.carry(loaded, train, &route, &mut sender(shared, patient));
     };
-    let to = stripe.path(place).and_then(|path| shared.table.read().destination(path));
-    route.to = to.ok_or(DropReason::Nowhere)?;
+    route.to = way.to;
+    // It is cut once.
+    let datagram_max = copy.map_or(u16::MAX, |copy| copy.to.datagram_max);
+    route.to.datagram_max = route.to.datagram_max.min(datagram_max);
     // Each train goes by itself: small packets that wait for others would all go by one place, at one time.
     outbox.send_earlier(&mut sender(shared, patient));
-    let mut send =
-        |datagrams: &[u8], segment: usize, to: &Destination| stripe.send(shared, (place, at), datagrams, segment, to);
+    let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
+        for way in [Some(way), copy].into_iter().flatten() {
+            stripe.send(shared, &way, datagrams, segment);
+        }
+    };
     outbox.carry(loaded, train, &route, &mut send)?;
     outbox.flush(&mut send);
     Ok(())

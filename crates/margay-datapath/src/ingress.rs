@@ -17,6 +17,7 @@ use crate::driver::{Core, Shared};
 use crate::ending::Arrived;
 use crate::fec::Fec;
 use crate::packet::{FlowKey, UDP};
+use crate::striped::Stripe;
 use crate::table::IngressRoute;
 use crate::train::{Assembler, Run, measure, open_run};
 use crate::turning::{self, Admission};
@@ -126,6 +127,12 @@ pub(crate) fn take<C: Core>(
     open_run(seal, header, (datagrams, stride), |opened| {
         let result = opened.and_then(|run| take_run(&run));
         let Err(reason) = result else { return };
+        let is_copy = |(stripe, place): &(Arc<Stripe>, Option<usize>)| {
+            reason == DropReason::ReplayedSeal && stripe.note_copy(shared, *place, header.packet_number)
+        };
+        if route.stripe.as_ref().is_some_and(is_copy) {
+            return;
+        }
         if matches!(reason, DropReason::OtherEpoch | DropReason::BadSeal) && seal.may_complain(clock::now()) {
             shared.notice(Notice::StrangeSeal(header.dst_flow));
         }
@@ -269,6 +276,7 @@ fn give<C: Core>(
         shared.counting.ingress_bytes.add(delivered.bytes as u64);
         let table = shared.table.read();
         let wants_pinhole = table.count_ingress(flow, delivered.bytes, delivered.segments);
+        table.note_order(&run.header);
         let arrived = Arrived::of_train(&delivered);
         if let Some(arrived) = &arrived {
             table.note_train(flow, arrived);

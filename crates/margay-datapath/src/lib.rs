@@ -24,7 +24,8 @@ mod journey;
 pub mod kernel;
 pub mod meaning;
 pub mod offload;
-pub mod outbox;
+pub mod order;
+mod outbox;
 pub mod packet;
 mod pinhole;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's
-//! scheduler chooses, and not before its turn; arriving trains put in order, and the peer told of what has come.
+//! scheduler chooses, or by two of them (docs/decisions/0084), and not before its turn; arriving trains put in order, what
+//! comes twice dropped, and the peer told of what has come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,11 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use margay_core::DropReason;
-use margay_core::entry::{PathId, Place, StripeNews};
+use margay_core::copies::Copies;
+use margay_core::entry::{PathId, Places, StripeNews};
 use margay_core::reorder::{Part, Sequencer};
 use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
 use margay_core::time::Instant;
-use margay_wire::{ArrivalRepr, ArrivalsRepr, DataRepr, FlowId, PLACES_MAX};
+use margay_wire::{ArrivalRepr, ArrivalsRepr, DataRepr, FlowId, PLACES_MAX, is_sealed};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
@@ -30,7 +32,7 @@ const TELL: Duration = Duration::from_millis(10);
 /// Where the flow may go.
 #[derive(Clone, Copy, Debug)]
 struct Ways {
-    places: [Option<Place>; PLACES_MAX],
+    places: Places,
     /// That of all flows with the peer.
     main: PathId,
 }
@@ -41,6 +43,17 @@ struct Waiting {
     to: Destination,
     datagrams: Vec<u8>,
     segment: usize,
+    /// Another place has the same.
+    is_copy: bool,
+}
+
+/// How a train goes by a place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    place: usize,
+    at: Instant,
+    pub to: Destination,
+    is_copy: bool,
 }
 
 #[derive(Default)]
@@ -52,6 +65,8 @@ struct Sending {
 #[derive(Default)]
 struct Receiving {
     sequencer: Sequencer<OwnedRun>,
+    /// What has come, of a peer that sends by two places at once, or has done so.
+    copies: Option<Copies>,
     arrivals: ArrivalsRepr,
     /// Bytes by place, wrapping.
     bytes: [u32; PLACES_MAX],
@@ -79,6 +94,23 @@ pub struct Stripe {
     receiving: Mutex<Receiving>,
 }
 
+impl Sending {
+    fn choose(&mut self, now: Instant, places: &Places, bytes: usize) -> Turn {
+        self.scheduler.set_sharing(places.sharing, places.weights());
+        self.scheduler.choose(now, bytes)
+    }
+}
+
+impl Receiving {
+    /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on their
+    /// way.
+    fn follow(&mut self, places: &Places) {
+        if places.takes_copies {
+            self.copies.get_or_insert_default();
+        }
+    }
+}
+
 impl std::fmt::Debug for Stripe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stripe").field("flow", &self.flow).field("ways", &*self.ways.read()).finish_non_exhaustive()
@@ -100,25 +132,26 @@ fn number_of(datagrams: &[u8]) -> u32 {
 
 impl Stripe {
     /// A flow that goes by these places, and by `main` while none of them works.
-    pub fn new(flow: FlowId, places: [Option<Place>; PLACES_MAX], main: PathId) -> Self {
+    pub fn new(flow: FlowId, places: Places, main: PathId) -> Self {
         let ways = RwLock::new(Ways { places, main });
         Self { flow, ways, sending: Mutex::default(), receiving: Mutex::default() }
     }
 
     /// Its places are these now.
-    pub fn set_places(&self, places: [Option<Place>; PLACES_MAX], main: PathId) {
+    pub fn set_places(&self, places: Places, main: PathId) {
+        // The table's lock is held here: whoever has one of the others may wait for that.
         *self.ways.write() = Ways { places, main };
     }
 
     /// The path record of a place by which it may send.
     pub fn path(&self, place: usize) -> Option<PathId> {
-        let place = self.ways.read().places.get(place).copied().flatten();
+        let place = self.ways.read().places.places.get(place).copied().flatten();
         place.filter(|place| place.may_send).map(|place| place.path)
     }
 
     /// The path records of all its places.
     pub fn paths(&self) -> [Option<PathId>; PLACES_MAX] {
-        self.ways.read().places.map(|place| place.map(|place| place.path))
+        self.ways.read().places.places.map(|place| place.map(|place| place.path))
     }
 
     /// What the core has heard of it.
@@ -140,30 +173,47 @@ impl Stripe {
         })
     }
 
-    /// Where a train of so many bytes goes, and when.
-    pub fn choose(&self, bytes: usize) -> Turn {
-        self.sending.lock().scheduler.choose(clock::now(), bytes)
+    /// By which places a train of so many bytes goes, and when; one, or two. `None`: by whatever pair the host uses with
+    /// the peer.
+    ///
+    /// # Errors
+    ///
+    /// Too much waits, or its place is no more.
+    pub(crate) fn choose<C>(&self, shared: &Shared<C>, bytes: usize) -> Result<Option<(Way, Option<Way>)>, DropReason> {
+        let places = self.ways.read().places;
+        let turn = self.sending.lock().choose(clock::now(), &places, bytes);
+        let way = |(place, at): (usize, Instant), is_copy| {
+            let to = self.path(place).and_then(|path| shared.table.read().destination(path))?;
+            Some(Way { place, at, to, is_copy })
+        };
+        match turn {
+            Turn::Place(place, at) => Ok(Some((way((place, at), false).ok_or(DropReason::Nowhere)?, None))),
+            Turn::Twice([one, other]) => match (way(one, false), way(other, true)) {
+                (Some(one), other) => Ok(Some((one, other))),
+                (None, Some(other)) => Ok(Some((Way { is_copy: false, ..other }, None))),
+                (None, None) => Err(DropReason::Nowhere),
+            },
+            Turn::Full => Err(DropReason::Full),
+            Turn::Elsewhere => Ok(None),
+        }
     }
 
     /// Sends a part of a train by a place that was chosen, or lets it wait for its turn.
-    pub(crate) fn send<C>(
-        self: &Arc<Self>,
-        shared: &Shared<C>,
-        (place, at): (usize, Instant),
-        datagrams: &[u8],
-        segment: usize,
-        to: &Destination,
-    ) {
+    pub(crate) fn send<C>(self: &Arc<Self>, shared: &Shared<C>, way: &Way, datagrams: &[u8], segment: usize) {
+        let Way { place, at, to, is_copy } = *way;
+        if is_copy {
+            shared.counting.egress_copies.add(1);
+        }
         let now = clock::now();
         let mut sending = self.sending.lock();
         let Sending { scheduler, queues } = &mut *sending;
         if queues[place].is_empty() && at <= now + SLACK {
             scheduler.note_sent(now, place, number_of(datagrams), datagrams.len(), at > now);
             drop(sending);
-            shared.send_data(datagrams, segment, to, false);
+            shared.send_data(datagrams, segment, &to, false);
             return;
         }
-        queues[place].push_back(Waiting { at, to: *to, datagrams: datagrams.to_vec(), segment });
+        queues[place].push_back(Waiting { at, to, datagrams: datagrams.to_vec(), segment, is_copy });
         drop(sending);
         shared.counting.egress_paced.add(1);
         shared.pacing.add(self, at);
@@ -177,7 +227,8 @@ impl Stripe {
         let is_dead = |place: usize, queue: &VecDeque<Waiting>| !queue.is_empty() && !scheduler.is_live(place);
         let dead = queues.iter_mut().enumerate().filter(|(place, queue)| is_dead(*place, queue));
         let orphans: Vec<Waiting> = dead.flat_map(|(_, queue)| std::mem::take(queue)).collect();
-        for waiting in orphans {
+        // What another place has as well goes no other way.
+        for waiting in orphans.into_iter().filter(|waiting| !waiting.is_copy) {
             let turn = scheduler.choose(now, waiting.datagrams.len());
             match self.redirect(shared, turn, waiting) {
                 Some((Some(other), waiting)) => queues[other].push_back(waiting),
@@ -197,7 +248,8 @@ impl Stripe {
     /// To its new place, if there is one, or else where all flows with the peer go.
     fn redirect<C>(&self, shared: &Shared<C>, turn: Turn, waiting: Waiting) -> Option<(Option<usize>, Waiting)> {
         let (place, path, at) = match turn {
-            Turn::Place(place, at) => (Some(place), self.path(place)?, at),
+            // Its copy, if it has one, is on its way.
+            Turn::Place(place, at) | Turn::Twice([(place, at), _]) => (Some(place), self.path(place)?, at),
             Turn::Elsewhere => (None, self.ways.read().main, waiting.at),
             Turn::Full => return None,
         };
@@ -254,12 +306,33 @@ impl Stripe {
         mut give: impl FnMut(&Run<'_>),
     ) {
         let now = clock::now();
+        let places = self.ways.read().places;
         let mut receiving = self.receiving.lock();
-        if receiving.sequencer.admit(now, place, &part) {
-            give(run);
-        } else {
-            shared.counting.ingress_held.add(1);
-            receiving.sequencer.hold(now, part, OwnedRun::from(run));
+        receiving.follow(&places);
+        let Receiving { sequencer, copies, .. } = &mut *receiving;
+        let mut take = |part: Part, run: &Run<'_>| {
+            if sequencer.admit(now, place, &part) {
+                give(run);
+            } else {
+                shared.counting.ingress_held.add(1);
+                sequencer.hold(now, part, OwnedRun::from(run));
+            }
+        };
+        match copies {
+            // A seal takes no number twice.
+            Some(copies) if !is_sealed(run.header.stack) => {
+                let fresh = run.filtered(|index| copies.admit(part.number, run.header.count, index));
+                let mut chunks = 0;
+                for run in fresh {
+                    chunks += run.chunks();
+                    take(Part { chunks: run.chunks() as u32, ..part }, &run);
+                }
+                if chunks < run.chunks() {
+                    shared.counting.ingress_copies.add((run.chunks() - chunks) as u64);
+                    sequencer.note_copy(now, place, part.number);
+                }
+            }
+            _ => take(part, run),
         }
         while let Some(held) = receiving.sequencer.take(now) {
             give(&held.run());
@@ -269,6 +342,19 @@ impl Stripe {
         if let Some(deadline) = deadline {
             shared.ordering.add(self, deadline);
         }
+    }
+
+    /// Takes note of a sealed chunk that has come before. False where the peer sends nothing twice.
+    pub(crate) fn note_copy<C>(&self, shared: &Shared<C>, place: Option<usize>, number: u32) -> bool {
+        let places = self.ways.read().places;
+        let mut receiving = self.receiving.lock();
+        receiving.follow(&places);
+        if receiving.copies.is_none() {
+            return false;
+        }
+        shared.counting.ingress_copies.add(1);
+        receiving.sequencer.note_copy(clock::now(), place, number);
+        true
     }
 
     /// Gives what has waited for too long to `give`. Says whether the peer is to be told of arrivals now, and when to

@@ -9,8 +9,9 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
+use margay_core::timing::Order;
 use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_FEC};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
 use crate::kernel::{TcpSeen, WireState};
-use crate::packet::{FlowKey, TCP};
+use crate::order::Watched;
+use crate::packet::{FlowKey, TCP, UDP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute};
@@ -226,6 +228,8 @@ pub struct Table {
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
     stripes: HashMap<FlowId, Arc<Stripe>>,
+    /// In which order flows of datagrams arrive, whose loss is measured.
+    watched: HashMap<FlowId, Watched>,
     hasher: DefaultHashBuilder,
     len: usize,
 }
@@ -449,6 +453,31 @@ impl Table {
     /// A striped flow.
     pub fn stripe(&self, flow: FlowId) -> Option<Arc<Stripe>> {
         self.stripes.get(&flow).cloned()
+    }
+
+    /// Takes note of a train that was given to the application.
+    pub fn note_order(&self, data: &DataRepr) {
+        // There seldom is any. By `fec` all come in order.
+        if !self.watched.is_empty()
+            && data.stack != STACK_FEC
+            && let Some(watched) = self.watched.get(&data.dst_flow)
+        {
+            watched.note(data.stack, data.packet_number);
+        }
+    }
+
+    /// In which order the datagrams of a flow have come, as far as they had numbers; `None` if that is not watched.
+    pub fn order(&self, flow: FlowId) -> Option<Order> {
+        self.watched.get(&flow).map(|watched| watched.ask(clock::now()))
+    }
+
+    /// From here on it is watched in which order the datagrams of a flow come, as long as somebody asks.
+    pub fn watch_order(&mut self, flow: FlowId) {
+        let now = clock::now();
+        self.watched.retain(|_, watched| !watched.is_forgotten(now));
+        if self.find(flow).is_some_and(|slot| slot.key.protocol == UDP) {
+            self.watched.entry(flow).or_default().ask(now);
+        }
     }
 
     /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
@@ -676,6 +705,7 @@ impl Table {
         self.fecs.remove(&flow);
         self.stripes.remove(&flow);
         self.turns.remove(&flow);
+        self.watched.remove(&flow);
         self.numbers.remove(&flow);
         let Some(index) = self.find_index(flow) else { return Applied::Stale };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");

@@ -7,7 +7,7 @@ use crate::packet::{ACK, RST, TCP, UDP};
 use crate::sample;
 use crate::train::Delivered;
 use margay_core::Taking;
-use margay_core::entry::Place;
+use margay_core::entry::{Place, Places};
 use margay_core::{Cipher, Tuple};
 use margay_wire::{STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
@@ -172,9 +172,9 @@ fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
         let local = Some(local.parse().expect("literal"));
         table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path(remote, 1472) }));
     }
-    let place = |id, may_send| Some(Place { path: PathId(id), may_send });
-    let striped =
-        |generation| Entry { stripe: Some([place(8, true), place(9, false), None, None]), ..entry(7, generation, 100) };
+    let place = |id, may_send| Some(Place { path: PathId(id), may_send, weight: 1 });
+    let places = Places { places: [place(8, true), place(9, false), None, None], ..Places::default() };
+    let striped = |generation| Entry { stripe: Some(places), ..entry(7, generation, 100) };
     table.apply(EntryUpdate::Install(striped(1)));
     let came = |table: &Table, local: Option<&str>, from: &str| {
         let local = local.map(|local| local.parse().expect("literal"));

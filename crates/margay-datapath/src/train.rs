@@ -203,6 +203,18 @@ impl<'a> Run<'a> {
         Self { header, datagrams: &self.datagrams[chunks.start * self.stride..end], ..*self }
     }
 
+    /// The chunks of it whose index is `wanted`, in runs.
+    pub(crate) fn filtered(&self, mut wanted: impl FnMut(u16) -> bool) -> impl Iterator<Item = Self> {
+        let (mut at, count) = (0, self.chunks());
+        core::iter::from_fn(move || {
+            let mut is_wanted = |at: usize| wanted(self.header.index.wrapping_add(at as u16));
+            let start = (at..count).find(|at| is_wanted(*at)).unwrap_or(count);
+            let end = (start + 1..count).find(|at| !is_wanted(*at)).unwrap_or(count);
+            at = end + 1;
+            (start < count).then(|| self.part(start..end))
+        })
+    }
+
     /// Whether all chunks but the train's last have `chunk_len` bytes, and the last ends where the train ends.
     fn fits(&self, chunk_len: usize, stream_len: usize) -> bool {
         let last = self.chunks() - 1;

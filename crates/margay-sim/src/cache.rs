@@ -466,7 +466,7 @@ impl Cache {
         let data = DataRepr::parse(datagram).ok()?;
         let slot = self.by_flow.get_mut(&data.dst_flow).filter(|slot| slot.entry.directions.has_ingress())?;
         let path = self.paths.get(&slot.entry.path)?;
-        let mut places = slot.entry.stripe.iter().flatten().flatten();
+        let mut places = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));
         if path.remote != from && path.expected != Some(from) && !is_place {
             return None;
@@ -523,7 +523,8 @@ impl Cache {
 impl Slot {
     /// Striped flows go by their places in turn.
     fn next_path(&self) -> PathId {
-        let places: Vec<_> = self.entry.stripe.iter().flatten().flatten().filter(|place| place.may_send).collect();
+        let all = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+        let places: Vec<_> = all.filter(|place| place.may_send).collect();
         match places.len() {
             0 => self.entry.path,
             count => places[self.packet_number as usize % count].path,

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::name::Prefix;
-use margay_core::{ChangeRefused, Cipher, FlowInfo, Lifecycle, MoveRefused, Policy, Stack, Why};
+use margay_core::stripe::Sharing;
+use margay_core::{ChangeRefused, Cipher, FlowInfo, Lifecycle, MoveRefused, Policy, Stack, Weights, WeightsError, Why};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather, World};
 use margay_wire::FlowId;
@@ -225,4 +226,100 @@ fn a_pinned_flow_stays_when_the_others_move() {
     site.world.run_for(SECOND);
     assert_eq!(site.flow().local, Some(address(52)));
     assert!(!site.flow().is_pinned && site.is_alive());
+}
+
+fn weights(all: &[(IpAddr, u32)]) -> Weights {
+    Weights::new(all.iter().copied()).expect("they are right")
+}
+
+/// How each end shares out, and the weights of the places.
+fn shares(site: &mut Site) -> [(Sharing, Vec<u8>); 2] {
+    let of = |flow: FlowInfo| (flow.sharing, flow.places.iter().map(|place| place.weight).collect());
+    [of(site.flow()), of(site.servers_flow())]
+}
+
+#[test]
+fn an_end_that_shares_out_by_weights_tells_the_other() {
+    let mut site = site(9, false);
+    let flow = site.flow().flow;
+    let own = weights(&[(address(52), 3)]);
+    site.order(site.client, flow, Policy::Weighted(own));
+    site.world.run_for(SECOND);
+    assert_eq!(site.places(), [2, 2]);
+    let weight_of = |flow: FlowInfo, local: IpAddr| {
+        flow.places.into_iter().find(|place| place.pair.local == Some(local)).map(|place| place.weight)
+    };
+    assert_eq!(weight_of(site.flow(), address(52)), Some(3));
+    let [(own, one), (peers, other)] = shares(&mut site);
+    assert_eq!((own, peers), (Sharing::Weighted, Sharing::Weighted));
+    assert_eq!(one, other, "places have one number at both ends");
+    // The other end shares out what it sends as it is ordered there.
+    let peer = site.servers_flow().flow;
+    site.order(site.server, peer, Policy::Redundant);
+    site.world.run_for(SECOND);
+    let [(own, _), (peers, _)] = shares(&mut site);
+    assert_eq!((own, peers), (Sharing::Weighted, Sharing::Redundant));
+    assert!(site.is_alive());
+    site.order(site.client, flow, Policy::Stripe);
+    site.world.run_for(SECOND);
+    assert_eq!(shares(&mut site)[0], (Sharing::Earliest, vec![1, 1]));
+    site.order(site.client, flow, Policy::FailOver);
+    site.world.run_for(2 * SECOND);
+    assert!(!site.flow().is_striped && !site.servers_flow().is_striped && site.is_alive());
+    assert_eq!(site.flow().sharing, Sharing::Earliest);
+}
+
+#[test]
+fn what_one_end_has_redundant_the_other_sends_twice_too() {
+    let mut site = site(10, false);
+    let flow = site.flow().flow;
+    site.order(site.client, flow, Policy::Redundant);
+    site.world.run_for(SECOND);
+    let found = shares(&mut site).map(|(sharing, _)| sharing);
+    assert_eq!((site.places(), found), ([2, 2], [Sharing::Redundant; 2]));
+    // A place that goes and comes back changes nothing of that.
+    let first = site.world.host(site.client).address;
+    site.world.set_addresses(site.client, vec![first]);
+    site.world.run_for(SECOND);
+    assert!(site.is_alive());
+    site.world.set_addresses(site.client, vec![first, address(52)]);
+    site.world.run_for(SECOND);
+    let found = shares(&mut site).map(|(sharing, _)| sharing);
+    assert_eq!((site.places(), found), ([2, 2], [Sharing::Redundant; 2]));
+}
+
+#[test]
+fn an_order_that_cannot_be_had_changes_nothing() {
+    let mut site = site(11, false);
+    let flow = site.flow().flow;
+    let order = |site: &mut Site, policy| {
+        let now = site.world.now;
+        let client = site.client;
+        site.world.host(client).sal.set_flow_policy(now, flow, policy)
+    };
+    let refused = order(&mut site, Policy::Weighted(weights(&[(address(52), 2), (address(99), 1)])));
+    assert!(matches!(refused, Err(MoveRefused::NoPair(unknown, ..)) if unknown == address(99)), "{refused:?}");
+    assert!(!site.flow().stripes);
+    let first = site.world.host(site.client).address;
+    let servers = site.world.host(site.server).address;
+    site.world.set_addresses(site.client, vec![first]);
+    site.world.set_addresses(site.server, vec![servers]);
+    site.world.run_for(SECOND);
+    for policy in [Policy::Redundant, Policy::Weighted(weights(&[(first, 2)]))] {
+        let refused = order(&mut site, policy);
+        assert!(matches!(refused, Err(MoveRefused::OnePlace(word, _)) if word == policy.word()), "{refused:?}");
+        assert!(!site.flow().stripes);
+    }
+    assert!(site.is_alive());
+}
+
+#[test]
+fn weights_are_told_apart_from_what_is_none() {
+    let of = |all: &[(IpAddr, u32)]| Weights::new(all.iter().copied()).map(|_| ());
+    assert_eq!(of(&[]), Err(WeightsError::None));
+    assert_eq!(of(&[(address(1), 0)]), Err(WeightsError::OutOfRange(address(1), 0)));
+    assert_eq!(of(&[(address(1), 256)]), Err(WeightsError::OutOfRange(address(1), 256)));
+    assert_eq!(of(&[(address(1), 2), (address(1), 3)]), Err(WeightsError::Twice(address(1))));
+    let five: Vec<_> = (1..=5).map(|n| (address(n), 1)).collect();
+    assert_eq!((of(&five), of(&five[..4])), (Err(WeightsError::Many), Ok(())));
 }

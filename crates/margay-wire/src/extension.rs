@@ -12,6 +12,7 @@ use crate::loss::{LOSS_LEN, LossRepr};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::reconfiguration::{RECONFIGURATION_LEN, ReconfigurationRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
+use crate::timing::{TIMING_LEN, TimingRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
 pub const CRITICAL: u8 = 0x80;
@@ -57,6 +58,7 @@ pub mod extension_type {
     pub const CHANGE: u8 = 24 | CRITICAL;
     pub const CHAIN_SEEN: u8 = 25;
     pub const LOSS: u8 = 26;
+    pub const TIMING: u8 = 36;
     pub const RECONFIGURATION: u8 = 26 | CRITICAL;
 }
 use extension_type as kind;
@@ -368,6 +370,8 @@ pub enum Extension<'a> {
     ChainSeen([u8; 32]),
     /// How much of a flow has arrived.
     Loss(LossRepr),
+    /// How evenly they have arrived.
+    Timing(TimingRepr),
     /// A step by which a session comes to go through other boxes.
     Reconfiguration(ReconfigurationRepr),
     /// A critical one that this program does not know, by type byte.
@@ -487,6 +491,7 @@ impl<'a> Extension<'a> {
             kind::FENCE_NUMBER => Self::FenceNumber(u64::from_be_bytes(whole(value)?)),
             kind::CHAIN_SEEN => Self::ChainSeen(whole(value)?),
             kind::LOSS => Self::Loss(LossRepr::parse(value)?),
+            kind::TIMING => Self::Timing(TimingRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -541,6 +546,7 @@ impl<'a> Extension<'a> {
             Self::Change(_) => kind::CHANGE,
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::Loss(_) => kind::LOSS,
+            Self::Timing(_) => kind::TIMING,
             Self::Reconfiguration(_) => kind::RECONFIGURATION,
             Self::UnknownCritical(byte) => *byte,
         }
@@ -567,6 +573,7 @@ impl<'a> Extension<'a> {
             Self::Handover(_) => HANDOVER_LEN,
             Self::Change(_) => CHANGE_LEN,
             Self::Loss(_) => LOSS_LEN,
+            Self::Timing(_) => TIMING_LEN,
             Self::Reconfiguration(_) => RECONFIGURATION_LEN,
             Self::UnknownCritical(_) => 0,
         }
@@ -658,6 +665,7 @@ impl<'a> Extension<'a> {
             Self::Handover(handover) => handover.emit(value),
             Self::Change(change) => change.emit(value),
             Self::Loss(loss) => loss.emit(value),
+            Self::Timing(timing) => timing.emit(value),
             Self::Reconfiguration(step) => step.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),

@@ -22,6 +22,7 @@ mod reconfiguration;
 mod resolvable;
 pub mod sctp;
 mod stripe;
+mod timing;
 
 pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
@@ -51,4 +52,5 @@ pub use program::{
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
-pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};
+pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, Sharing, StripeRepr};
+pub use timing::TimingRepr;

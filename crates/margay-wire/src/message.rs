@@ -16,6 +16,7 @@ use crate::notice::NoticeRepr;
 use crate::reconfiguration::ReconfigurationRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 use crate::stripe::{ArrivalsRepr, StripeRepr};
+use crate::timing::TimingRepr;
 
 const TAG_LEN: usize = 16;
 
@@ -183,6 +184,11 @@ impl<'a> Message<'a> {
     /// LOSS.
     pub fn loss(&self) -> Option<LossRepr> {
         self.find(|extension| if let Extension::Loss(loss) = extension { Some(loss) } else { None })
+    }
+
+    /// TIMING.
+    pub fn timing(&self) -> Option<TimingRepr> {
+        self.find(|extension| if let Extension::Timing(timing) = extension { Some(timing) } else { None })
     }
 
     /// ARRIVALS.

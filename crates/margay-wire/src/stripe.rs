@@ -17,6 +17,8 @@ mod field {
     pub const NUMBER: Range<usize> = 0..4;
     pub const PLACE: usize = 4;
     pub const FLAGS: usize = 5;
+    pub const SHARING: usize = 6;
+    pub const WEIGHT: usize = 7;
 
     pub const ARRIVAL_PLACE: usize = 0;
     pub const PACKET_NUMBER: Range<usize> = 4..8;
@@ -32,6 +34,29 @@ fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }
 
+/// How the trains of a striped flow are shared out among its places (docs/decisions/0021, 0084).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Sharing {
+    /// Each by the place where it is predicted to arrive first.
+    #[default]
+    Earliest = 0,
+    /// By the places in turns, each as often as its weight says.
+    Weighted = 1,
+    /// Each by two places; the receiver takes what comes first.
+    Redundant = 2,
+}
+
+impl Sharing {
+    /// Every one, by number.
+    pub const ALL: [Self; 3] = [Self::Earliest, Self::Weighted, Self::Redundant];
+
+    /// A number that this version does not know is as the first: any receiver puts in order what comes by several.
+    fn of_number(number: u8) -> Self {
+        Self::ALL.into_iter().find(|known| *known as u8 == number).unwrap_or_default()
+    }
+}
+
 /// STRIPE: the pair of addresses that this PROBE goes by is a place of the flow; in the answer, it works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripeRepr {
@@ -43,6 +68,11 @@ pub struct StripeRepr {
     pub ends: bool,
     /// The sender says which pairs are places; the other end follows.
     pub leads: bool,
+    /// How the sender of a question shares out what it sends; the question's in an answer. Versions before this field
+    /// answer [`Sharing::Earliest`] to any.
+    pub sharing: Sharing,
+    /// Of this place, where the sender shares by weights; 0 elsewhere.
+    pub weight: u8,
 }
 
 impl StripeRepr {
@@ -52,13 +82,22 @@ impl StripeRepr {
             return Err(Error);
         }
         let flags = value[field::FLAGS];
-        Ok(Self { number: word(&value[field::NUMBER]), place, ends: flags & ENDS != 0, leads: flags & LEADS != 0 })
+        Ok(Self {
+            number: word(&value[field::NUMBER]),
+            place,
+            ends: flags & ENDS != 0,
+            leads: flags & LEADS != 0,
+            sharing: Sharing::of_number(value[field::SHARING]),
+            weight: value[field::WEIGHT],
+        })
     }
 
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::NUMBER].copy_from_slice(&self.number.to_be_bytes());
         value[field::PLACE] = self.place;
         value[field::FLAGS] = if self.ends { ENDS } else { 0 } | if self.leads { LEADS } else { 0 };
+        value[field::SHARING] = self.sharing as u8;
+        value[field::WEIGHT] = self.weight;
     }
 }
 

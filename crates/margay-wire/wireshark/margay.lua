@@ -17,6 +17,7 @@ local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
 local PLACES_MAX = 4
+local SHARINGS = { [0] = "by arrival", [1] = "by weight", [2] = "redundantly" }
 -- Boxes of a chain of middleboxes, and certificates of a chain.
 local BOXES_MAX, CHAIN_MAX = 8, 3
 local SYN = 1
@@ -34,6 +35,7 @@ local extension_types = {
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
     [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
+    [36] = "TIMING",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -160,6 +162,10 @@ local f = {
     loss_sent = ProtoField.uint32("margay.loss.sent", "Datagrams sent"),
     loss_received = ProtoField.uint32("margay.loss.received", "Datagrams that have come"),
     loss_gaps = ProtoField.uint32("margay.loss.gaps", "Gaps"),
+    timing_at = ProtoField.uint32("margay.timing.at_us", "Sent at, in microseconds"),
+    timing_jitter = ProtoField.uint32("margay.timing.jitter_us", "Jitter in microseconds, if not all ones"),
+    timing_judged = ProtoField.uint32("margay.timing.judged", "Datagrams with a number"),
+    timing_late = ProtoField.uint32("margay.timing.late", "Of these behind a later one"),
     fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
     chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
     reconfiguration_step = ProtoField.uint8("margay.reconfiguration.step", "Step", base.DEC, reconfiguration_steps),
@@ -178,6 +184,8 @@ local f = {
     stripe_place = ProtoField.uint8("margay.stripe.place", "Place"),
     stripe_ends = ProtoField.bool("margay.stripe.flags.ends", "Several pairs no more", 8, nil, 0x01),
     stripe_leads = ProtoField.bool("margay.stripe.flags.leads", "The sender says which pairs", 8, nil, 0x02),
+    stripe_sharing = ProtoField.uint8("margay.stripe.sharing", "Shared out", nil, SHARINGS),
+    stripe_weight = ProtoField.uint8("margay.stripe.weight", "Weight of the place"),
     arrivals_number = ProtoField.uint32("margay.arrivals.number", "Report"),
     arrivals_place = ProtoField.uint8("margay.arrivals.place", "Place"),
     arrivals_packet_number = ProtoField.uint32("margay.arrivals.packet_number", "Last train"),
@@ -389,6 +397,12 @@ local readers = {
         tree:add(f.loss_received, value(12, 4))
         tree:add(f.loss_gaps, value(16, 4))
     end },
+    [36] = { len = 16, add = function(tree, value)
+        tree:add(f.timing_at, value(0, 4))
+        tree:add(f.timing_jitter, value(4, 4))
+        tree:add(f.timing_judged, value(8, 4))
+        tree:add(f.timing_late, value(12, 4))
+    end },
     [0x9a] = { len = 44, add = function(tree, value)
         if not reconfiguration_steps[value(0, 1):uint()] then return "unknown step" end
         tree:add(f.reconfiguration_step, value(0, 1))
@@ -412,6 +426,8 @@ local readers = {
         tree:add(f.stripe_place, value(4, 1))
         tree:add(f.stripe_ends, value(5, 1))
         tree:add(f.stripe_leads, value(5, 1))
+        tree:add(f.stripe_sharing, value(6, 1))
+        tree:add(f.stripe_weight, value(7, 1))
     end },
     [16] = { least = 4, add = function(tree, value, len)
         if (len - 4) % 16 ~= 0 then return "not a whole number of places" end

@@ -14,6 +14,7 @@ mod ensemble;
 mod service;
 mod stack_rule;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use margay_core::chain::Requirement;
 use margay_core::name::Prefix;
 use margay_core::stack_rule::StackRule;
-use margay_core::{Policy, RangeV4, RangeV6, Ranges};
+use margay_core::{Policy, RangeV4, RangeV6, Ranges, Weights, WeightsError};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
@@ -282,6 +283,10 @@ pub struct MultihomingSection {
     /// With `pin`: which address, of this host or of the peer.
     #[serde(default, deserialize_with = "fields::some_address")]
     pub address: Option<IpAddr>,
+    /// With `weighted`: how often places with these addresses, of this host or of the peer, have their turn: 1 to 255.
+    /// Others have 1.
+    #[serde(default)]
+    pub weights: BTreeMap<IpAddr, u32>,
 }
 
 /// A policy, as the file has it.
@@ -292,8 +297,12 @@ pub enum PolicyWord {
     FailOver,
     /// Stay with one address.
     Pin,
-    /// Go by several pairs of addresses at once.
+    /// Go by several pairs of addresses at once, each packet where it arrives first.
     Stripe,
+    /// Go by several pairs of addresses in turns.
+    Weighted,
+    /// Send each packet by two pairs of addresses.
+    Redundant,
 }
 
 impl MultihomingSection {
@@ -301,12 +310,25 @@ impl MultihomingSection {
         match (self.policy, self.address) {
             (PolicyWord::Pin, Some(address)) => Policy::Pin(address),
             (PolicyWord::Stripe, _) => Policy::Stripe,
+            (PolicyWord::Redundant, _) => Policy::Redundant,
+            // Weights that are none were refused when the file was read.
+            (PolicyWord::Weighted, _) => self.read_weights().map_or(Policy::Stripe, Policy::Weighted),
             (PolicyWord::Pin | PolicyWord::FailOver, _) => Policy::FailOver,
         }
     }
 
+    fn read_weights(&self) -> Result<Weights, WeightsError> {
+        Weights::new(self.weights.iter().map(|(address, weight)| (*address, *weight)))
+    }
+
     /// What is wrong with it as a whole, and what to do.
     fn check(&self) -> Result<(), (String, String)> {
+        if self.policy == PolicyWord::Weighted {
+            let advice = "write `weights`, as in { \"192.0.2.1\" = 2 }: of up to four addresses, 1 to 255 each";
+            self.read_weights().map_err(|error| (error.to_string(), advice.to_owned()))?;
+        } else if !self.weights.is_empty() {
+            return Err(("only `weighted` takes weights".to_owned(), "remove `weights`".to_owned()));
+        }
         match (self.policy, self.address) {
             _ if self.names.is_empty() => Err((
                 "a [[multihoming]] section is about no name".to_owned(),
@@ -316,7 +338,7 @@ impl MultihomingSection {
                 "`pin` needs an address".to_owned(),
                 "add `address`: one of this host, or one of the peers".to_owned(),
             )),
-            (PolicyWord::FailOver | PolicyWord::Stripe, Some(address)) => {
+            (policy, Some(address)) if policy != PolicyWord::Pin => {
                 Err((format!("only `pin` takes an address, and {address} is one"), "remove `address`".to_owned()))
             }
             _ => Ok(()),

@@ -164,6 +164,19 @@ fn mistakes_are_pointed_at() {
     assert!(at.starts_with("[[multihoming]]"), "{at}");
     let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\naddress = \"192.0.2.1\"\n"));
     assert!(what.contains("only `pin` takes an address"), "{what}");
+    for (policy, weights, words) in [
+        ("weighted", "", "needs weights"),
+        ("weighted", "weights = { \"192.0.2.1\" = 0 }", "weight of 192.0.2.1 is 0"),
+        ("weighted", "weights = { \"192.0.2.1\" = 256 }", "1 to 255"),
+        ("weighted", "weights = { eth0 = 2 }", "eth0"),
+        ("redundant", "weights = { \"192.0.2.1\" = 2 }", "only `weighted` takes weights"),
+    ] {
+        let (what, ..) = wrong(&format!("{several}policy = \"{policy}\"\n{weights}\n"));
+        assert!(what.contains(words), "{what}");
+    }
+    let two = "weights = { \"192.0.2.1\" = 2, \"192.0.2.9\" = 1 }";
+    let config = parse(&format!("{several}policy = \"weighted\"\n{two}\n")).expect("weights");
+    assert_eq!(config.policies()[0].1.to_string(), "weighted 192.0.2.1=2 192.0.2.9=1");
     let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\n{several}policy = \"fail-over\"\n"));
     assert!(what.contains("two policies"), "{what}");
     let (what, ..) = wrong("[[multihoming]]\nnames = []\npolicy = \"stripe\"\n");

@@ -9,7 +9,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
+use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX, Sharing};
 
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
@@ -103,7 +103,7 @@ pub struct Entry {
     /// By which stack it is sent, and what is taken. Nothing else of it is.
     pub stacks: Stacks,
     /// The pairs of addresses that it goes by at once, where it is striped.
-    pub stripe: Option<[Option<Place>; PLACES_MAX]>,
+    pub stripe: Option<Places>,
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host, or it is not sealed yet where it must be. What comes of the peer's is taken. Where its stack becomes
     /// another meanwhile, there is no last packet of the one before: nothing of it has been sent.
@@ -139,6 +139,24 @@ impl Directions {
     }
 }
 
+/// The pairs of addresses of a striped flow, and what goes by which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// How what is sent is shared out.
+    pub sharing: Sharing,
+    /// The peer sends by two places at once: what has come already is dropped.
+    pub takes_copies: bool,
+    /// By number.
+    pub places: [Option<Place>; PLACES_MAX],
+}
+
+impl Places {
+    /// By number; 0 where there is none.
+    pub fn weights(&self) -> [u8; PLACES_MAX] {
+        self.places.map(|place| place.map_or(0, |place| place.weight))
+    }
+}
+
 /// A pair of addresses of a striped flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -146,6 +164,8 @@ pub struct Place {
     pub path: PathId,
     /// The peer has answered by it: data may go there. What comes by it is taken in any case.
     pub may_send: bool,
+    /// How often it has its turn, where turns go by weights.
+    pub weight: u8,
 }
 
 /// Flows that the kernel's flow cache may open by itself (docs/decisions/0035).

@@ -1,5 +1,7 @@
 //! What is lost of a flow of datagrams, and what the flow cache counts for that.
 
+use crate::leg::timing::Order;
+
 /// What is lost of a flow's datagrams one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
@@ -34,6 +36,8 @@ pub struct FlowCount {
     pub received: u32,
     /// By the numbers of datagrams, where the peer sends by `fec`.
     pub numbered: Option<Numbered>,
+    /// In which order they came, as far as they had numbers.
+    pub order: Order,
 }
 
 /// What has come of datagrams with numbers; counts wrap.

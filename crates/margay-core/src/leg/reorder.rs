@@ -66,6 +66,14 @@ const fn is_before(one: u32, other: u32) -> bool {
 }
 
 impl<T> Sequencer<T> {
+    /// Takes note of a part that has come by a place, and has come before by another one: it is not given on.
+    pub fn note_copy(&mut self, now: Instant, place: Option<usize>, number: u32) {
+        let Some(seen) = place.and_then(|place| self.places.get_mut(place)) else { return };
+        if seen.is_none_or(|seen| is_before(seen.number, number)) {
+            *seen = Some(Seen { number, at: now });
+        }
+    }
+
     /// Takes note of a part that has come by a place (`None`: by a pair that is none). True if it is not to wait; then
     /// what [`take`](Self::take) gives follows it. Otherwise it is to be given to [`hold`](Self::hold).
     pub fn admit(&mut self, now: Instant, place: Option<usize>, part: &Part) -> bool {

@@ -1,4 +1,5 @@
-//! Where the trains of a striped flow go: by the place where they are predicted to arrive first (docs/decisions/0021).
+//! Where the trains of a striped flow go: by the place where they are predicted to arrive first (docs/decisions/0021), by
+//! all in turns, or each by two places (docs/decisions/0084).
 //!
 //! A *place* is one of the pairs of addresses that the flow uses at once. For each the sender keeps how fast it
 //! carries, and how long it takes compared with the others: the two clocks need not agree, since only differences
@@ -11,6 +12,7 @@
 use alloc::collections::VecDeque;
 use core::time::Duration;
 
+pub use margay_wire::Sharing;
 use margay_wire::{ArrivalRepr, ArrivalsRepr, PLACES_MAX};
 
 use crate::types::time::Instant;
@@ -53,6 +55,8 @@ const LOG_MAX: usize = 8192;
 pub enum Turn {
     /// By this place, not before this moment.
     Place(usize, Instant),
+    /// By both of these, each not before its moment; the first one is predicted to arrive first.
+    Twice([(usize, Instant); 2]),
     /// Nowhere: more waits than is good.
     Full,
     /// By whatever pair the host uses with the peer: no place is known to work.
@@ -153,6 +157,19 @@ struct Lane {
     dead: Option<Instant>,
     deaths: u32,
     sent_bytes: u64,
+    /// Its turns: what it has been given, for its weight. Of several places the one with least is next.
+    turns: u64,
+}
+
+/// When a train would arrive by a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Prediction {
+    /// From now on, in microseconds of the receiver's clock less the sender's.
+    arrives_us: i64,
+    place: usize,
+    start: Instant,
+    /// It would wait here for too long.
+    is_full: bool,
 }
 
 impl Lane {
@@ -173,6 +190,7 @@ impl Lane {
             dead: None,
             deaths: 0,
             sent_bytes: 0,
+            turns: 0,
         };
         lane.begin(now);
         lane
@@ -318,6 +336,9 @@ fn takes(bytes: usize, rate: u64) -> Duration {
 /// Where the trains of one flow and direction go.
 #[derive(Debug, Default)]
 pub struct Scheduler {
+    sharing: Sharing,
+    /// By place; 0 is as 1.
+    weights: [u8; PLACES_MAX],
     lanes: [Option<Lane>; PLACES_MAX],
     /// Of the delays: the first one that was seen.
     origin: Option<u32>,
@@ -325,10 +346,26 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
+    /// From now on trains are shared out so. Weights are by place.
+    pub fn set_sharing(&mut self, sharing: Sharing, weights: [u8; PLACES_MAX]) {
+        if (sharing, weights) == (self.sharing, self.weights) {
+            return;
+        }
+        self.sharing = sharing;
+        self.weights = weights;
+        self.lanes.iter_mut().flatten().for_each(|lane| lane.turns = 0);
+    }
+
     /// A place has shown that it works, with this round trip.
     pub fn handle_alive(&mut self, now: Instant, place: usize, rtt: Duration) {
+        // It makes up for no turns that it has not had.
+        let turns = self.live().filter(|(other, _)| *other != place).map(|(_, lane)| lane.turns).min();
         let Some(lane) = self.lanes.get_mut(place) else { return };
+        let is_new = lane.is_none();
         let lane = lane.get_or_insert_with(|| Lane::new(now, rtt));
+        if is_new || lane.dead.is_some() {
+            lane.turns = turns.unwrap_or(lane.turns);
+        }
         lane.rtt = if rtt < lane.rtt { rtt } else { (lane.rtt * 7 + rtt) / 8 };
         if lane.dead.is_some_and(|until| now >= until) {
             lane.dead = None;
@@ -366,6 +403,29 @@ impl Scheduler {
     /// Where a train of so many bytes goes, and when. It has its turn there then.
     pub fn choose(&mut self, now: Instant, bytes: usize) -> Turn {
         self.bury(now);
+        let mut all = self.predictions(now, bytes);
+        all.sort_unstable_by_key(|prediction| {
+            prediction.map_or((true, 0, 0), |one| (false, one.arrives_us, one.place))
+        });
+        let [first, second, ..] = all;
+        let Some(first) = first else { return Turn::Elsewhere };
+        let chosen = match self.sharing {
+            Sharing::Earliest => [Some(first), None],
+            Sharing::Weighted => [all.into_iter().flatten().min_by_key(|one| self.turns_of(one.place)), None],
+            Sharing::Redundant => [Some(first), second],
+        };
+        let mut free = chosen.into_iter().flatten().filter(|one| !one.is_full);
+        let (one, other) = (free.next(), free.next());
+        let given = [one, other].map(|one| one.map(|one| self.give_turn(&one, bytes)));
+        match given {
+            [Some(one), Some(other)] => Turn::Twice([one, other]),
+            [Some((place, at)), None] => Turn::Place(place, at),
+            _ => Turn::Full,
+        }
+    }
+
+    /// Of every place that can be used.
+    fn predictions(&self, now: Instant, bytes: usize) -> [Option<Prediction>; PLACES_MAX] {
         let known = |lane: &Lane| Some((lane.delay_us()?, lane.rtt));
         let quickest_known = self.live().filter_map(|(_, lane)| known(lane)).min_by_key(|(delay, _)| *delay);
         // Half of a round trip is how long it takes by a place by which nothing has come yet.
@@ -374,22 +434,31 @@ impl Scheduler {
             (None, Some((delay, rtt))) => delay + (micros(lane.rtt) as i64 - micros(rtt) as i64) / 2,
             (None, None) => micros(lane.rtt) as i64 / 2,
         };
-        let Some(quickest) = self.live().map(|(_, lane)| delay_of(lane)).min() else { return Turn::Elsewhere };
+        let quickest = self.live().map(|(_, lane)| delay_of(lane)).min().unwrap_or_default();
         let usable = || self.live().filter(|(_, lane)| delay_of(lane) - quickest <= SPREAD_MAX_US);
         let slowest = usable().map(|(_, lane)| delay_of(lane)).max().unwrap_or(quickest);
-        let arrival = |(place, lane): (usize, &Lane)| {
+        let mut all = [None; PLACES_MAX];
+        for (place, lane) in usable() {
             let start = lane.free_at.max(now);
-            let later = micros_between(now, start) + micros(takes(bytes, lane.rate)) as i64 + delay_of(lane);
-            (later, place, start)
-        };
-        let Some((later, place, start)) = usable().map(arrival).min() else { return Turn::Elsewhere };
-        if later - slowest > QUEUE_MAX_US && start > now {
-            return Turn::Full;
+            let arrives_us = micros_between(now, start) + micros(takes(bytes, lane.rate)) as i64 + delay_of(lane);
+            let is_full = arrives_us - slowest > QUEUE_MAX_US && start > now;
+            all[place] = Some(Prediction { arrives_us, place, start, is_full });
         }
+        all
+    }
+
+    /// How many turns a place has had, and after them its number.
+    fn turns_of(&self, place: usize) -> (u64, usize) {
+        (self.lanes[place].as_ref().map_or(u64::MAX, |lane| lane.turns), place)
+    }
+
+    fn give_turn(&mut self, prediction: &Prediction, bytes: usize) -> (usize, Instant) {
+        let Prediction { place, start, .. } = *prediction;
         if let Some(lane) = self.lanes[place].as_mut() {
             lane.free_at = start + takes(bytes, lane.pace());
+            lane.turns += bytes as u64 * u64::from(u8::MAX) / u64::from(self.weights[place].max(1));
         }
-        Turn::Place(place, start)
+        (place, start)
     }
 
     /// A train, or a part of one, has been sent.

@@ -1,10 +1,11 @@
 //! The scheduler on simulated links, in virtual time: a source that always has more, links with a rate, a delay and a
 //! queue, a receiver that says what has come.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use super::*;
+use crate::leg::copies::Copies;
 use crate::leg::reorder::{Part, Sequencer};
 
 /// Trains of every length, as TCP makes them.
@@ -41,12 +42,13 @@ struct World {
     waiting: Vec<VecDeque<(Instant, u32, bool)>>,
     /// When each link is free again.
     free_us: Vec<u64>,
-    /// By arrival: place and train.
-    under_way: BTreeMap<(u64, u32), usize>,
+    /// By arrival: train and place.
+    under_way: BTreeSet<(u64, u32, usize)>,
     reports: VecDeque<(u64, ArrivalsRepr)>,
     arrivals: ArrivalsRepr,
     next: u32,
     delivered: Vec<u64>,
+    copies: Copies,
     sequencer: Sequencer<u32>,
     newest: u32,
     given: u32,
@@ -66,11 +68,12 @@ impl World {
             scheduler: Scheduler::default(),
             waiting: links.iter().map(|_| VecDeque::new()).collect(),
             free_us: alloc::vec![0; links.len()],
-            under_way: BTreeMap::new(),
+            under_way: BTreeSet::new(),
             reports: VecDeque::new(),
             arrivals: ArrivalsRepr::default(),
             next: 0,
             delivered: alloc::vec![0; links.len()],
+            copies: Copies::default(),
             sequencer: Sequencer::default(),
             newest: 0,
             given: 0,
@@ -121,6 +124,15 @@ impl World {
                         break;
                     }
                 }
+                Turn::Twice(both) => {
+                    for (place, at) in both {
+                        self.waiting[place].push_back((at, self.next, at > now));
+                    }
+                    self.next += 1;
+                    if both.iter().all(|(_, at)| *at > now + Duration::from_millis(400)) {
+                        break;
+                    }
+                }
                 Turn::Full | Turn::Elsewhere => {
                     self.full += 1;
                     break;
@@ -155,17 +167,19 @@ impl World {
                 continue;
             }
             self.free_us[place] = self.free_us[place].max(self.now_us) + bytes * 1_000_000 / link.rate;
-            self.under_way.insert((self.free_us[place] + link.delay_us, number), place);
+            self.under_way.insert((self.free_us[place] + link.delay_us, number, place));
         }
     }
 
     fn receive(&mut self) {
-        while let Some((&(at_us, number), &place)) =
-            self.under_way.first_key_value().filter(|((at, _), _)| *at <= self.now_us)
-        {
+        while let Some(&(at_us, number, place)) = self.under_way.first().filter(|(at_us, ..)| *at_us <= self.now_us) {
             self.under_way.pop_first();
             self.delivered[place] += train(number) as u64;
-            self.put_in_order(place, number);
+            if self.copies.admit(number, 1, 0) {
+                self.put_in_order(place, number);
+            } else {
+                self.sequencer.note_copy(self.now(), Some(place), number);
+            }
             let arrival = ArrivalRepr {
                 packet_number: number,
                 at_us: (at_us + OTHER_CLOCK_US) as u32,
@@ -328,4 +342,69 @@ fn a_place_that_is_given_little_does_not_look_slow() {
     world.run(500);
     let share = world.share(1000);
     assert!(share > 0.9, "{share}");
+}
+
+/// What each of two places has brought meanwhile, in bytes.
+fn brought(world: &mut World, ms: u64) -> [u64; 2] {
+    let before = world.delivered.clone();
+    world.run(ms);
+    core::array::from_fn(|place| world.delivered[place] - before[place])
+}
+
+#[test]
+fn places_have_their_turns_by_weight_whether_there_is_room_or_not() {
+    for (weights, links, ratio) in [
+        ([2, 1], [link(40, 10), link(20, 10)], 2.0),
+        ([3, 1], [link(40, 10), link(40, 30)], 3.0),
+        ([1, 1], [link(40, 10), link(20, 10)], 1.0),
+        ([0, 0], [link(40, 10), link(40, 10)], 1.0),
+    ] {
+        let mut world = World::new(&links);
+        world.scheduler.set_sharing(Sharing::Weighted, [weights[0], weights[1], 0, 0]);
+        world.run(2000);
+        let [one, other] = brought(&mut world, 3000);
+        let found = one as f64 / other as f64;
+        assert!((found / ratio - 1.0).abs() < 0.05, "{weights:?}: {found}");
+        // Half of what the links carry.
+        world.burst = Some(0);
+        world.run(1000);
+        let [one, other] = brought(&mut world, 3000);
+        let found = one as f64 / other as f64;
+        assert!((found / ratio - 1.0).abs() < 0.05, "{weights:?}, in bursts: {found}");
+    }
+}
+
+#[test]
+fn a_place_that_comes_back_makes_up_for_no_turns() {
+    let mut world = World::new(&[link(40, 10), link(40, 10)]);
+    world.scheduler.set_sharing(Sharing::Weighted, [1; PLACES_MAX]);
+    world.run(1000);
+    world.links[1].is_up = false;
+    world.run(3000);
+    let [one, _] = brought(&mut world, 500);
+    assert!(one > 2_000_000, "the other has all turns: {one}");
+    world.links[1].is_up = true;
+    world.run(3000);
+    let [one, other] = brought(&mut world, 1000);
+    assert!((one as f64 / other as f64 - 1.0).abs() < 0.1, "{one} and {other}");
+}
+
+#[test]
+fn a_redundant_flow_loses_nothing_with_a_place_and_has_nothing_twice() {
+    let mut world = World::new(&[link(40, 10), link(40, 25)]);
+    world.scheduler.set_sharing(Sharing::Redundant, [0; PLACES_MAX]);
+    // Less than one of them carries.
+    world.burst = Some(0);
+    world.run(2000);
+    let [one, other] = brought(&mut world, 1000);
+    assert!(one > 500_000 && (one as f64 / other as f64 - 1.0).abs() < 0.1, "{one} and {other}");
+    for (down, up) in [(1, 0), (0, 1)] {
+        world.links[up].is_up = true;
+        world.run(2000);
+        world.links[down].is_up = false;
+        world.run(1000);
+    }
+    assert!(world.dropped > 0, "something was sent by the place that was down");
+    assert_eq!((world.given, world.overtaken), (world.newest + 1, 0));
+    assert!(world.next - world.newest < 3 * BURST, "{} of {}", world.newest, world.next);
 }

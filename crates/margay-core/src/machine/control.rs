@@ -396,11 +396,13 @@ impl Sal {
         let mut info = flow.info();
         info.stack = self.stack_info(flow);
         info.loss = self.losses.of(flow.id);
+        info.timing = self.losses.timing_of(flow.id);
         info.reconfigurations = self.reconfigurations.of_flow(flow.id);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
             info.places = striping.list();
         }
+        info.sharing = self.sharing_of(flow);
         if let Some(association) = self.associations.get(flow.association) {
             info.peer = Some(association.host);
             let scope = Scope { host: association.host, flow: flow.id };
@@ -499,6 +501,7 @@ impl Sal {
             moves: location.map_or(0, |location| location.moves),
             rtt: association.rtt,
             loss_ppm: self.worst_loss(association.host),
+            timing: self.worst_timing(association.host),
             datagram_max: association.datagram_max,
             epoch: association.peer_epoch,
             flows: association.flows,

@@ -18,7 +18,7 @@ use crate::act::flow_lock::FlowLocks;
 use crate::act::grant::Grants;
 use crate::act::moving::twin::Twins;
 use crate::act::path::loss::Losses;
-use crate::act::path::policy::Policy;
+use crate::act::path::policy::{Policy, Share};
 use crate::act::path::side_path::SidePath;
 use crate::act::reconfiguration::Reconfigurations;
 use crate::act::secure::Demands;
@@ -135,6 +135,8 @@ pub struct Sal {
     pub(crate) policies: Vec<(Prefix, Policy)>,
     /// Flows that go by several pairs at once.
     pub(crate) striped: BTreeSet<FlowId>,
+    /// How flows are shared out that this host has striped otherwise than by arrival.
+    pub(crate) shares: BTreeMap<FlowId, Share>,
     /// Makes the tokens of RSYN-ACK.
     pub(crate) move_secret: [u8; 32],
     /// The local address that the datagram in hand came to, where that is known.
@@ -240,6 +242,7 @@ impl Sal {
             side_paths: Vec::new(),
             policies: Vec::new(),
             striped: BTreeSet::new(),
+            shares: BTreeMap::new(),
             move_secret: rng.bytes(),
             arrival: None,
             came_to_all: false,

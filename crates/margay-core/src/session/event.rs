@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{FlowId, SessionId};
+use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::ChainRecord;
 use crate::act::reconfiguration::Reconfigured;
@@ -17,6 +17,7 @@ use crate::cache::entry::{FlowCounters, Passage, RemoveReason};
 use crate::leg::carriage::{Carriage, Why};
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::Cipher;
+use crate::leg::timing::{FlowTiming, Timing};
 use crate::session::give_up::GiveUpCause;
 use crate::session::hand_over::HandOver;
 use crate::table::RuleId;
@@ -153,6 +154,8 @@ pub struct StripePlace {
     pub is_proved: bool,
     /// The last round trip.
     pub rtt: Option<Duration>,
+    /// How often it has its turn, where turns go by weights.
+    pub weight: u8,
 }
 
 /// A flow as lists show it.
@@ -194,6 +197,8 @@ pub struct FlowInfo {
     pub secure: Option<Cipher>,
     /// What is lost of its datagrams, where that is measured.
     pub loss: FlowLoss,
+    /// How evenly they arrive, where that is measured.
+    pub timing: FlowTiming,
     /// Its stack, and why that is so.
     pub stack: StackInfo,
     /// This host's address that its packets leave with, where that is known.
@@ -206,6 +211,8 @@ pub struct FlowInfo {
     pub stripes: bool,
     /// It does.
     pub is_striped: bool,
+    /// How what this end sends is shared out among them, then.
+    pub sharing: Sharing,
     /// Those.
     pub places: Vec<StripePlace>,
     /// The last change of its addresses.
@@ -261,6 +268,8 @@ pub struct AssociationInfo {
     pub rtt: Option<Duration>,
     /// What is lost of the datagrams of that flow whose loss is measured and greatest, of a million.
     pub loss_ppm: Option<u32>,
+    /// How evenly its datagrams arrive, of each the worst of the flows that are measured.
+    pub timing: Timing,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
     /// The peer's epoch.

@@ -11,7 +11,7 @@ use core::hash::{BuildHasher, Hash};
 use core::net::SocketAddr;
 
 use hashbrown::HashTable;
-use margay_wire::{FlowId, SessionId};
+use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::{ChainRecord, Chained};
 use crate::act::path::direct::Direct;
@@ -23,6 +23,7 @@ use crate::leg::carriage::Why;
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::{Stack, Stacks};
+use crate::leg::timing::FlowTiming;
 use crate::session::event::FlowInfo;
 use crate::types::direction::Direction;
 use crate::types::keyed_hash::KeyedHash;
@@ -317,12 +318,14 @@ impl Flow {
             why: self.direct.why,
             secure: self.seal.as_ref().filter(|_| self.is_sealed()).map(|keys| keys.cipher),
             loss: FlowLoss::default(),
+            timing: FlowTiming::default(),
             stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),
             is_pinned: self.has(seen::PINNED),
             stripes: self.has(seen::STRIPES) || self.stripe.is_some(),
             is_striped: self.stripe.is_some(),
+            sharing: Sharing::default(),
             places: Vec::new(),
             moved: None,
             moves: 0,

@@ -89,6 +89,7 @@ mod sick_instance;
 pub mod site;
 mod stack_attacks;
 mod stack_lossy;
+mod stack_paths;
 mod stack_switch;
 mod stack_throughput;
 mod tampered_host;
@@ -241,6 +242,7 @@ pub const ALL: &[Scenario] = &[
     secure_throughput::SCENARIO,
     stack_attacks::SCENARIO,
     stack_lossy::SCENARIO,
+    stack_paths::SCENARIO,
     stack_switch::SCENARIO,
     stack_throughput::SCENARIO,
     rules::SCENARIO,

@@ -93,6 +93,10 @@ const FIELDS: [&str; 118] = [
     "margay.loss.expected",
     "margay.loss.received",
     "margay.loss.gaps",
+    "margay.timing.at_us",
+    "margay.timing.jitter_us",
+    "margay.timing.judged",
+    "margay.timing.late",
     "margay.reconfiguration.step",
     "margay.reconfiguration.number",
     "margay.reconfiguration.host",
@@ -113,6 +117,8 @@ const FIELDS: [&str; 118] = [
     "margay.stripe.place",
     "margay.stripe.flags.ends",
     "margay.stripe.flags.leads",
+    "margay.stripe.sharing",
+    "margay.stripe.weight",
     "margay.arrivals.number",
     "margay.arrivals.place",
     "margay.arrivals.packet_number",
@@ -262,6 +268,7 @@ fn type_byte(value: &Value) -> u64 {
         "FENCE_NUMBER" => 23,
         "CHAIN_SEEN" => 25,
         "LOSS" => 26,
+        "TIMING" => 36,
         "CHANGE" => 0x98,
         "RECONFIGURATION" => 0x9a,
         _ => value["number"].as_u64().expect("a number"),
@@ -396,6 +403,7 @@ impl Expected {
             23 => self.number("fence_number", &value["number"]),
             25 => self.text("chain_seen", &value["digest"]),
             26 => self.loss(value),
+            36 => self.timing(value),
             0x98 => self.change(value),
             0x9a => self.reconfiguration(value),
             _ => {}
@@ -431,6 +439,13 @@ impl Expected {
             self.number(&format!("change.{field}"), &value[field]);
         }
         self.put("change.demands", u8::from(value["demands"].as_bool().expect("a flag")));
+    }
+
+    fn timing(&mut self, value: &Value) {
+        for field in ["at_us", "judged", "late"] {
+            self.number(&format!("timing.{field}"), &value[field]);
+        }
+        self.put("timing.jitter_us", value["jitter_us"].as_u64().unwrap_or(u32::MAX.into()));
     }
 
     fn loss(&mut self, value: &Value) {
@@ -471,6 +486,8 @@ impl Expected {
                 for flag in ["ends", "leads"] {
                     self.put(&format!("stripe.flags.{flag}"), u8::from(value[flag].as_bool().expect("a flag")));
                 }
+                self.number("stripe.sharing", &value["sharing"]);
+                self.number("stripe.weight", &value["weight"]);
             }
             16 => {
                 self.number("arrivals.number", &value["number"]);

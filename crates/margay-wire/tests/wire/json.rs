@@ -7,7 +7,7 @@ use margay_wire::{
     ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
     GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
     NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC, SessionId, SessionRepr,
-    StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    Sharing, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TimingRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -120,6 +120,20 @@ fn of_change(change: &ChangeRepr) -> Value {
     json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "by_rule": by_rule, "number": number})
 }
 
+fn of_timing(timing: &TimingRepr) -> Value {
+    let TimingRepr { at_us, jitter_us, judged, late } = timing;
+    json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
+}
+
+fn timing(value: &Value) -> TimingRepr {
+    TimingRepr {
+        at_us: number(value, "at_us"),
+        jitter_us: value["jitter_us"].as_u64().map(|jitter_us| jitter_us as u32),
+        judged: number(value, "judged"),
+        late: number(value, "late"),
+    }
+}
+
 fn of_loss(loss: &LossRepr) -> Value {
     let LossRepr { basis, sent, expected, received, gaps } = loss;
     json!({
@@ -165,6 +179,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
         Extension::Loss(loss) => of_loss(loss),
+        Extension::Timing(timing) => of_timing(timing),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
@@ -175,9 +190,10 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "address": location.address.to_string(),
             "flags": location.flags.bits(),
         }),
-        Extension::Stripe(StripeRepr { number, place, ends, leads }) => {
-            json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
-        }
+        Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight }) => json!({
+            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads,
+            "sharing": *sharing as u8, "weight": weight,
+        }),
         Extension::Arrivals(arrivals) => {
             let place = |(place, arrival): (usize, &Option<ArrivalRepr>)| {
                 let ArrivalRepr { packet_number, at_us, bytes } = (*arrival)?;
@@ -358,6 +374,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),
         "CHANGE" => Extension::Change(change(value)?),
         "LOSS" => Extension::Loss(loss(value)),
+        "TIMING" => Extension::Timing(timing(value)),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "RECONFIGURATION" => Extension::Reconfiguration(reconfiguration(value)?),
@@ -374,8 +391,10 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "STRIPE" => {
             let ends = flag(value, "ends");
             let leads = flag(value, "leads");
+            let sharing = Sharing::ALL[number::<usize>(value, "sharing")];
+            let weight = number(value, "weight");
             let (number, place) = (number(value, "number"), number(value, "place"));
-            Extension::Stripe(StripeRepr { number, place, ends, leads })
+            Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight })
         }
         "ARRIVALS" => Extension::Arrivals(arrivals(value)),
         "NOTICE" => Extension::Notice(notice(value)),

@@ -137,8 +137,13 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let location = (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
         json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
     });
-    let stripe = (any::<u32>(), 0..4_u8, any::<bool>(), any::<bool>()).prop_map(|(number, place, ends, leads)| {
-        json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
+    let shared = (0..3_u8, any::<u8>());
+    let stripe = (any::<u32>(), 0..4_u8, any::<[bool; 2]>(), shared).prop_map(|(number, place, flags, shared)| {
+        let ([ends, leads], (sharing, weight)) = (flags, shared);
+        json!({
+            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads, "sharing": sharing,
+            "weight": weight,
+        })
     });
     let places = subsequence((0..4_u8).collect::<Vec<_>>(), 0..=4);
     let arrivals = (any::<u32>(), places, any::<(u32, u32, u32)>()).prop_map(|(number, places, of)| {
@@ -155,7 +160,10 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
         })
     });
-    let last = (chain(), seen, fence, change(), loss, reconfiguration());
+    let timing = (any::<[u32; 3]>(), option::of(0..u32::MAX)).prop_map(|([at_us, judged, late], jitter_us)| {
+        json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
+    });
+    let last = (chain(), seen, fence, change(), loss, timing, reconfiguration());
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
         |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z)))| {

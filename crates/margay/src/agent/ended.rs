@@ -136,6 +136,7 @@ mod test {
             why: Why::Unproved,
             secure: None,
             loss: margay_core::loss::FlowLoss::default(),
+            timing: margay_core::timing::FlowTiming::default(),
             stack: StackInfo {
                 stack: Stack::Plain,
                 since: margay_core::Instant::ZERO,
@@ -151,6 +152,7 @@ mod test {
             is_pinned: false,
             stripes: false,
             is_striped: false,
+            sharing: margay_core::stripe::Sharing::default(),
             places: Vec::new(),
             moved: None,
             moves: 0,

@@ -11,7 +11,7 @@ use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome};
 use margay_core::stack_rule::StackRuleInfo;
-use margay_core::{Counters, DropReason, RemoveReason, Sal};
+use margay_core::{AssociationInfo, Counters, DropReason, RemoveReason, Sal};
 use margay_datapath::meaning;
 use margay_wire::Kind;
 use miette::{Result, miette};
@@ -231,6 +231,37 @@ fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> 
         let labels = [("service", service.as_str()), ("outcome", outcome.as_str())];
         let metric = descriptor.encode_family(&labels)?;
         ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
+}
+
+/// What is measured between this host and its peers: of those alone of which something is known.
+fn gauges_of_paths(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let paths = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.paths())).unwrap_or_default();
+    let share = |ppm: Option<u32>| ppm.map(|ppm| f64::from(ppm) / 1e6);
+    let figures: [(&str, &str, &dyn Fn(&AssociationInfo) -> Option<f64>); 3] = [
+        ("path_loss_ratio", "Share of datagrams lost, of the flow with the peer that loses most", &|path| {
+            share(path.loss_ppm)
+        }),
+        ("path_reordered_ratio", "Share of datagrams that come behind a later one, of the worst flow", &|path| {
+            share(path.timing.reordered_ppm)
+        }),
+        ("path_jitter_seconds", "By how much the time varies that datagrams take, of the worst flow", &|path| {
+            path.timing.jitter_us.map(|us| f64::from(us) / 1e6)
+        }),
+    ];
+    for (name, help, figure) in figures {
+        let mut descriptor = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        if agent.is_none() {
+            let metric = descriptor.encode_family(&[("peer", "")])?;
+            ConstGauge::new(0.0).encode(metric)?;
+        }
+        for path in &paths {
+            let Some(value) = figure(path) else { continue };
+            let peer = path.host.to_string();
+            let metric = descriptor.encode_family(&[("peer", peer.as_str())])?;
+            ConstGauge::new(value).encode(metric)?;
+        }
     }
     Ok(())
 }
@@ -507,6 +538,7 @@ fn traces_refused(agent: &Agent) -> u64 {
 fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     gauges_of_resolvers(agent, encoder)?;
     gauges_of_flows(agent, encoder)?;
+    gauges_of_paths(agent, encoder)?;
     gauges_of_programs(agent, encoder)?;
     of_health(agent, encoder)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -52,15 +53,17 @@ pub enum FlowVerb {
         #[command(flatten)]
         json: Json,
     },
-    /// What a flow does with several addresses: fail over, stay with one, or use them at once
+    /// What a flow does with several addresses: fail over, stay with one, use them at once, in turns, or two for each
+    /// packet
     Policy {
         /// The flow, as `list` shows it
         flow: String,
         /// Which policy
         policy: PolicyWord,
-        /// With `pin`: an address of this host, or of the peer
-        #[arg(required_if_eq("policy", "pin"))]
-        address: Option<IpAddr>,
+        /// With `pin`: an address of this host, or of the peer. With `weighted`: such addresses with their weights, as
+        /// 192.0.2.1=2; places of other addresses have 1
+        #[arg(required_if_eq_any([("policy", "pin"), ("policy", "weighted")]), value_name = "ADDRESS")]
+        addresses: Vec<Addressed>,
         #[command(flatten)]
         json: Json,
     },
@@ -80,8 +83,33 @@ pub enum PolicyWord {
     FailOver,
     /// Stay with one address
     Pin,
-    /// Go by several pairs of addresses at once
+    /// Go by several pairs of addresses at once, each packet where it arrives first
     Stripe,
+    /// Go by several pairs of addresses in turns, each as often as its weight says
+    Weighted,
+    /// Send each packet by two pairs of addresses, of which the first one that arrives counts
+    Redundant,
+}
+
+/// An address that a policy names, with a weight where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addressed {
+    address: IpAddr,
+    weight: Option<u32>,
+}
+
+impl FromStr for Addressed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, weight) = text.split_once('=').map_or((text, None), |(address, weight)| (address, Some(weight)));
+        let number = |weight: &str| {
+            let fault = || format!("`{weight}` is no weight; it is a number from 1 to 255, as in {address}=2");
+            weight.parse::<u8>().ok().filter(|weight| *weight > 0).map(u32::from).ok_or_else(fault)
+        };
+        let parsed = address.parse().map_err(|_| format!("`{address}` is no IP address"))?;
+        Ok(Self { address: parsed, weight: weight.map(number).transpose()? })
+    }
 }
 
 impl std::fmt::Display for PolicyWord {
@@ -90,8 +118,32 @@ impl std::fmt::Display for PolicyWord {
             Self::FailOver => "fail-over",
             Self::Pin => "pin",
             Self::Stripe => "stripe",
+            Self::Weighted => "weighted",
+            Self::Redundant => "redundant",
         })
     }
+}
+
+/// The address of a policy, or its weights.
+fn named(policy: PolicyWord, addresses: &[Addressed]) -> Result<(String, Vec<PlaceWeight>)> {
+    match (policy, addresses) {
+        (PolicyWord::Pin, [Addressed { address, weight: None }]) => Ok((address.to_string(), Vec::new())),
+        (PolicyWord::Pin, _) => miette::bail!("`pin` takes one address, without a weight"),
+        (PolicyWord::Weighted, _) => {
+            let weight = |one: &Addressed| {
+                let weight =
+                    one.weight.ok_or_else(|| miette::miette!("{0} has no weight; write {0}=2", one.address))?;
+                Ok(PlaceWeight { address: one.address.to_string(), weight })
+            };
+            Ok((String::new(), addresses.iter().map(weight).collect::<Result<_>>()?))
+        }
+        (_, []) => Ok((String::new(), Vec::new())),
+        _ => miette::bail!("only `pin` and `weighted` take addresses"),
+    }
+}
+
+fn shown(one: &Addressed) -> serde_json::Value {
+    json!({ "address": one.address.to_string(), "weight": one.weight })
 }
 
 pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<()> {
@@ -123,13 +175,12 @@ pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<(
             let sentence = format!("{flow} is moving to {to}; `margay flow show {flow}` shows when it is there");
             out.done(json.json, &json!({ "flow": flow, "to": to }), &sentence)
         }
-        FlowVerb::Policy { flow, policy, address, json } => {
-            if policy != PolicyWord::Pin && address.is_some() {
-                miette::bail!("only `pin` takes an address");
-            }
-            let address = address.map(|address| address.to_string()).unwrap_or_default();
-            let value = json!({ "flow": flow, "policy": policy.to_string(), "address": address });
-            let request = FlowPolicyRequest { flow: flow.clone(), policy: policy.to_string(), address };
+        FlowVerb::Policy { flow, policy, addresses, json } => {
+            let (address, weights) = named(policy, &addresses)?;
+            let weights_shown: Vec<_> = addresses.iter().filter(|_| !weights.is_empty()).map(shown).collect();
+            let value =
+                json!({ "flow": flow, "policy": policy.to_string(), "address": address, "weights": weights_shown });
+            let request = FlowPolicyRequest { flow: flow.clone(), policy: policy.to_string(), address, weights };
             client.flow_policy(request).await.map_err(refused)?;
             let sentence =
                 format!("{flow} has the policy {policy}; `margay flow show {flow}` shows what becomes of it");
@@ -269,19 +320,44 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
         ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
+    let evenness = evenness(flow).map(|evenness| ("timing", evenness));
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let lost = lost(flow).map(|lost| ("lost", lost));
     let changes = (!flow.reconfigurations.is_empty()).then(|| ("boxes", changes_of_boxes(&flow.reconfigurations)));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
-    out.facts(&facts.into_iter().chain(lost).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>())
+    out.facts(
+        &facts.into_iter().chain(lost).chain(evenness).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>(),
+    )
 }
 
 /// What is lost of its datagrams, where that is known.
 fn lost(flow: &FlowInfo) -> Option<String> {
-    let share = |ppm: Option<u32>, what: &str| Some(format!("{:.1} % of what is {what}", f64::from(ppm?) / 1e4));
+    let share = |ppm: Option<u32>, what: &str| Some(format!("{} of what is {what}", percent(ppm?)));
     let ways = [share(flow.lost_sent_ppm, "sent"), share(flow.lost_received_ppm, "received")];
     let known: Vec<String> = ways.into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join(", "))
+}
+
+/// How evenly its datagrams arrive, where that is known.
+fn evenness(flow: &FlowInfo) -> Option<String> {
+    let jitter = |us: Option<u32>, what: &str| Some(format!("{} jitter of what is {what}", milliseconds(us?)));
+    let late = |ppm: Option<u32>, what: &str| Some(format!("{} of what is {what} out of order", percent(ppm?)));
+    let all = [
+        jitter(flow.jitter_sent_us, "sent"),
+        jitter(flow.jitter_received_us, "received"),
+        late(flow.reordered_sent_ppm, "sent"),
+        late(flow.reordered_received_ppm, "received"),
+    ];
+    let known: Vec<String> = all.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(", "))
+}
+
+pub fn milliseconds(us: u32) -> String {
+    format!("{:.1} ms", f64::from(us) / 1e3)
+}
+
+pub fn percent(ppm: u32) -> String {
+    format!("{:.1} %", f64::from(ppm) / 1e4)
 }
 
 /// The last changes of a session's boxes, the oldest first.
@@ -327,8 +403,9 @@ fn policy(flow: &FlowInfo) -> String {
 pub fn describe(place: &PlaceInfo) -> String {
     let carried = bytes(place.sent_bytes + place.received_bytes);
     let (rtt_ms, later_ms) = (place.round_trip_us as f64 / 1e3, place.later_us as f64 / 1e3);
+    let weight = if place.weight > 0 { format!("weight {}, ", place.weight) } else { String::new() };
     format!(
-        "{} > {}: {}, {} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the \
+        "{} > {}: {}, {weight}{} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the \
          quickest",
         place.local,
         place.remote,

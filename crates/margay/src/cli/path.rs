@@ -7,6 +7,7 @@ use margay_control::api::v1::*;
 use miette::Result;
 use serde_json::json;
 
+use super::flow::{milliseconds, percent};
 use super::output::{count, span};
 use super::{Client, Json, Out, refused};
 
@@ -84,7 +85,10 @@ fn table(paths: &[PathInfo], out: &mut Out) -> Result<()> {
             0 => "-".to_owned(),
             us => format!("{:.1} ms", us as f64 / 1000.0),
         };
-        let lost = path.lost_ppm.map_or("-".to_owned(), |ppm| format!("{:.1} %", f64::from(ppm) / 1e4));
+        let unknown = || "-".to_owned();
+        let lost = path.lost_ppm.map_or_else(unknown, percent);
+        let jitter = path.jitter_us.map_or_else(unknown, milliseconds);
+        let reordered = path.reordered_ppm.map_or_else(unknown, percent);
         vec![
             called(path),
             if path.local.is_empty() { "?".to_owned() } else { path.local.clone() },
@@ -92,9 +96,12 @@ fn table(paths: &[PathInfo], out: &mut Out) -> Result<()> {
             if path.router { "router".to_owned() } else { path.flows.to_string() },
             round_trip,
             lost,
+            jitter,
+            reordered,
             state(path),
             moved,
         ]
     });
-    out.table(&["PEER", "FROM", "TO", "FLOWS", "ROUND TRIP", "LOST", "STATE", "MOVED"], rows.collect(), "no peers")
+    let head = ["PEER", "FROM", "TO", "FLOWS", "ROUND TRIP", "LOST", "JITTER", "REORDERED", "STATE", "MOVED"];
+    out.table(&head, rows.collect(), "no peers")
 }

@@ -154,6 +154,7 @@ impl Sal {
         self.unlock_gone_flow(self.now, id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
+        self.shares.remove(&id);
         if let Some(host) = self.associations.get(flow.association).map(|association| association.host) {
             self.locations.remove(Scope { host, flow: id });
         }

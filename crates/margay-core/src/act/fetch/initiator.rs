@@ -318,6 +318,7 @@ impl Sal {
         let kept = old.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
         let word = handover(ticket, fetching.taker);
         self.say_of_hand_over(fetching.old, Kind::AckCancel, Flags::CONFIRM, word, None);
+        self.carry_share(fetching.old, fetching.new);
         self.remove_flow(fetching.old, RemoveReason::HandedOver);
         self.flows.set_tuple(fetching.new, app);
         let Some(new) = self.flows.get_mut(fetching.new) else { return };

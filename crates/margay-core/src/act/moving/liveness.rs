@@ -214,7 +214,8 @@ impl Sal {
         }
         if let Some(loss) = message.loss() {
             let scope = self.scope_of(association, message)?;
-            return self.note_loss(scope.flow, loss, message.flags.contains(Flags::CONFIRM));
+            let is_answer = message.flags.contains(Flags::CONFIRM);
+            return self.note_loss(scope.flow, loss, message.timing(), is_answer);
         }
         let probe = message.location();
         if let Some(probe) = probe {

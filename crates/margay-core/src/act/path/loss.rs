@@ -5,6 +5,9 @@
 //! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`,
 //! its datagrams have numbers, and these are counted instead.
 //!
+//! Beside that, each PROBE says when it was sent: how much the time varies that PROBEs take is the jitter of their way
+//! (docs/decisions/0084). And each end counts which of the peer's datagrams come behind a later one.
+//!
 //! The counts are the flow cache's: the core asks for them ([`EntryUpdate::Count`]) and is told
 //! ([`Sal::handle_counted`]).
 
@@ -12,11 +15,12 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr};
+use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr, TimingRepr};
 
 use crate::association::draft::Draft;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
+use crate::leg::timing::{FlowTiming, Order, Timing};
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::drop_reason::DropReason;
@@ -34,6 +38,10 @@ const ACTIVE: Duration = Duration::from_secs(10);
 const WINDOW: f64 = 1024.0;
 /// Of fewer datagrams nothing is said.
 const SAMPLE_MIN: f64 = 50.0;
+/// What one PROBE adds to the jitter. RFC 3550 has a sixteenth, for many packets a second; PROBEs are two to four.
+const JITTER_GAIN: f64 = 0.125;
+/// Of fewer PROBEs no jitter is said.
+const JITTER_SAMPLES_MIN: u32 = 4;
 /// A count that has risen by more has begun anew.
 const RISE_MAX: u32 = 1 << 31;
 
@@ -74,6 +82,31 @@ impl Meter {
     }
 }
 
+/// By how much the time varies that the peer's PROBEs take (RFC 3550 §6.4.1).
+#[derive(Clone, Copy, Debug, Default)]
+struct Jitter {
+    /// How long the last one took, by two clocks.
+    took: Option<u32>,
+    smoothed_us: f64,
+    samples: u32,
+}
+
+impl Jitter {
+    fn note(&mut self, sent_us: u32, came_us: u32) {
+        let took = came_us.wrapping_sub(sent_us);
+        let Some(last) = self.took.replace(took) else { return };
+        let differs_us = f64::from(took.wrapping_sub(last).cast_signed().unsigned_abs());
+        self.samples += 1;
+        let gain = if self.samples == 1 { 1.0 } else { JITTER_GAIN };
+        self.smoothed_us += (differs_us - self.smoothed_us) * gain;
+    }
+
+    fn get(&self) -> Option<u32> {
+        // A cast of what is too great gives the greatest, which says that it is not known.
+        (self.samples >= JITTER_SAMPLES_MIN).then_some((self.smoothed_us as u32).min(u32::MAX - 1))
+    }
+}
+
 /// What is asked and answered about one flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
@@ -85,6 +118,33 @@ struct Measured {
     answer: Option<LossRepr>,
     sent: Meter,
     received: Meter,
+    /// Of PROBEs of the peer.
+    jitter: Jitter,
+    /// What the peer says of those of this host.
+    sent_jitter_us: Option<u32>,
+    sent_order: Meter,
+    received_order: Meter,
+}
+
+impl Measured {
+    fn timing(&self) -> FlowTiming {
+        let of = |jitter_us, order: &Meter| Timing { jitter_us, reordered_ppm: order.loss().map(|late| late.ppm) };
+        FlowTiming {
+            sent: of(self.sent_jitter_us, &self.sent_order),
+            received: of(self.jitter.get(), &self.received_order),
+        }
+    }
+
+    fn note_timing(&mut self, now: Instant, said: TimingRepr) {
+        self.jitter.note(said.at_us, now.micros() as u32);
+        self.sent_jitter_us = said.jitter_us;
+        self.sent_order.note(in_order(Order { judged: said.judged, late: said.late }));
+    }
+}
+
+/// What came in order, as what came.
+fn in_order(order: Order) -> Numbered {
+    Numbered { change: 0, expected: order.judged, received: order.judged.wrapping_sub(order.late), gaps: 0 }
 }
 
 /// Flows whose loss is measured, or asked about by the peer.
@@ -109,6 +169,11 @@ impl Losses {
         }
     }
 
+    /// How evenly a flow's datagrams arrive.
+    pub fn timing_of(&self, id: FlowId) -> FlowTiming {
+        self.flows.get(&id).map(Measured::timing).unwrap_or_default()
+    }
+
     pub fn forget(&mut self, id: FlowId) {
         self.flows.remove(&id);
     }
@@ -117,6 +182,8 @@ impl Losses {
     pub fn stir(&mut self, now: Instant, id: FlowId) {
         if let Some(measured) = self.flows.get_mut(&id).filter(|measured| measured.next.is_none()) {
             measured.next = Some(now);
+            // Two clocks go apart in a pause.
+            measured.jitter.took = None;
             self.next = Some(now);
         }
     }
@@ -178,11 +245,19 @@ impl Sal {
     }
 
     /// What the peer has said of a flow in a proved PROBE: a question, or an answer.
-    pub(crate) fn note_loss(&mut self, id: FlowId, said: LossRepr, is_answer: bool) -> Result<(), DropReason> {
+    pub(crate) fn note_loss(
+        &mut self,
+        id: FlowId,
+        said: LossRepr,
+        timing: Option<TimingRepr>,
+        is_answer: bool,
+    ) -> Result<(), DropReason> {
+        let now = self.now;
         if is_answer && !self.losses.flows.contains_key(&id) {
             return Err(DropReason::Unexpected);
         }
         let measured = self.losses.entry(id).ok_or(DropReason::Full)?;
+        timing.into_iter().for_each(|timing| measured.note_timing(now, timing));
         *(if is_answer { &mut measured.answer } else { &mut measured.question }) = Some(said);
         self.queue.update(EntryUpdate::Count(id));
         Ok(())
@@ -194,6 +269,7 @@ impl Sal {
         let question = measured.question.take();
         let answer = measured.answer.take();
         let asks = core::mem::take(&mut measured.asks);
+        measured.received_order.note(in_order(count.order));
         for said in question.iter().chain(&answer) {
             // What is on its way is behind what it says.
             measured.received.note(count.numbered.unwrap_or(Numbered {
@@ -232,13 +308,29 @@ impl Sal {
         flows.filter_map(|id| self.losses.of(*id).worst_ppm()).max()
     }
 
+    /// How evenly the datagrams of all flows with a host arrive, of each the worst.
+    pub(crate) fn worst_timing(&self, host: HostId) -> Timing {
+        let is_with = |id: &FlowId| {
+            let association = self.flows.get(*id).and_then(|flow| self.associations.get(flow.association));
+            association.is_some_and(|association| association.host == host)
+        };
+        let flows = self.losses.flows.iter().filter(|(id, _)| is_with(id));
+        flows.map(|(_, measured)| measured.timing().worst()).fold(Timing::default(), Timing::or_worse)
+    }
+
     fn say_loss(&mut self, id: FlowId, count: &FlowCount, asked: u32, flags: Flags) {
         let Some(flow) = self.flows.get(id) else { return };
         let association = flow.association;
         let numbered =
             count.numbered.unwrap_or(Numbered { change: 0, expected: asked, received: count.received, gaps: 0 });
         let Numbered { change, expected, received, gaps } = numbered;
-        let extensions = [Extension::Loss(LossRepr { basis: change, sent: count.sent, expected, received, gaps })];
+        let jitter_us = self.losses.flows.get(&id).and_then(|measured| measured.jitter.get());
+        let Order { judged, late } = count.order;
+        let at_us = self.now.micros() as u32;
+        let extensions = [
+            Extension::Loss(LossRepr { basis: change, sent: count.sent, expected, received, gaps }),
+            Extension::Timing(TimingRepr { at_us, jitter_us, judged, late }),
+        ];
         let mut draft = Draft::new(Kind::Probe, flow.peer_flow, id);
         draft.flags = flags;
         draft.extensions = &extensions;
@@ -275,6 +367,38 @@ mod tests {
             meter.note(at);
         }
         assert!(meter.loss().is_some_and(|loss| loss.ppm < 10));
+    }
+
+    #[test]
+    fn jitter_is_what_the_time_varies_by_whatever_the_clocks_say() {
+        let mut jitter = Jitter::default();
+        let apart = u32::MAX - 3_000_000;
+        for at in 0..40_u32 {
+            let sent_us = (u32::MAX - 5_000_000).wrapping_add(at * 500_000);
+            let took_us = 20_000 + if at % 2 == 0 { 0 } else { 4_000 };
+            assert_eq!(jitter.get().is_some(), at > JITTER_SAMPLES_MIN);
+            jitter.note(sent_us, sent_us.wrapping_add(apart).wrapping_add(took_us));
+        }
+        assert_eq!(jitter.get(), Some(4_000));
+        for at in 40..120_u32 {
+            let sent_us = (u32::MAX - 5_000_000).wrapping_add(at * 500_000);
+            jitter.note(sent_us, sent_us.wrapping_add(apart));
+        }
+        assert!(jitter.get().is_some_and(|us| us < 10), "{jitter:?}");
+    }
+
+    #[test]
+    fn what_comes_behind_a_later_one_is_a_share_of_what_has_a_number() {
+        let mut measured = Measured::default();
+        let said = |judged, late| TimingRepr { judged, late, ..TimingRepr::default() };
+        for step in 0..20 {
+            measured.note_timing(Instant::ZERO, said(step * 100, step * 3));
+            measured.received_order.note(in_order(Order { judged: step * 100, late: 0 }));
+        }
+        let FlowTiming { sent, received } = measured.timing();
+        assert!(sent.reordered_ppm.is_some_and(|ppm| (29_000..31_000).contains(&ppm)), "{sent:?}");
+        assert_eq!(received.reordered_ppm, Some(0));
+        assert_eq!(Measured::default().timing(), FlowTiming::default());
     }
 
     #[test]

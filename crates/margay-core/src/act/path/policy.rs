@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::IpAddr;
 
-use margay_wire::FlowId;
+use margay_wire::{FlowId, PLACES_MAX, Sharing};
 
-use crate::act::path::side_path::{MoveRefused, Towards};
+use crate::act::path::side_path::{ListOf, MoveRefused, Towards};
 use crate::association::location::{Cause, Pair, Scope};
 use crate::machine::sal::Sal;
 use crate::session::Act;
@@ -23,16 +23,111 @@ pub enum Policy {
     FailOver,
     /// It goes by this address, of either end, as long as that can be.
     Pin(IpAddr),
-    /// It goes by several pairs at once.
+    /// It goes by several pairs at once: each packet where it is predicted to arrive first.
     Stripe,
+    /// It goes by several pairs in turns, each as often as its weight says.
+    Weighted(Weights),
+    /// It goes by several pairs at once: each packet by two, of which the first one that arrives counts.
+    Redundant,
+}
+
+impl Policy {
+    /// As orders and lists write it, without what it names.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::FailOver => "fail-over",
+            Self::Pin(_) => "pin",
+            Self::Stripe => "stripe",
+            Self::Weighted(_) => "weighted",
+            Self::Redundant => "redundant",
+        }
+    }
+}
+
+/// Weights of places, by an address that each is of: this host's, or the peer's. Places of other addresses have 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Weights([Option<(IpAddr, u8)>; PLACES_MAX]);
+
+/// Why weights are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsError {
+    /// Nothing.
+    #[error("`weighted` needs weights: which address has how many turns, as in 192.0.2.1=2")]
+    None,
+    /// Too many.
+    #[error("a flow has {PLACES_MAX} places at most, and so many weights")]
+    Many,
+    /// Zero, or too large.
+    #[error("the weight of {0} is {1}: it is 1 to 255; for no packet to go by {0}, order `pin` with another address")]
+    OutOfRange(IpAddr, u32),
+    /// One address twice.
+    #[error("{0} has two weights")]
+    Twice(IpAddr),
+}
+
+impl Weights {
+    /// So many turns for each address.
+    ///
+    /// # Errors
+    ///
+    /// None or too many, one that is not 1 to 255, or an address twice.
+    pub fn new(weights: impl IntoIterator<Item = (IpAddr, u32)>) -> Result<Self, WeightsError> {
+        let mut all = [None; PLACES_MAX];
+        let mut count = 0;
+        for (address, weight) in weights {
+            if all.iter().flatten().any(|(known, _)| *known == address) {
+                return Err(WeightsError::Twice(address));
+            }
+            let turns = u8::try_from(weight).ok().filter(|turns| *turns > 0);
+            let turns = turns.ok_or(WeightsError::OutOfRange(address, weight))?;
+            *all.get_mut(count).ok_or(WeightsError::Many)? = Some((address, turns));
+            count += 1;
+        }
+        if count == 0 { Err(WeightsError::None) } else { Ok(Self(all)) }
+    }
+
+    /// Which addresses they are of.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.iter().flatten().map(|(address, _)| *address)
+    }
+
+    /// Of a pair of addresses.
+    pub(crate) fn of(&self, pair: &Pair) -> u8 {
+        let mut known = self.0.iter().flatten();
+        let found = known.find(|(address, _)| pair.local == Some(*address) || pair.remote.ip() == *address);
+        found.map_or(1, |(_, weight)| *weight)
+    }
+}
+
+/// How this host has a flow shared out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub sharing: Sharing,
+    pub weights: Weights,
+}
+
+impl Policy {
+    /// Of a flow that is striped by it.
+    const fn share(self) -> Option<Share> {
+        let (sharing, weights) = match self {
+            Self::FailOver | Self::Pin(_) => return None,
+            Self::Stripe => (Sharing::Earliest, Weights([None; PLACES_MAX])),
+            Self::Weighted(weights) => (Sharing::Weighted, weights),
+            Self::Redundant => (Sharing::Redundant, Weights([None; PLACES_MAX])),
+        };
+        Some(Share { sharing, weights })
+    }
 }
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::FailOver => f.write_str("fail-over"),
             Self::Pin(address) => write!(f, "pin {address}"),
-            Self::Stripe => f.write_str("stripe"),
+            Self::Weighted(weights) => {
+                f.write_str(self.word())?;
+                weights.0.iter().flatten().try_for_each(|(address, weight)| write!(f, " {address}={weight}"))
+            }
+            _ => f.write_str(self.word()),
         }
     }
 }
@@ -73,15 +168,45 @@ impl Sal {
             return Err(MoveRefused::UnknownFlow(id));
         }
         self.may_lock_flow(now, id, Act::Move)?;
+        self.may_share(id, policy)?;
         self.set_policy(now, id, policy)
+    }
+
+    /// Whether there are several pairs for an order that is about them, and those that it names.
+    fn may_share(&self, id: FlowId, policy: Policy) -> Result<(), MoveRefused> {
+        let weights = match policy {
+            Policy::FailOver | Policy::Pin(_) | Policy::Stripe => return Ok(()),
+            Policy::Weighted(weights) => weights,
+            Policy::Redundant => Weights::default(),
+        };
+        let flow = self.flows.get(id).filter(|flow| flow.carries_data()).ok_or(MoveRefused::NotAlive(id))?;
+        let association = self.associations.get(flow.association).ok_or(MoveRefused::NotAlive(id))?;
+        if association.is_self() {
+            return Err(MoveRefused::SameHost);
+        }
+        let host = association.host;
+        let pairs: Vec<Pair> = match &flow.stripe {
+            Some(striping) => striping.list().iter().map(|place| place.pair).collect(),
+            None => self.apart(host, &[]),
+        };
+        if pairs.len() < 2 {
+            return Err(MoveRefused::OnePlace(policy.word(), ListOf(self.config.local_addresses.clone())));
+        }
+        let has = |address: IpAddr| pairs.iter().any(|one| one.local == Some(address) || one.remote.ip() == address);
+        match weights.addresses().find(|address| !has(*address)) {
+            Some(unknown) => {
+                let local = pairs.iter().filter_map(|pair| pair.local).collect();
+                let remote = pairs.iter().map(|pair| pair.remote.ip()).collect();
+                Err(MoveRefused::NoPair(unknown, ListOf(local), ListOf(remote)))
+            }
+            None => Ok(()),
+        }
     }
 
     fn set_policy(&mut self, now: Instant, id: FlowId, policy: Policy) -> Result<(), MoveRefused> {
         match policy {
             Policy::FailOver => {
-                if let Some(flow) = self.flows.get_mut(id) {
-                    flow.seen &= !seen::STRIPES;
-                }
+                self.forget_share(id);
                 self.end_stripe(now, id, true);
                 self.unpin(now, id);
                 Ok(())
@@ -94,25 +219,51 @@ impl Sal {
                     Err(refused) => return Err(refused),
                 }
                 self.end_stripe(now, id, true);
+                self.forget_share(id);
                 if let Some(flow) = self.flows.get_mut(id) {
-                    flow.seen = flow.seen & !seen::STRIPES | seen::PINNED;
+                    flow.seen |= seen::PINNED;
                 }
                 Ok(())
             }
-            Policy::Stripe => {
-                if self.flows.get(id).and_then(|flow| flow.stripe.as_ref()).is_some() {
-                    return Ok(());
-                }
-                if self.has_several_pairs(id) {
+            Policy::Stripe | Policy::Weighted(_) | Policy::Redundant => {
+                let is_striped = self.flows.get(id).is_some_and(|flow| flow.stripe.is_some());
+                if !is_striped && self.has_several_pairs(id) {
                     self.begin_stripe(now, id, true)?;
                 }
-                self.unpin(now, id);
+                if !is_striped {
+                    self.unpin(now, id);
+                }
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.seen |= seen::STRIPES;
                 }
+                match policy.share().filter(|share| share.sharing != Sharing::Earliest) {
+                    Some(share) => drop(self.shares.insert(id, share)),
+                    None => drop(self.shares.remove(&id)),
+                }
+                self.share_out(now, id);
                 Ok(())
             }
         }
+    }
+
+    /// This host does not want it to be striped any more.
+    pub(crate) fn forget_share(&mut self, id: FlowId) {
+        self.shares.remove(&id);
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.seen &= !seen::STRIPES;
+        }
+    }
+
+    /// A flow goes on as another one, and is shared out as before.
+    pub(crate) fn carry_share(&mut self, from: FlowId, to: FlowId) {
+        if let Some(share) = self.shares.get(&from).copied() {
+            self.shares.insert(to, share);
+        }
+    }
+
+    /// How this host wants a flow to be shared out, if it wants it to be striped.
+    pub(crate) fn own_share(&self, flow: &Flow) -> Option<Share> {
+        flow.has(seen::STRIPES).then(|| self.shares.get(&flow.id).copied().unwrap_or_default())
     }
 
     /// It goes by the pair of all flows with its peer again.

@@ -60,6 +60,12 @@ pub enum MoveRefused {
     /// It is there already.
     #[error("that is where it is")]
     There,
+    /// Nothing to share out among.
+    #[error(
+        "there is one pair of addresses with the peer only, and `{0}` needs two: this host has {1}; `margay path list` \
+         shows what the peer has"
+    )]
+    OnePlace(&'static str, ListOf),
     /// Too many.
     #[error("{STRIPED_MAX} flows are striped already; end some, or give them another policy")]
     ManyStriped,

@@ -10,17 +10,17 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, StripeRepr};
+use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, Sharing, StripeRepr};
 
 use crate::act::path::side_path::MoveRefused;
 use crate::association::Association;
 use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
-use crate::cache::entry::{EntryUpdate, PathId, Place, StripeNews};
+use crate::cache::entry::{EntryUpdate, PathId, Place, Places, StripeNews};
 use crate::leg::carriage::{DirectEvent, Why};
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
-use crate::session::flow::seen;
+use crate::session::flow::Flow;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::role::Role;
@@ -41,6 +41,10 @@ const UNANSWERED: u32 = 7;
 const ACTIVE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(1);
 
+/// The flow goes by several pairs no more.
+const END: StripeRepr =
+    StripeRepr { number: 0, place: 0, ends: true, leads: false, sharing: Sharing::Earliest, weight: 0 };
+
 /// One place of a flow.
 #[derive(Debug)]
 struct Leg {
@@ -48,11 +52,17 @@ struct Leg {
     path: PathId,
     /// Of the last question.
     number: u32,
+    /// How that said that this end shares out.
+    asked_with: Sharing,
     asked: Instant,
     next: Instant,
     misses: u32,
     rtt: Option<Duration>,
     is_proved: bool,
+    /// How often it has its turn, where turns go by weights.
+    weight: u8,
+    /// What the leader says of that; 0: nothing.
+    said_weight: u8,
 }
 
 /// What is kept of a striped flow.
@@ -62,21 +72,42 @@ pub(crate) struct Striping {
     legs: [Option<Leg>; PLACES_MAX],
     reports: u32,
     next: Instant,
+    /// How this end shares out.
+    sharing: Sharing,
+    /// How the peer does, as its last question says.
+    peers: Sharing,
+    /// The peer knows of other ways to share out than by arrival.
+    is_able: bool,
 }
 
 impl Striping {
     /// As the cache's entry has it.
-    pub fn places(&self) -> [Option<Place>; PLACES_MAX] {
-        core::array::from_fn(|place| {
-            self.legs[place].as_ref().map(|leg| Place { path: leg.path, may_send: leg.is_proved })
-        })
+    pub fn places(&self) -> Places {
+        let place = |leg: &Leg| Place { path: leg.path, may_send: leg.is_proved, weight: leg.weight };
+        Places {
+            // A peer that does not know of copies would give them all to its program.
+            sharing: if self.is_refused() { Sharing::Earliest } else { self.sharing },
+            takes_copies: self.peers == Sharing::Redundant,
+            places: core::array::from_fn(|at| self.legs[at].as_ref().map(place)),
+        }
+    }
+
+    /// Whether nothing has shown yet that the peer drops what comes twice, and it would.
+    fn is_refused(&self) -> bool {
+        self.sharing == Sharing::Redundant && !self.is_able
+    }
+
+    /// How this end shares out.
+    pub const fn sharing(&self) -> Sharing {
+        self.sharing
     }
 
     /// For lists.
     pub fn list(&self) -> Vec<StripePlace> {
         let place = |(place, leg): (usize, &Option<Leg>)| {
             let leg = leg.as_ref()?;
-            Some(StripePlace { place, pair: leg.pair, is_proved: leg.is_proved, rtt: leg.rtt })
+            let Leg { pair, is_proved, rtt, weight, .. } = *leg;
+            Some(StripePlace { place, pair, is_proved, rtt, weight })
         };
         self.legs.iter().enumerate().filter_map(place).collect()
     }
@@ -119,9 +150,18 @@ impl Sal {
         self.direct_event(now, id, DirectEvent::Stalled, Why::Striped);
         self.direct_event(now, id, DirectEvent::PeerBack, Why::Striped);
         let Some(flow) = self.flows.get_mut(id) else { return Err(MoveRefused::NotAlive(id)) };
-        flow.stripe = Some(Box::new(Striping { leads, legs: Default::default(), reports: 0, next: now }));
+        flow.stripe = Some(Box::new(Striping {
+            leads,
+            legs: Default::default(),
+            reports: 0,
+            next: now,
+            sharing: Sharing::default(),
+            peers: Sharing::default(),
+            is_able: false,
+        }));
         self.striped.insert(id);
         self.counters.stripes += 1;
+        self.share_out(now, id);
         self.install_again(id);
         Ok(())
     }
@@ -131,7 +171,7 @@ impl Sal {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.stripe.is_some()) else { return };
         let association = flow.association;
         if tells && let Some(host) = self.associations.get(association).map(|association| association.host) {
-            let end = StripeRepr { number: 0, place: 0, ends: true, leads: false };
+            let end = END;
             let pairs: Vec<Pair> = flow.stripe.iter().flat_map(|striping| striping.pairs()).collect();
             pairs.into_iter().for_each(|pair| self.send_stripe(Scope { host, flow: id }, pair, end, Flags::empty()));
         }
@@ -179,9 +219,7 @@ impl Sal {
         if self.is_without_answer(id) {
             // It knows nothing of places, or none of these pairs works: the flow goes as others do.
             self.counters.policies_refused += 1;
-            if let Some(flow) = self.flows.get_mut(id) {
-                flow.seen &= !seen::STRIPES;
-            }
+            self.forget_share(id);
             self.end_stripe(now, id, true);
             return;
         }
@@ -189,17 +227,19 @@ impl Sal {
         let mut questions: Vec<(Pair, StripeRepr)> = Vec::new();
         let mut silent: Vec<Pair> = Vec::new();
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
-        let leads = striping.leads;
+        let Striping { leads, sharing, .. } = **striping;
         for (place, leg) in (0..).zip(&mut striping.legs).filter_map(|(place, leg)| Some((place, leg.as_mut()?))) {
             if leg.next > now || is_idle && leg.is_proved {
                 continue;
             }
             leg.number = self.rng.u32();
+            leg.asked_with = sharing;
             leg.asked = now;
             let wait = if leg.is_proved && leg.misses == 0 { ASK } else { ASK_FIRST * (1 << leg.misses.min(8)) };
             leg.next = now + wait.min(ASK_MAX);
             leg.misses += 1;
-            questions.push((leg.pair, StripeRepr { number: leg.number, place, ends: false, leads }));
+            let weight = if sharing == Sharing::Weighted { leg.weight } else { 0 };
+            questions.push((leg.pair, StripeRepr { number: leg.number, place, leads, sharing, weight, ends: false }));
             if leg.misses > MISSES && leg.is_proved {
                 silent.push(leg.pair);
             }
@@ -255,7 +295,7 @@ impl Sal {
 
     /// Pairs that have nothing in common, those of `present` first. Where one end has fewer addresses, only its own are
     /// used twice.
-    fn apart(&self, host: HostId, present: &[Pair]) -> Vec<Pair> {
+    pub(crate) fn apart(&self, host: HostId, present: &[Pair]) -> Vec<Pair> {
         let is_v4 = self.pair_of(host).is_some_and(|pair| pair.remote.is_ipv4());
         let mut all = self.pairs_for(host);
         all.retain(|pair| pair.local.is_some() && pair.remote.is_ipv4() == is_v4);
@@ -289,17 +329,47 @@ impl Sal {
             pair,
             path,
             number: 0,
+            asked_with: Sharing::default(),
             asked: now,
             next: now,
             misses: 0,
             rtt: None,
             is_proved: false,
+            weight: 1,
+            said_weight: 0,
         });
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         striping.next = now;
         let former = core::mem::replace(&mut striping.legs[place], leg);
         self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Gone(place) });
         self.let_side_path_go(former.map(|leg| leg.path));
+        self.share_out(now, id);
+    }
+
+    /// How this end shares a flow out, as far as is known: as this host wants it, or else as the one that leads says.
+    pub(crate) fn sharing_of(&self, flow: &Flow) -> Sharing {
+        let own = self.own_share(flow).map(|share| share.sharing);
+        flow.stripe.as_ref().map_or(own.unwrap_or_default(), |striping| striping.sharing())
+    }
+
+    /// What a flow's places are shared out by may have changed. The peer is told with the next questions, which are
+    /// asked now where it has.
+    pub(crate) fn share_out(&mut self, now: Instant, id: FlowId) {
+        let Some(own) = self.flows.get(id).map(|flow| self.own_share(flow)) else { return };
+        let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
+        let before = striping.places();
+        let was = striping.sharing;
+        striping.sharing = own.map_or(striping.peers, |own| own.sharing);
+        for leg in striping.legs.iter_mut().flatten() {
+            leg.weight = own.map_or(leg.said_weight.max(1), |own| own.weights.of(&leg.pair));
+        }
+        let after = striping.places();
+        if before == after && was == striping.sharing {
+            return;
+        }
+        striping.next = now;
+        striping.legs.iter_mut().flatten().for_each(|leg| leg.next = now);
+        self.install_again(id);
     }
 
     fn send_stripe(&mut self, scope: Scope, pair: Pair, stripe: StripeRepr, flags: Flags) {
@@ -339,7 +409,7 @@ impl Sal {
         let follows = said.leads && !(leads && role == Role::Initiator);
         let begins = follows && (leads || !is_striped);
         if begins && self.begin_stripe(now, scope.flow, false).is_err() || !said.leads && !leads {
-            let end = StripeRepr { number: said.number, place: said.place, ends: true, leads: false };
+            let end = StripeRepr { number: said.number, place: said.place, ..END };
             self.send_stripe(scope, pair, end, Flags::empty());
             return Err(DropReason::Unexpected);
         }
@@ -352,9 +422,26 @@ impl Sal {
             self.install_again(scope.flow);
             self.ask_places(now, scope.flow);
         }
+        self.note_sharing(now, scope.flow, said);
         let answer = StripeRepr { leads, ..said };
         self.send_stripe(scope, pair, answer, Flags::CONFIRM);
         Ok(())
+    }
+
+    /// How the peer shares out, as its question by a place says.
+    fn note_sharing(&mut self, now: Instant, id: FlowId, said: StripeRepr) {
+        let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
+        let before = striping.places();
+        striping.peers = said.sharing;
+        striping.is_able |= said.sharing != Sharing::Earliest;
+        if let Some(leg) = striping.legs.get_mut(usize::from(said.place)).and_then(Option::as_mut) {
+            leg.said_weight = said.weight;
+        }
+        let is_changed = before != striping.places();
+        self.share_out(now, id);
+        if is_changed {
+            self.install_again(id);
+        }
     }
 
     /// The peer has answered a question by a place.
@@ -367,10 +454,20 @@ impl Sal {
         }
         let rtt = now.since(leg.asked);
         leg.rtt = Some(rtt);
+        let asked_with = leg.asked_with;
         leg.misses = 0;
         leg.next = now + ASK;
         let is_new = !core::mem::replace(&mut leg.is_proved, true);
-        if is_new {
+        let was_able = striping.is_able;
+        striping.is_able |= said.sharing != Sharing::Earliest;
+        if striping.is_refused() && asked_with == Sharing::Redundant {
+            // It answers, and does not know what a copy is: the flow goes as others do.
+            self.counters.policies_refused += 1;
+            self.forget_share(id);
+            self.end_stripe(now, id, true);
+            return Ok(());
+        }
+        if is_new || was_able != striping.is_able {
             self.install_again(id);
         }
         self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Alive { place, rtt } });

@@ -413,6 +413,7 @@ impl Sal {
         let Flow { lifecycle, since, closed_at, .. } = *flow;
         let source = flow.source.clone();
         let ends = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        self.carry_share(from, to);
         self.flows.set_directions(from, Directions::Ingress);
         self.flows.set_deadline(from, None);
         self.install_again(from);

@@ -360,7 +360,7 @@ impl Sal {
             is_timed: false,
             is_calm: false,
             is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
-            asks_for_loss: paces().any(|fact| fact == Fact::Loss),
+            asks_for_loss: paces().any(|fact| matches!(fact, Fact::Loss | Fact::JitterMs | Fact::Reordering)),
             epoch: 0,
             regions: Vec::new(),
             acted,

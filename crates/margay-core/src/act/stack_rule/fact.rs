@@ -107,6 +107,10 @@ facts! {
     RttMs = "path.rtt_ms", Number, Always;
     /// Share of a flow's datagrams that is lost, of the way that loses more.
     Loss = "path.loss", Number, Always;
+    /// Milliseconds by which the time varies that a flow's datagrams take, of the way that varies more.
+    JitterMs = "path.jitter_ms", Number, Always;
+    /// Share of a flow's datagrams that come behind a later one, of the way on which more do.
+    Reordering = "path.reordering", Number, Always;
     /// Bytes of the largest IP packet that both ends' links take.
     Mtu = "path.mtu", Number, Seldom;
     /// Whether an address translator is between the hosts.

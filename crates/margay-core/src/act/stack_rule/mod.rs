@@ -112,7 +112,7 @@ struct Followed {
     is_calm: bool,
     /// Whether one is about what the flow has carried.
     is_measured: bool,
-    /// Whether one is about what is lost of it.
+    /// Whether one is about what is lost of it, or how evenly it arrives.
     asks_for_loss: bool,
     /// Up to which change of facts it has been evaluated.
     epoch: u64,

@@ -7,6 +7,7 @@ use super::program::Program;
 use super::{Carried, LocalPlace};
 use crate::association::Association;
 use crate::association::location::Pair;
+use crate::leg::timing::Timing;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::name::ServiceId;
@@ -75,6 +76,10 @@ impl<'a> Seen<'a> {
         self.sal.associations.get(self.flow?.association)
     }
 
+    fn timing(&self) -> Option<Timing> {
+        Some(self.sal.losses.timing_of(self.flow?.id).worst())
+    }
+
     fn mtu(&self) -> Option<f64> {
         let heads = if self.remote?.is_ipv4() { HEADS_V4 } else { HEADS_V6 };
         Some(f64::from(self.association()?.datagram_max.saturating_add(heads)))
@@ -126,6 +131,8 @@ impl Facts for Seen<'_> {
             Fact::IsWireless => Value::Bool(self.place()?.is_wireless),
             Fact::RttMs => Value::Number(self.association()?.rtt?.as_secs_f64() * 1000.0),
             Fact::Loss => Value::Number(f64::from(self.sal.losses.of(self.flow?.id).worst_ppm()?) / 1e6),
+            Fact::JitterMs => Value::Number(f64::from(self.timing()?.jitter_us?) / 1e3),
+            Fact::Reordering => Value::Number(f64::from(self.timing()?.reordered_ppm?) / 1e6),
             Fact::Mtu => Value::Number(self.mtu()?),
             Fact::IsTranslated => Value::Bool(self.sal.is_translated_between(self.association()?.host)),
             Fact::Hour | Fact::Minute | Fact::Weekday => Value::Number(self.clock(fact)),

@@ -184,10 +184,8 @@ fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
                 // One datagram each millisecond; after three seconds every tenth is lost.
                 Output::Update(EntryUpdate::Count(flow)) => {
                     assert_eq!(flow, id);
-                    sal.handle(
-                        now,
-                        Input::Counted { flow: id, count: &FlowCount { sent: millis, received: 0, numbered: None } },
-                    );
+                    let count = FlowCount { sent: millis, ..FlowCount::default() };
+                    sal.handle(now, Input::Counted { flow: id, count: &count });
                 }
                 Output::Transmit { len, .. } => {
                     let message = Message::parse(&buf[..len]).expect("ours");
@@ -195,7 +193,7 @@ fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
                         asked += 1;
                         let received = millis - millis.saturating_sub(3000) / 10;
                         let answer = LossRepr { expected: question.sent, received, ..LossRepr::default() };
-                        assert_eq!(sal.note_loss(id, answer, true), Ok(()));
+                        assert_eq!(sal.note_loss(id, answer, None, true), Ok(()));
                     }
                     let is_begun = message.change().is_some_and(|change| change.stack == STACK_FEC);
                     begun = begun.or(is_begun.then_some(millis));
@@ -212,7 +210,7 @@ fn a_flow_that_loses_datagrams_is_asked_about_and_goes_by_fec() {
     assert_eq!(sal.associations().find_map(|known| known.loss_ppm), Some(loss.ppm));
     sal.set_stack_rules(at(10_000), Vec::new());
     sal.handle(at(11_000), Input::Timeout);
-    assert_eq!(sal.note_loss(id, LossRepr::default(), true), Err(DropReason::Unexpected), "nobody asks any more");
+    assert_eq!(sal.note_loss(id, LossRepr::default(), None, true), Err(DropReason::Unexpected), "nobody asks any more");
 }
 
 #[test]

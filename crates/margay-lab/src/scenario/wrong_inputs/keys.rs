@@ -168,6 +168,12 @@ pub const FILES: &[Wrong] = &[
     Wrong("[[multihoming]]\nnames = [\"a.b\"]\npolicy = \"pin\"\naddress = \"eth0\"\n", 4, &["eth0", "no address"]),
     Wrong("[[multihoming]]\nnames = [\"a.b\"]\npolicy = \"pin\"\naddress = \"10.0.0.1:1\"\n", 4, &["has a port"]),
     Wrong("[[multihoming]]\nnames = [\"a.b\"]\npolicy = \"stripe\"\naddress = \"10.0.0.1\"\n", 1, &["only `pin`"]),
+    Wrong("[[multihoming]]\nnames = [\"a.b\"]\npolicy = \"weighted\"\n", 1, &["needs weights"]),
+    Wrong(
+        "[[multihoming]]\nnames = [\"a.b\"]\npolicy = \"stripe\"\nweights = { \"::1\" = 2 }\n",
+        1,
+        &["only `weighted`"],
+    ),
     Wrong("[[multihoming]]\nnames = [\"a.b\", \"a.b\"]\npolicy = \"stripe\"\n", 1, &["a.b", "twice"]),
     // [[resolver]]
     Wrong("[[resolver]]\nname = \"corp\"\n", 1, &["missing field `kind`"]),

@@ -6,11 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use margay_control::api::v1::{
     FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest, FlowMigrateReply, FlowMigrateRequest,
-    FlowPolicyReply, FlowPolicyRequest,
+    FlowPolicyReply, FlowPolicyRequest, PlaceWeight,
 };
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role, Stack};
+use margay_core::stripe::Sharing;
+use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role, Stack, Weights};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
@@ -132,11 +133,22 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
     let policy = match request.policy.as_str() {
         "fail-over" => Policy::FailOver,
         "stripe" => Policy::Stripe,
+        "weighted" => Policy::Weighted(weights(&request.weights)?),
+        "redundant" => Policy::Redundant,
         "pin" => Policy::Pin(super::path::parse_address(&request.address)?),
-        other => return Err(misuse(format!("`{other}` is no policy; there are fail-over, pin and stripe"))),
+        other => {
+            let all = "fail-over, pin, stripe, weighted and redundant";
+            return Err(misuse(format!("`{other}` is no policy; there are {all}")));
+        }
     };
     agent.core.0.with_sal(|sal, now| sal.set_flow_policy(now, id, policy)).map_err(misuse)?;
     Ok(FlowPolicyReply {})
+}
+
+fn weights(said: &[PlaceWeight]) -> Result<Weights, Status> {
+    let weight = |one: &PlaceWeight| Ok((super::path::parse_address(&one.address)?, one.weight));
+    let known = said.iter().map(weight).collect::<Result<Vec<_>, Status>>()?;
+    Weights::new(known).map_err(misuse)
 }
 
 fn info(agent: &Agent, names: &HashMap<HostId, String>, flow: &margay_core::FlowInfo) -> FlowInfo {
@@ -199,6 +211,10 @@ fn info_of(
         stack: Some(stack::info(&flow.stack)),
         lost_sent_ppm: flow.loss.sent.map(|loss| loss.ppm),
         lost_received_ppm: flow.loss.received.map(|loss| loss.ppm),
+        jitter_sent_us: flow.timing.sent.jitter_us,
+        jitter_received_us: flow.timing.received.jitter_us,
+        reordered_sent_ppm: flow.timing.sent.reordered_ppm,
+        reordered_received_ppm: flow.timing.received.reordered_ppm,
         reconfigurations: super::reconfiguration::infos(agent, flow),
     }
 }
@@ -210,7 +226,11 @@ fn names_of(agent: &Agent, peer: Option<HostId>) -> HashMap<HostId, String> {
 
 const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
     match () {
-        () if flow.stripes => "stripe",
+        () if flow.stripes => match flow.sharing {
+            Sharing::Earliest => Policy::Stripe.word(),
+            Sharing::Weighted => "weighted",
+            Sharing::Redundant => Policy::Redundant.word(),
+        },
         () if flow.is_pinned => "pin",
         () => "fail-over",
     }

@@ -85,6 +85,8 @@ fn info(known: &AssociationInfo) -> PathInfo {
         round_trip_us: known.rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX)),
         suspected: known.is_suspected,
         lost_ppm: known.loss_ppm,
+        jitter_us: known.timing.jitter_us,
+        reordered_ppm: known.timing.reordered_ppm,
         striped: Vec::new(),
         peer_name: String::new(),
         trouble: known.trouble.map_or("", margay_core::Trouble::label).to_owned(),

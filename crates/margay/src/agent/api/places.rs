@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use margay_control::api::v1::PlaceInfo;
 use margay_core::key::HostId;
+use margay_core::stripe::Sharing;
 use margay_core::{FlowInfo, Pair};
 
 use crate::agent::Agent;
@@ -33,6 +34,7 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
             rate: sending.rate,
             later_us: sending.later_us,
             share: 0,
+            weight: if flow.sharing == Sharing::Weighted { known.weight.into() } else { 0 },
         }
     };
     shared(flow.places.iter().map(info).collect())

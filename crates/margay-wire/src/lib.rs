@@ -31,8 +31,8 @@ pub use data::{
 pub use extension::*;
 pub use fec::{BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SYMBOL_HEAD_LEN};
 pub use framed::{
-    AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
-    LostNumbers,
+    AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_PART_HEADER_LEN, FRAMED_TEXT_MAX, Framed,
+    FramedParts, FramedTerms, LostNumbers,
 };
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use handover::HandoverRepr;

@@ -17,7 +17,7 @@ use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
-use crate::batch::{Datagram, bytes_of};
+use crate::batch::bytes_of;
 use crate::head::number_of_host;
 use crate::router::Router;
 
@@ -32,7 +32,9 @@ const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
 const WELCOME_CHECK: Duration = Duration::from_millis(20);
 /// Why a member is dead whose flow leads to another one.
 const OTHER_HOST: &str = "another host answers in its place";
-/// Longest datagram: chunks are gathered up to here.
+/// A member hears so much later at most what the client has of its answers: mostly with the next request.
+const SACK_DELAY: Duration = Duration::from_millis(20);
+/// Longest message: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
 
 /// Sums over all that there was.
@@ -189,13 +191,20 @@ impl Worker {
         std::mem::take(&mut self.out)
     }
 
+    /// What was taken has been sent: its memory is for what is said next.
+    pub(super) fn give_back(&mut self, sent: Outgoing) {
+        if self.out.is_empty() {
+            self.out = sent;
+        }
+    }
+
     fn say_to_peer(&mut self, (address, number): Key, says: &Framed<'_>) {
-        self.out.to_peers.push(Datagram { to: Some(address), bytes: bytes_of(number, says) });
+        self.out.to_peers.push(Some(address), &bytes_of(number, says));
     }
 
     /// Says something to a member that is answered, or is not.
     fn say_to_member(&mut self, now: Instant, host: Host, number: u64, says: &Framed<'_>) {
-        self.out.to_members.entry(host).or_default().push(Datagram { to: None, bytes: bytes_of(number, says) });
+        self.out.to_members.entry(host).or_default().push(None, &bytes_of(number, says));
         if matches!(says, Framed::Hello { .. } | Framed::Ping)
             && let Some(member) = self.members.get_mut(&host)
         {
@@ -255,6 +264,7 @@ impl Worker {
             peer: LossDetection::Time,
             from_peer: Csn(hello.tsn),
             to_peer: Csn(first),
+            sack_delay: SACK_DELAY,
             ..ConnectionConfig::default()
         };
         let router = match &mut self.module {
@@ -609,13 +619,12 @@ impl Worker {
         if let Some((generation, numbers)) = served.lost.poll(now) {
             let mut bytes = vec![0; DATAGRAM_MAX];
             if let Some(len) = Framed::emit_lost(key.1, generation, numbers, &mut bytes) {
-                bytes.truncate(len);
-                self.out.to_peers.push(Datagram { to: Some(key.0), bytes });
+                self.out.to_peers.push(Some(key.0), &bytes[..len]);
             }
         }
     }
 
-    /// Puts the packets of a connection into datagrams: as many chunks into each as there is room for.
+    /// Puts the packets of a connection into messages: as many chunks into each as there is room for.
     fn gather(&mut self, now: Instant, key: Key) {
         let Some(served) = self.connections.get_mut(&key) else { return };
         // One for each of a few ends: to look through them is less than to hash.
@@ -637,13 +646,13 @@ impl Worker {
             gathered.is_asking |= !matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
             if gathered.bytes.len() > FRAMED_HEADER_LEN && gathered.bytes.len() + packet.bytes.len() > DATAGRAM_MAX {
                 let full = std::mem::take(&mut gathered.bytes);
-                self.out.put(key, gathered.host, full);
+                self.out.put(key, gathered.host, &full);
             }
             gathered.add(&packet.bytes);
         }
         self.totals.dropped.add(&served.switch.take_counters());
         for Gathered { host, bytes, is_asking, .. } in open {
-            self.out.put(key, host, bytes);
+            self.out.put(key, host, &bytes);
             if let Some(member) = host.filter(|_| is_asking).and_then(|host| self.members.get_mut(&host)) {
                 member.asked(now);
             }

@@ -22,6 +22,7 @@ const DATAGRAM_MAX: usize = 2048;
 const SENT_MAX: usize = 1300;
 
 thread_local! {
+    /// The memory of one call is enough for all on a thread.
     static SPACE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -182,7 +183,6 @@ pub(crate) fn receive_now(socket: &UdpSocket, mut take: impl FnMut(Option<Socket
     // The runtime wants to be asked for each of them.
     for interest in [Interest::READABLE, Interest::ERROR] {
         let received = socket.try_io(interest, || {
-            // The memory of one call is enough for all on a thread.
             let came = SPACE.with_borrow_mut(|space| receive_into(space, socket, &mut take))?;
             count += came;
             // The queue was empty then: to ask once more would be one call for nothing.
@@ -204,6 +204,7 @@ fn receive_into(
     space.resize(BATCH_MAX * DATAGRAM_MAX, 0);
     let mut slices: Vec<[IoSliceMut<'_>; 1]> =
         space.chunks_exact_mut(DATAGRAM_MAX).map(|place| [IoSliceMut::new(place)]).collect();
+    // Made anew: the kernel leaves the length of the last sender's address in them.
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(BATCH_MAX, None);
     let flags = MsgFlags::MSG_DONTWAIT;
     let received = recvmmsg(socket.as_raw_fd(), &mut headers, slices.iter_mut(), flags, None)?;

@@ -1,6 +1,6 @@
 //! What a switch decides, without any socket: datagrams and time in, datagrams out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ pub(super) struct Worker {
     /// Whose a connection with a member is, by its number.
     legs: HashMap<u64, (Key, Host)>,
     due: BTreeSet<(Instant, Key)>,
-    /// Connections of which something has come: what follows is said once for all of it.
-    touched: BTreeSet<Key>,
+    /// Connections of which something has come, each once.
+    touched: VecDeque<Key>,
     out: Outgoing,
     pub(super) totals: Totals,
 }
@@ -81,7 +81,7 @@ impl Worker {
             connections: HashMap::new(),
             legs: HashMap::new(),
             due: BTreeSet::new(),
-            touched: BTreeSet::new(),
+            touched: VecDeque::new(),
             out: Outgoing::default(),
             totals: Totals::default(),
         };
@@ -166,7 +166,7 @@ impl Worker {
             } else if !is_active {
                 self.drain_leg(now, key, host);
             }
-            self.touched.insert(key);
+            self.touch(key);
         }
     }
 
@@ -234,7 +234,7 @@ impl Worker {
             | Framed::Leaving
             | Framed::Lost { .. } => {}
         }
-        self.touched.insert(key);
+        self.touch(key);
     }
 
     /// Something of a connection that is not known.
@@ -286,14 +286,25 @@ impl Worker {
             is_welcome: false,
             lost: Lost::default(),
             module: self.module.as_ref().map(|placed| placed.number),
+            module_calls: 0,
             ping_at: now + PING_EVERY,
             refused: BTreeMap::new(),
+            is_touched: false,
             due: None,
         };
         self.connections.insert(key, served);
         self.totals.accepted += 1;
         self.open_legs(now, key);
-        self.touched.insert(key);
+        self.touch(key);
+    }
+
+    /// What follows from what has come of a connection is said once for all of it.
+    fn touch(&mut self, key: Key) {
+        if let Some(served) = self.connections.get_mut(&key)
+            && !std::mem::replace(&mut served.is_touched, true)
+        {
+            self.touched.push_back(key);
+        }
     }
 
     fn welcome(&mut self, key: Key) {
@@ -336,7 +347,8 @@ impl Worker {
         let number = self.rng.u64().max(1);
         let first = self.rng.u32();
         let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
-        served.legs.insert(host, Leg { number, first, standing, since: now, asking: Asking::default() });
+        let leg = Leg { number, first, standing, since: now, asking: Asking::default(), is_owing: false };
+        served.legs.insert(host, leg);
         self.legs.insert(number, (key, host));
         self.say_hello(now, key, host);
     }
@@ -407,7 +419,9 @@ impl Worker {
             }
             _ => {}
         }
-        self.touched.extend(leg);
+        if let Some(key) = leg {
+            self.touch(key);
+        }
     }
 
     /// A member is there.
@@ -523,7 +537,7 @@ impl Worker {
         }
         for key in of_member {
             self.lose_leg(now, key, host);
-            self.touched.insert(key);
+            self.touch(key);
         }
         self.forget_members();
     }
@@ -539,6 +553,9 @@ impl Worker {
 
     /// Says what follows from what has come, and sees to the next timer.
     fn settle(&mut self, now: Instant, key: Key) {
+        if let Some(served) = self.connections.get_mut(&key) {
+            served.is_touched = false;
+        }
         while let Some(event) = self.connections.get_mut(&key).and_then(|served| served.switch.poll_event()) {
             match event {
                 Event::Gone(id) => {
@@ -561,6 +578,7 @@ impl Worker {
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
         self.gather(now, key);
+        self.count(key);
         self.note_owed(now, key);
         self.note_deadline(now, key);
     }
@@ -583,6 +601,23 @@ impl Worker {
         }
     }
 
+    /// Counts what members and the module have done for a connection.
+    fn count(&mut self, key: Key) {
+        let Some(Served { switch, legs, module, module_calls, .. }) = self.connections.get_mut(&key) else { return };
+        let calls = switch.plugin().module_calls().unwrap_or_default();
+        let calls_new = calls - std::mem::replace(module_calls, calls);
+        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == *module) {
+            placed.calls += calls_new;
+        }
+        for (id, tally) in switch.plugin_mut().take_tallies() {
+            let host = legs.iter().find(|(_, leg)| leg.member() == Some(id)).map(|(host, _)| host);
+            if let Some(member) = host.and_then(|host| self.members.get_mut(host)) {
+                member.tally.requests += tally.requests;
+                member.tally.answers += tally.answers;
+            }
+        }
+    }
+
     /// Which members owe a connection something: they are asked whether they are there.
     fn note_owed(&mut self, now: Instant, key: Key) {
         let Some(Served { switch, legs, .. }) = self.connections.get_mut(&key) else { return };
@@ -590,7 +625,10 @@ impl Worker {
             let Some(id) = leg.member() else { continue };
             let is_owing = switch.is_owing(id);
             leg.asking.owes(now, is_owing);
-            if let Some(member) = self.members.get_mut(host) {
+            // Mostly nothing has changed.
+            if std::mem::replace(&mut leg.is_owing, is_owing) != is_owing
+                && let Some(member) = self.members.get_mut(host)
+            {
                 member.owes(now, key, is_owing);
             }
         }
@@ -697,7 +735,7 @@ impl Worker {
             self.due.remove(&(at, key));
             self.connection_on_time(now, key);
         }
-        while let Some(key) = self.touched.pop_first() {
+        while let Some(key) = self.touched.pop_front() {
             self.settle(now, key);
         }
     }
@@ -733,7 +771,7 @@ impl Worker {
         again.into_iter().for_each(|host| self.say_hello(now, key, host));
         pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
         self.open_legs(now, key);
-        self.touched.insert(key);
+        self.touch(key);
     }
 
     /// When [`on_time`](Self::on_time) is to be called, if ever.

@@ -1,6 +1,7 @@
 //! What a connection is set up with, and why it may fail.
 
 use core::fmt;
+use core::time::Duration;
 
 use crate::number::Csn;
 
@@ -35,6 +36,9 @@ pub struct Config {
     pub to_peer: Csn,
     /// Bytes of the largest packet that has only acknowledgements.
     pub packet_bytes: usize,
+    /// A member is told so much later what the peer has of its, unless something is sent to the member before, or there
+    /// is more to tell; zero: at once.
+    pub sack_delay: Duration,
 }
 
 impl Default for Config {
@@ -46,6 +50,7 @@ impl Default for Config {
             from_peer: Csn(0),
             to_peer: Csn(0),
             packet_bytes: 1200,
+            sack_delay: Duration::ZERO,
         }
     }
 }

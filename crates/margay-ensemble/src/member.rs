@@ -14,6 +14,8 @@ use crate::repeat::Repeat;
 pub const MEMBERS_MAX: usize = 64;
 /// Streams that a member may have towards the peer.
 pub const MEMBER_STREAMS_MAX: u16 = 64;
+/// A member is told at once what the peer has of its when there is so much to tell, in chunks.
+const UNTOLD_MAX: u32 = 2;
 
 /// A member of one connection's ensemble. One that comes later has another, also where it takes the place of one that
 /// is gone.
@@ -119,6 +121,10 @@ pub(crate) struct Member {
     pub(crate) sources: Row<Lsn, Csn>,
     /// What it has sent has come, or comes again.
     pub(crate) is_sack_due: bool,
+    /// Chunks of its that the peer has acknowledged for good, and it has not heard of.
+    untold: u32,
+    /// When it hears of them at the latest.
+    sack_at: Option<Instant>,
 }
 
 impl Member {
@@ -149,6 +155,8 @@ impl Member {
             round_trip: None,
             sources: Row::new(joining.from_member.0),
             is_sack_due: false,
+            untold: 0,
+            sack_at: None,
         }
     }
 
@@ -157,11 +165,34 @@ impl Member {
         self.round_trip = Some(self.round_trip.map_or(took, |smoothed| (smoothed * 7 + took) / 8));
     }
 
+    /// The peer has a chunk of its for good. A member that hears of each would get a packet for each answer; one that
+    /// hears of none would fill its window (RFC 9260, 6.2: of every second at least, and within a time).
+    pub(crate) fn note_taken(&mut self, now: Instant, delay: Duration) {
+        self.untold += 1;
+        self.is_sack_due |= self.untold >= UNTOLD_MAX || self.is_draining || delay.is_zero();
+        self.sack_at = self.sack_at.or(Some(now + delay));
+    }
+
+    /// Something is sent to it: what it would hear of later goes along.
+    pub(crate) fn hasten_sack(&mut self) {
+        self.is_sack_due |= self.sack_at.is_some();
+    }
+
+    /// Whether it is to be told now what the peer has of its; it counts as told then.
+    pub(crate) fn take_sack_due(&mut self, now: Instant) -> bool {
+        let is_due = self.is_sack_due || self.sack_at.is_some_and(|at| at <= now);
+        if is_due {
+            (self.is_sack_due, self.untold, self.sack_at) = (false, 0, None);
+        }
+        is_due
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        match &self.sequencing {
+        let repeat = match &self.sequencing {
             Sequencing::Watermarks(marks) => marks.repeat.due(),
             Sequencing::Patches(patches) => patches.repeat.due(),
-        }
+        };
+        repeat.into_iter().chain(self.sack_at).min()
     }
 
     pub(crate) fn patches(&mut self) -> Option<&mut Patches> {

@@ -5,6 +5,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use margay_core::Instant;
 use margay_wire::sctp::{GapBlock, IDataFlags, IDataRepr, Sack, SkippedRepr};
@@ -56,6 +57,7 @@ struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Merge {
     window: u32,
+    sack_delay: Duration,
     ring: Row<Csn, Place>,
     mids: BTreeMap<(u16, bool), Mids>,
     /// Frames of which some chunks have come and others not, as the peer knows them.
@@ -71,6 +73,7 @@ impl Merge {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             window: config.window(),
+            sack_delay: config.sack_delay,
             ring: Row::new(config.to_peer.0),
             mids: BTreeMap::new(),
             open: BTreeMap::new(),
@@ -160,7 +163,7 @@ impl Merge {
     }
 
     /// The peer's SACK.
-    pub(crate) fn sack(&mut self, members: &mut Members, sack: &Sack<'_>) -> Result<(), Dropped> {
+    pub(crate) fn sack(&mut self, members: &mut Members, now: Instant, sack: &Sack<'_>) -> Result<(), Dropped> {
         let behind = Csn(sack.cumulative).plus(1);
         if behind.is_before(self.ring.first()) {
             // Overtaken by a later one.
@@ -175,7 +178,7 @@ impl Merge {
             {
                 // Its numbers and the connection's rise together: its oldest is this one.
                 member.sources.pop();
-                member.is_sack_due = true;
+                member.note_taken(now, self.sack_delay);
             }
         }
         for ((_, place), is_reported) in self.ring.iter_mut().zip(reported) {

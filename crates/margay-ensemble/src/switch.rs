@@ -135,7 +135,7 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         for chunk in Chunks::new(packet) {
             let taken = match chunk {
                 Ok(Chunk::IData(repr, payload)) => self.split_chunk(now, &repr, payload),
-                Ok(Chunk::Sack(sack)) => self.merge.sack(&mut self.members, &sack).map_err(Nowhere::from),
+                Ok(Chunk::Sack(sack)) => self.merge.sack(&mut self.members, now, &sack).map_err(Nowhere::from),
                 Ok(Chunk::IForwardTsn(_)) => Err(Failure::Abandoned.into()),
                 Ok(Chunk::Unknown { kind: PLAIN_DATA }) => Err(Failure::PlainData.into()),
                 Ok(Chunk::Unknown { .. }) => Ok(()),
@@ -179,6 +179,7 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         let onward = self.split.take(&mut around, repr, payload)?;
         let Some(member) = self.members.get_mut(onward.member) else { return Err(Dropped::NoMember.into()) };
         let mark = patch::beside_frame::<R>(&self.split, member, now);
+        member.hasten_sack();
         self.outbox.frame(To::Member(onward.member), mark, &onward.repr, &onward.payload);
         // Of use to a broken variant alone.
         self.split.is_sack_due |= !R::END_TO_END;
@@ -225,19 +226,18 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
             patch::tell::<R>(&self.split, member, now, &mut self.outbox);
         }
         self.merge.release(now, &mut self.outbox);
-        self.acknowledge();
+        self.acknowledge(now);
         self.let_go();
     }
 
-    fn acknowledge(&mut self) {
+    fn acknowledge(&mut self, now: Instant) {
         let len = self.config.packet_bytes;
         if core::mem::take(&mut self.split.is_sack_due) {
             let (cumulative, blocks) = self.split.acknowledged::<R>(self.config.peer);
             self.outbox.sack(To::Peer, len, cumulative.0, Split::window_bytes(&self.members), blocks);
         }
         let window_bytes = self.merge.window_bytes(&self.members);
-        for member in self.members.all_mut().filter(|member| member.is_sack_due) {
-            member.is_sack_due = false;
+        for member in self.members.all_mut().filter_map(|member| member.take_sack_due(now).then_some(member)) {
             let (cumulative, blocks) = self.merge.acknowledged(member);
             self.outbox.sack(To::Member(member.id), len, cumulative.0, window_bytes, blocks);
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::fabric::{self, Privilege};
 use crate::report::Report;
@@ -123,6 +123,8 @@ pub enum Work {
     },
     /// The demonstration
     Demo {
+        /// What is shown
+        part: demo::Part,
         /// The lab's files
         dir: PathBuf,
     },
@@ -185,7 +187,7 @@ fn perform(command: Command) -> Result<u8> {
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
-        Command::Work(Work::Demo { dir }) => demo::perform(&dir),
+        Command::Work(Work::Demo { part, dir }) => demo::perform(part, &dir),
         Command::Hold { name, dir, cgroup, forwarding } => {
             host::hold(&name, &dir, cgroup.as_deref(), forwarding).map(|()| 0)
         }
@@ -234,10 +236,16 @@ fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
 }
 
 fn demo() -> Result<u8> {
-    let dir = fresh_dir("demo")?;
-    let init = fabric::start([OsString::from("demo"), dir.clone().into()], false, |_| {})?;
-    let status = fabric::finish(init)?;
-    tidy(&dir, status != 0);
+    let mut status = 0;
+    for part in demo::PARTS_ALL {
+        let dir = fresh_dir("demo")?;
+        let word = part.to_possible_value().context("the part has no name")?.get_name().to_owned();
+        let init = fabric::start([OsString::from("demo"), word.into(), dir.clone().into()], false, |_| {})?;
+        let of_part = fabric::finish(init)?;
+        tidy(&dir, of_part != 0);
+        status |= of_part;
+    }
+    demo::conclude(status == 0)?;
     Ok(status)
 }
 

@@ -1,11 +1,13 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
+mod cache;
 mod stacks;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::agent::{self, Agents};
@@ -50,20 +52,44 @@ const DEAD: Duration = Duration::from_secs(2);
 const END_LIMIT: Duration = Duration::from_secs(60);
 const NEXT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Does it, and says what happens. Returns the exit status.
+/// What is shown, each part on hosts of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// A shop's web servers: late binding, agents that die, maintenance, addresses that change
+    Shop,
+    /// One connection to many memcacheds
+    Cache,
+    /// Datagrams whose stack follows the place and the path
+    Voice,
+}
+
+/// All parts, in their order.
+pub const PARTS_ALL: [Part; 3] = [Part::Shop, Part::Cache, Part::Voice];
+
+/// Does a part, and says what happens. Returns the exit status.
 ///
 /// # Errors
 ///
 /// The lab cannot be built.
-pub fn perform(dir: &Path) -> Result<u8> {
-    let acts = [shop(&dir.join("shop"))?, stacks::perform(&dir.join("voice"))?];
-    let is_right = acts.into_iter().all(|went_well| went_well);
-    say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
-    Ok(u8::from(!is_right))
+pub fn perform(part: Part, dir: &Path) -> Result<u8> {
+    let went_well = match part {
+        Part::Shop => share_a_shop(dir),
+        Part::Cache => cache::share_a_cache(dir),
+        Part::Voice => stacks::perform(dir),
+    };
+    Ok(u8::from(!went_well?))
 }
 
-/// A service with two instances.
-fn shop(dir: &Path) -> Result<bool> {
+/// Says whether all parts went as they should.
+///
+/// # Errors
+///
+/// The output is closed.
+pub fn conclude(went_well: bool) -> Result<()> {
+    say(if went_well { "All of it went as it should." } else { "Something went wrong; see above." })
+}
+
+fn share_a_shop(dir: &Path) -> Result<bool> {
     say(&format!("Four hosts on this machine, as network namespaces ({}).", Privilege::of_this_process().sentence()))?;
     let lab = Lab::build(Topology::parse("examples/web-shop.toml", TOPOLOGY)?, dir)?;
     say("

@@ -10,6 +10,7 @@
 //!  ABORT      0..2 reason | 2.. text, UTF-8
 //!  LOST       0..4 generation | 4.. request numbers of 4 bytes, one at least
 //!  LOST_SEEN  0..4 generation
+//!  BUNDLE     rows of 0..2 length | 2.. a datagram of that length which is no BUNDLE; the number is zero
 //!  CLOSE, PING, PONG, LEAVING have no value
 //! ```
 
@@ -21,6 +22,8 @@ pub const FRAMED_HEADER_LEN: usize = 12;
 pub const FRAMED_LABEL_MAX: usize = 64;
 /// Longest text of an ABORT, in bytes.
 pub const FRAMED_TEXT_MAX: usize = 200;
+/// Bytes before each datagram of a BUNDLE.
+pub const FRAMED_PART_HEADER_LEN: usize = 2;
 /// Most request numbers of one LOST.
 pub const FRAMED_LOST_MAX: usize = 256;
 
@@ -45,6 +48,7 @@ mod kind {
     pub const LEAVING: u8 = 8;
     pub const LOST: u8 = 9;
     pub const LOST_SEEN: u8 = 10;
+    pub const BUNDLE: u8 = 40;
 }
 
 mod field {
@@ -197,6 +201,44 @@ pub enum Framed<'a> {
         /// Of the list.
         generation: u32,
     },
+}
+
+/// What a datagram carries: several datagrams of the same two ends, or itself.
+///
+/// A row that ends early, or has a part that is longer than what is left, ends with the part before: each part is read
+/// by itself, and what is missing its sender repeats.
+#[derive(Clone, Debug)]
+pub struct FramedParts<'a> {
+    rest: &'a [u8],
+    is_bundle: bool,
+}
+
+impl<'a> FramedParts<'a> {
+    /// How a datagram of several begins: their rows follow.
+    pub const BUNDLE_HEADER: [u8; FRAMED_HEADER_LEN] =
+        [MAGIC[0], MAGIC[1], MAGIC[2], kind::BUNDLE, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    /// Of a datagram as it has come.
+    pub fn of(datagram: &'a [u8]) -> Self {
+        match datagram.strip_prefix(&Self::BUNDLE_HEADER) {
+            Some(rest) => Self { rest, is_bundle: true },
+            None => Self { rest: datagram, is_bundle: false },
+        }
+    }
+}
+
+impl<'a> Iterator for FramedParts<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if !self.is_bundle {
+            return Some(core::mem::take(&mut self.rest)).filter(|datagram| !datagram.is_empty());
+        }
+        let (len, rest) = self.rest.split_first_chunk::<FRAMED_PART_HEADER_LEN>()?;
+        let (part, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))?;
+        self.rest = rest;
+        Some(part)
+    }
 }
 
 fn word(bytes: &[u8]) -> u32 {
@@ -404,6 +446,26 @@ mod test {
         assert_eq!((says.emit(NUMBER, &mut out), says.len()), (Some(len), len));
         assert_eq!(out[..len], bytes[..len]);
         assert_eq!(says.emit(NUMBER, &mut out[..len - 1]), None, "there is no room");
+    }
+
+    #[test]
+    fn several_datagrams_come_in_one() {
+        let has = |bytes: &[u8], lens: &[usize]| FramedParts::of(bytes).map(<[u8]>::len).eq(lens.iter().copied());
+        let mut ping = [0; 12];
+        Framed::Ping.emit(NUMBER, &mut ping).expect("room");
+        assert!(FramedParts::of(&ping).eq([&ping[..]]), "one alone is itself");
+        let mut bundle = [0; 33];
+        bundle[..12].copy_from_slice(&FramedParts::BUNDLE_HEADER);
+        assert_eq!(bundle[..12], [b'M', b'F', 1, 40, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(has(&bundle[..12], &[]));
+        bundle[12..14].copy_from_slice(&[0, 12]);
+        bundle[14..26].copy_from_slice(&ping);
+        bundle[26..].copy_from_slice(&[0, 0, 0, 3, 1, 2, 3]);
+        assert!(has(&bundle, &[12, 0, 3]));
+        assert_eq!(FramedParts::of(&bundle).next().map(Framed::parse), Some(Ok((NUMBER, Framed::Ping))));
+        assert!(has(&bundle[..32], &[12, 0]), "the last is cut");
+        assert!(has(&bundle[..29], &[12, 0]));
+        assert!(Framed::parse(&bundle).is_err(), "none is within another");
     }
 
     #[test]

@@ -36,8 +36,8 @@ pub use fec::{
     BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SEALED_FEC_LEN, SYMBOL_HEAD_LEN, SealedFecRepr,
 };
 pub use framed::{
-    AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
-    LostNumbers, framed_host_number,
+    AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_PART_HEADER_LEN, FRAMED_TEXT_MAX, Framed,
+    FramedParts, FramedTerms, LostNumbers, framed_host_number,
 };
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use handover::HandoverRepr;

@@ -1,6 +1,7 @@
 //! The framer of clients: a memcached on this host that is none, or a Redis. Each client's connection is one framed
 //! connection with the ensemble.
 
+mod flow;
 mod session;
 mod slots;
 
@@ -17,6 +18,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::Semaphore;
 
 use crate::protocol::Protocol;
+use flow::Flows;
 use session::Session;
 
 /// Clients at once; who comes later is told so.
@@ -26,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How an ensemble is reached.
 pub trait Reach: Send + Sync + 'static {
-    /// A connected socket: all that is sent from there goes to one switch.
+    /// A connected socket: all that is sent from there goes to one switch. Several connections share it.
     fn open(&self) -> impl Future<Output = io::Result<UdpSocket>> + Send;
 
     /// What it is called.
@@ -64,6 +66,7 @@ pub struct Framer<R> {
     protocol: Protocol,
     listener: TcpListener,
     reach: Arc<R>,
+    flows: Arc<Flows>,
 }
 
 impl<R: Reach> Framer<R> {
@@ -73,7 +76,8 @@ impl<R: Reach> Framer<R> {
     ///
     /// The address cannot be had.
     pub async fn bind(protocol: Protocol, listen: SocketAddr, reach: R) -> io::Result<Self> {
-        Ok(Self { protocol, listener: TcpListener::bind(listen).await?, reach: Arc::new(reach) })
+        let listener = TcpListener::bind(listen).await?;
+        Ok(Self { protocol, listener, reach: Arc::new(reach), flows: Arc::default() })
     }
 
     /// The address that clients connect to, with the port that the kernel has chosen where none was given.
@@ -96,12 +100,13 @@ impl<R: Reach> Framer<R> {
             };
             while clients.try_join_next().is_some() {}
             let reach = Arc::clone(&self.reach);
+            let flows = Arc::clone(&self.flows);
             let protocol = self.protocol;
             let place = Arc::clone(&room).try_acquire_owned();
             clients.spawn(async move {
                 // How a client ends is its own affair.
                 let _ = match place {
-                    Ok(_place) => Session::new(stream, protocol, reach).run().await,
+                    Ok(_place) => Session::new(stream, protocol, reach, flows).run().await,
                     Err(_) => stream.write_all(&protocol.error("too many clients of this framer")).await,
                 };
             });

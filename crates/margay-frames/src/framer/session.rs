@@ -7,12 +7,12 @@ use std::time::Duration;
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Over, Standing, Tsn};
 use margay_wire::{AbortReason, Framed};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::TcpStream;
 use tokio::time::sleep_until;
 
 use super::Reach;
+use super::flow::{Flows, Place};
 use super::slots::Slots;
-use crate::batch::{self, Datagram};
 use crate::clock::Clock;
 use crate::head::Head;
 use crate::pipe::{self, Read};
@@ -35,9 +35,9 @@ const REACH_PAUSE: Duration = Duration::from_millis(50);
 /// What a client is told of requests that nobody knows the fate of.
 const CONNECTION_ENDED: &str = "the connection with the ensemble ended with this request; it may be done, or not";
 
-/// A framed connection, and the socket of its flow.
+/// A framed connection, and its place in a flow.
 struct Link {
-    socket: UdpSocket,
+    place: Place,
     connection: Connection,
 }
 
@@ -47,6 +47,7 @@ pub(super) struct Session<R> {
     protocol: Protocol,
     reader: Reader,
     reach: Arc<R>,
+    flows: Arc<Flows>,
     clock: Clock,
     slots: Slots,
     /// What the client has said, and was not yet a whole request.
@@ -70,12 +71,13 @@ pub(super) struct Session<R> {
 }
 
 impl<R: Reach> Session<R> {
-    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>) -> Self {
+    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>, flows: Arc<Flows>) -> Self {
         Self {
             client,
             protocol,
             reader: Reader::new(protocol),
             reach,
+            flows,
             clock: Clock::start(),
             slots: Slots::new(protocol),
             unread: Vec::new(),
@@ -98,13 +100,15 @@ impl<R: Reach> Session<R> {
             let why = match self.open().await {
                 Ok(mut link) => match self.carry(&mut link).await? {
                     Some(over) => {
+                        link.place.spend();
+                        // The switch may live, and is told then.
+                        flush(&mut link, &self.clock);
                         is_by_module = matches!(over, Over::Aborted(AbortReason::Module, _));
                         over.to_string()
                     }
                     None => {
                         link.connection.close();
-                        // The switch finds out by itself if it does not come.
-                        let _ = flush(&mut link, &self.clock);
+                        flush(&mut link, &self.clock);
                         return Ok(());
                     }
                 },
@@ -133,8 +137,9 @@ impl<R: Reach> Session<R> {
     }
 
     async fn open(&self) -> io::Result<Link> {
-        let socket = self.reach.open().await?;
         let mut rng = Rng::new(random_seed()?);
+        let number = rng.u64().max(1);
+        let place = self.flows.join(&*self.reach, number).await?;
         let config = ConnectionConfig {
             first: Tsn(rng.u32()),
             send_buffer_bytes: SEND_BUFFER,
@@ -142,8 +147,8 @@ impl<R: Reach> Session<R> {
             protocol: self.protocol.number(),
             ..ConnectionConfig::default()
         };
-        let connection = Connection::open(self.clock.now(), rng.u64().max(1), [0; 16], config);
-        Ok(Link { socket, connection })
+        let connection = Connection::open(self.clock.now(), number, [0; 16], config);
+        Ok(Link { place, connection })
     }
 
     /// No switch takes the connection: after a while the client is told so.
@@ -210,9 +215,7 @@ impl<R: Reach> Session<R> {
     async fn carry(&mut self, link: &mut Link) -> io::Result<Option<Over>> {
         loop {
             self.settle(link);
-            if let Err(error) = flush(link, &self.clock) {
-                return Ok(Some(over_by(&error)));
-            }
+            flush(link, &self.clock);
             match link.connection.standing() {
                 Standing::Over(over) => return Ok(Some(over.clone())),
                 Standing::Open => (self.is_open, self.unreached_since) = (true, None),
@@ -223,12 +226,16 @@ impl<R: Reach> Session<R> {
             }
             let deadline = self.clock.deadline(link.connection.next_deadline());
             let may_read = self.may_read();
-            let Link { socket, connection } = link;
+            let Link { place, connection } = link;
             let clock = self.clock;
             tokio::select! {
-                received = batch::receive(socket, |_, bytes| hear(connection, &clock, bytes)) => {
-                    if let Err(error) = received {
-                        return Ok(Some(over_by(&error)));
+                message = place.receive() => {
+                    let Some(message) = message else {
+                        return Ok(Some(Over::Aborted(AbortReason::Unknown, place.why())));
+                    };
+                    hear(connection, &clock, &message);
+                    while let Some(message) = place.receive_now() {
+                        hear(connection, &clock, &message);
                     }
                 }
                 ready = self.client.readable(), if may_read => {
@@ -337,24 +344,16 @@ impl<R: Reach> Session<R> {
     }
 }
 
-fn over_by(error: &io::Error) -> Over {
-    Over::Aborted(AbortReason::Unknown, error.to_string())
-}
-
-fn hear(connection: &mut Connection, clock: &Clock, datagram: &[u8]) {
-    if let Ok((number, says)) = Framed::parse(datagram)
-        && number == connection.number()
-    {
+fn hear(connection: &mut Connection, clock: &Clock, message: &[u8]) {
+    if let Ok((_, says)) = Framed::parse(message) {
         connection.on_datagram(clock.now(), &says);
     }
 }
 
 /// Sends what there is to be sent.
-fn flush(link: &mut Link, clock: &Clock) -> io::Result<()> {
+fn flush(link: &mut Link, clock: &Clock) {
     let mut out = [0; Connection::DATAGRAM_MAX];
-    let mut all = Vec::new();
     while let Some(len) = link.connection.poll_datagram(clock.now(), &mut out) {
-        all.push(Datagram { to: None, bytes: out[..len].to_vec() });
+        link.place.send(&out[..len]);
     }
-    batch::send(&link.socket, &all)
 }

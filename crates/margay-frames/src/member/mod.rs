@@ -21,7 +21,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::batch::{self, Datagram, bytes_of};
+use crate::batch::{self, Outlet, bytes_of};
 use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head};
 use crate::pipe::{self, Read};
@@ -116,11 +116,18 @@ struct Over {
 /// # Errors
 ///
 /// The socket fails, or the operating system gives no random numbers.
-pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver<bool>) -> io::Result<End> {
-    let socket = Arc::new(socket);
+pub async fn serve(socket: UdpSocket, config: Config, leave: watch::Receiver<bool>) -> io::Result<End> {
+    let way = Arc::new(Way { socket, outlet: Outlet::default() });
+    let ended = serve_way(&way, config, leave).await;
+    // What was said last is still to be sent.
+    way.send();
+    ended
+}
+
+async fn serve_way(way: &Arc<Way>, config: Config, mut leave: watch::Receiver<bool>) -> io::Result<End> {
     let (told, mut tellings) = mpsc::channel(64);
     let mut server = Server {
-        socket: Arc::clone(&socket),
+        way: Arc::clone(way),
         config,
         rng: Rng::new(random_seed()?),
         clock: Clock::start(),
@@ -133,7 +140,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
     let mut is_leaving = false;
     loop {
         tokio::select! {
-            received = batch::receive(&socket, |from, bytes| {
+            received = batch::receive(&way.socket, |from, bytes| {
                 if let Some(from) = from {
                     server.take(from, bytes);
                 }
@@ -142,6 +149,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
                 // A switch is gone; others are not.
                 _ => {}
             },
+            () = way.outlet.wait() => {}
             Some(Over { key, is_program_gone }) = tellings.recv() => {
                 server.known.remove(&key);
                 if is_program_gone && let Err(why) = check(server.config.protocol, server.config.to).await {
@@ -158,6 +166,7 @@ pub async fn serve(socket: UdpSocket, config: Config, mut leave: watch::Receiver
             }
             () = &mut limit => return Ok(End::Left),
         }
+        way.send();
         if is_leaving && server.known.is_empty() {
             return Ok(End::Left);
         }
@@ -181,8 +190,21 @@ async fn watch_program(protocol: Protocol, to: SocketAddr) -> String {
     }
 }
 
+/// The socket of a member, and what its connections say there.
+struct Way {
+    socket: UdpSocket,
+    outlet: Outlet,
+}
+
+impl Way {
+    /// Sends what waits. Of one switch: it finds out, or repeats.
+    fn send(&self) {
+        let _ = self.outlet.send(&self.socket);
+    }
+}
+
 struct Server {
-    socket: Arc<UdpSocket>,
+    way: Arc<Way>,
     config: Config,
     rng: Rng,
     clock: Clock,
@@ -221,8 +243,7 @@ impl Server {
     }
 
     fn answer(&self, (to, number): Key, says: &Framed<'_>) {
-        // Whoever wants it asks again.
-        let _ = self.socket.try_send_to(&bytes_of(number, says), to);
+        self.way.outlet.push(Some(to), &bytes_of(number, says));
     }
 
     fn accept(&mut self, key: Key, terms: FramedTerms, host: [u8; 16]) {
@@ -246,7 +267,7 @@ impl Server {
         let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
         self.known.insert(key, sender);
         let session = Session {
-            socket: Arc::clone(&self.socket),
+            way: Arc::clone(&self.way),
             to: key.0,
             clock: self.clock,
             connection,
@@ -298,7 +319,7 @@ impl Program {
 
 /// One framed connection with its program.
 struct Session {
-    socket: Arc<UdpSocket>,
+    way: Arc<Way>,
     to: SocketAddr,
     clock: Clock,
     connection: Connection,
@@ -382,8 +403,9 @@ impl Session {
 
     fn program_gone(&self, why: &str) -> bool {
         let says = bytes_of(self.connection.number(), &Framed::abort(AbortReason::Program, why));
-        // The switch asks if it does not come.
-        let _ = self.socket.try_send_to(&says, self.to);
+        // At once: nobody may be there any more who sends it with what others say.
+        self.way.outlet.push(Some(self.to), &says);
+        self.way.send();
         true
     }
 
@@ -402,12 +424,9 @@ impl Session {
             self.unsent = Some(answer);
         }
         let mut out = [0; Connection::DATAGRAM_MAX];
-        let mut all = Vec::new();
         while let Some(len) = self.connection.poll_datagram(now, &mut out) {
-            all.push(Datagram { to: Some(self.to), bytes: out[..len].to_vec() });
+            self.way.outlet.push(Some(self.to), &out[..len]);
         }
-        // Of one address: the switch finds out, or repeats.
-        let _ = batch::send(&self.socket, &all);
     }
 
     /// Frames become requests, as long as the program keeps up.

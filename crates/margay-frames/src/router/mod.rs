@@ -76,6 +76,17 @@ pub struct Router {
     /// How many of them each member has not answered.
     owed: HashMap<MemberId, usize>,
     lost: Vec<u32>,
+    /// What members were given and have answered since it was taken last.
+    tallies: Vec<(MemberId, Tally)>,
+}
+
+/// What a member was given, and has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests that were given; also those that came again after another member's death.
+    pub requests: u64,
+    /// Requests of those whose answers have begun.
+    pub answers: u64,
 }
 
 impl Router {
@@ -95,6 +106,7 @@ impl Router {
             requests: HashMap::new(),
             owed: HashMap::new(),
             lost: Vec::new(),
+            tallies: Vec::new(),
         }
     }
 
@@ -161,6 +173,20 @@ impl Router {
     /// Requests that nobody will answer, since their member is dead.
     pub fn take_lost(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.lost)
+    }
+
+    /// What members were given and have answered since it was taken last.
+    pub fn take_tallies(&mut self) -> impl Iterator<Item = (MemberId, Tally)> + '_ {
+        self.tallies.drain(..)
+    }
+
+    /// Since it is taken after each batch, few members are in it.
+    fn tally(&mut self, member: MemberId) -> &mut Tally {
+        let at = self.tallies.iter().position(|(of, _)| *of == member).unwrap_or_else(|| {
+            self.tallies.push((member, Tally::default()));
+            self.tallies.len() - 1
+        });
+        &mut self.tallies[at].1
     }
 
     /// How many requests are not answered, as far as is known here.
@@ -238,6 +264,7 @@ impl Router {
         let was = self.requests.insert(number, request);
         self.settle(was);
         *self.owed.entry(member).or_default() += 1;
+        self.tally(member).requests += 1;
     }
 
     /// A request is not waited for any more, or not of this member.
@@ -376,6 +403,7 @@ impl Plugin for Router {
         let was = *request;
         request.is_answered = true;
         self.settle(Some(was));
+        self.tally(from).answers += u64::from(!was.is_answered);
     }
 
     fn retire(&mut self, rtx: u64) {

@@ -207,6 +207,9 @@ fn show_member<'a>(member: &Member, connections: impl Iterator<Item = &'a Served
         "why": why,
         "connection_count": count,
         "frames_in_flight": in_flight,
+        "requests": member.tally.requests,
+        "answers": member.tally.answers,
+        "deaths": member.deaths,
     })
 }
 

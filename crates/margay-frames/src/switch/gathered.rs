@@ -1,4 +1,4 @@
-//! What a switch sends: packets of connections, gathered into datagrams.
+//! What a switch sends: packets of connections, gathered into messages, and those into datagrams.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,30 @@ use margay_wire::{FRAMED_HEADER_LEN, Framed};
 
 use super::member::Host;
 use super::served::{Key, Leg};
-use crate::batch::Datagram;
+use crate::batch::Outbound;
 
 /// What is to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    pub(super) to_peers: Vec<Datagram>,
-    pub(super) to_members: BTreeMap<Host, Vec<Datagram>>,
+    pub(super) to_peers: Outbound,
+    pub(super) to_members: BTreeMap<Host, Outbound>,
 }
 
 impl Outgoing {
-    /// A datagram of a connection: for the client, or for a member.
-    pub(super) fn put(&mut self, key: Key, host: Option<Host>, datagram: Vec<u8>) {
+    pub(super) fn is_empty(&self) -> bool {
+        self.to_peers.is_empty() && self.to_members.values().all(Outbound::is_empty)
+    }
+
+    /// A message of a connection: for the client, or for a member.
+    pub(super) fn put(&mut self, key: Key, host: Option<Host>, message: &[u8]) {
         match host {
-            None => self.to_peers.push(Datagram { to: Some(key.0), bytes: datagram }),
-            Some(host) => self.to_members.entry(host).or_default().push(Datagram { to: None, bytes: datagram }),
+            None => self.to_peers.push(Some(key.0), message),
+            Some(host) => self.to_members.entry(host).or_default().push(None, message),
         }
     }
 }
 
-/// A datagram of a connection that is put together.
+/// A message of a connection that is put together.
 pub(super) struct Gathered {
     pub(super) to: To,
     /// The member's; none: it is for the client.
@@ -53,7 +57,7 @@ impl Gathered {
 
     pub(super) fn add(&mut self, packet: &[u8]) {
         if self.bytes.is_empty() {
-            // Most datagrams have one packet alone.
+            // Most messages have one packet alone.
             self.bytes.reserve(FRAMED_HEADER_LEN + packet.len());
             self.bytes.resize(FRAMED_HEADER_LEN, 0);
             // There is room for it.

@@ -7,6 +7,7 @@ use margay_core::Instant;
 
 use super::MemberAt;
 use super::served::Key;
+use crate::router::Tally;
 
 /// A member's host.
 pub(super) type Host = [u8; 16];
@@ -38,6 +39,9 @@ pub(super) enum Reach {
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) at: MemberAt,
+    /// Of all connections.
+    pub(super) tally: Tally,
+    pub(super) deaths: u64,
     pub(super) reach: Reach,
     /// Which socket leads to it: another one after each end, and for another member of the same host.
     pub(super) turn: u64,
@@ -83,6 +87,8 @@ impl Member {
     pub(super) fn new(now: Instant, at: MemberAt, life: u32) -> Self {
         Self {
             at,
+            tally: Tally::default(),
+            deaths: 0,
             reach: Reach::New,
             turn: u64::from(life) << 32,
             is_listed: true,
@@ -170,6 +176,7 @@ impl Member {
         let is_another = self.died_at.is_none_or(|at| joined_at > at);
         if is_another {
             self.died_at = Some(now);
+            self.deaths += 1;
         }
         is_another
     }

@@ -27,7 +27,6 @@ use crate::protocol::Content;
 use crate::router::Policy;
 use crate::{batch, random_seed};
 use control::Command;
-use gathered::Outgoing;
 use member::Host;
 pub use placed::Loaded;
 use worker::Worker;
@@ -197,15 +196,17 @@ impl Links {
 
     /// Sends what is to be sent.
     fn flush(&self, worker: &mut Worker, now: margay_core::Instant, service: &UdpSocket) -> io::Result<()> {
-        let Outgoing { to_peers, to_members } = worker.take_outgoing();
-        batch::send(service, &to_peers)?;
-        for (host, datagrams) in to_members {
-            if let Some(link) = self.by_host.get(&host)
-                && let Err(error) = batch::send(&link.socket, &datagrams)
+        let mut out = worker.take_outgoing();
+        out.to_peers.send(service)?;
+        out.to_members.retain(|host, _| self.by_host.contains_key(host));
+        for (host, outbound) in out.to_members.iter_mut().filter(|(_, outbound)| !outbound.is_empty()) {
+            if let Some(link) = self.by_host.get(host)
+                && let Err(error) = outbound.send(&link.socket)
             {
-                worker.link_failed(now, host, &format!("its flow has ended: {error}"));
+                worker.link_failed(now, *host, &format!("its flow has ended: {error}"));
             }
         }
+        worker.give_back(out);
         Ok(())
     }
 }

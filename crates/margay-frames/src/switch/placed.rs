@@ -35,6 +35,8 @@ pub(super) struct Placed {
     fault_count: u64,
     /// Connections that have come to it from another module, or from none.
     moved: u64,
+    /// Requests that it was asked about.
+    pub(super) calls: u64,
     last_fault: Option<String>,
     is_out: bool,
 }
@@ -42,7 +44,7 @@ pub(super) struct Placed {
 impl Placed {
     pub(super) fn new(now: Instant, loaded: Loaded, number: u64) -> Self {
         let faults = VecDeque::new();
-        Self { loaded, number, since: now, faults, fault_count: 0, moved: 0, last_fault: None, is_out: false }
+        Self { loaded, number, since: now, faults, fault_count: 0, moved: 0, calls: 0, last_fault: None, is_out: false }
     }
 
     /// For a new connection. An error says why there can be none.
@@ -91,6 +93,7 @@ impl Placed {
             "age_ms": u64::try_from(now.since(self.since).as_millis()).unwrap_or(u64::MAX),
             "connection_count": connection_count,
             "adopted": self.moved,
+            "calls": self.calls,
             "faults": self.fault_count,
             "last_fault": self.last_fault,
             "state": if self.is_out { "out of its place" } else { "in its place" },

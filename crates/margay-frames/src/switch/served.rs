@@ -43,6 +43,8 @@ pub(super) struct Leg {
     /// When the member has taken the connection; until then, when it was asked to.
     pub(super) since: Instant,
     pub(super) asking: Asking,
+    /// The member owes the connection something, as the member's entry has it.
+    pub(super) is_owing: bool,
 }
 
 /// Whether a member knows a connection that it owes something. That its host answers does not say so: another process
@@ -178,10 +180,14 @@ pub(super) struct Served {
     pub(super) module: Option<u64>,
     /// The number of the module that it was offered to last, or has begun with.
     pub(super) offered: Option<u64>,
+    /// Calls of the module that are counted.
+    pub(super) module_calls: u64,
     /// When members are told that the connection lives, though nothing is asked.
     pub(super) ping_at: Instant,
     /// Members that did not take this connection, until when.
     pub(super) refused: BTreeMap<Host, Instant>,
+    /// It is among those of which something has come.
+    pub(super) is_touched: bool,
     /// For timers.
     pub(super) due: Option<Instant>,
 }

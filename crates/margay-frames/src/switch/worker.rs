@@ -1,6 +1,6 @@
 //! What a switch decides, without any socket: datagrams and time in, datagrams out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
-use crate::batch::{Datagram, bytes_of};
+use crate::batch::bytes_of;
 use crate::router::Router;
 
 /// Connections at once.
@@ -31,7 +31,9 @@ const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
 const WELCOME_CHECK: Duration = Duration::from_millis(20);
 /// Why a member is dead whose flow leads to another one.
 const OTHER_HOST: &str = "another host answers in its place";
-/// Longest datagram: chunks are gathered up to here.
+/// A member hears so much later at most what the client has of its answers: mostly with the next request.
+const SACK_DELAY: Duration = Duration::from_millis(20);
+/// Longest message: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
 
 /// Sums over all that there was.
@@ -59,8 +61,8 @@ pub(super) struct Worker {
     /// Whose a connection with a member is, by its number.
     legs: HashMap<u64, (Key, Host)>,
     due: BTreeSet<(Instant, Key)>,
-    /// Connections of which something has come: what follows is said once for all of it.
-    touched: BTreeSet<Key>,
+    /// Connections of which something has come, each once.
+    touched: VecDeque<Key>,
     out: Outgoing,
     pub(super) totals: Totals,
 }
@@ -78,7 +80,7 @@ impl Worker {
             connections: HashMap::new(),
             legs: HashMap::new(),
             due: BTreeSet::new(),
-            touched: BTreeSet::new(),
+            touched: VecDeque::new(),
             out: Outgoing::default(),
             totals: Totals::default(),
         };
@@ -164,7 +166,7 @@ impl Worker {
             } else if !is_active {
                 self.drain_leg(now, key, host);
             }
-            self.touched.insert(key);
+            self.touch(key);
         }
     }
 
@@ -189,13 +191,20 @@ impl Worker {
         std::mem::take(&mut self.out)
     }
 
+    /// What was taken has been sent: its memory is for what is said next.
+    pub(super) fn give_back(&mut self, sent: Outgoing) {
+        if self.out.is_empty() {
+            self.out = sent;
+        }
+    }
+
     fn say_to_peer(&mut self, (address, number): Key, says: &Framed<'_>) {
-        self.out.to_peers.push(Datagram { to: Some(address), bytes: bytes_of(number, says) });
+        self.out.to_peers.push(Some(address), &bytes_of(number, says));
     }
 
     /// Says something to a member that is answered, or is not.
     fn say_to_member(&mut self, now: Instant, host: Host, number: u64, says: &Framed<'_>) {
-        self.out.to_members.entry(host).or_default().push(Datagram { to: None, bytes: bytes_of(number, says) });
+        self.out.to_members.entry(host).or_default().push(None, &bytes_of(number, says));
         if matches!(says, Framed::Hello { .. } | Framed::Ping)
             && let Some(member) = self.members.get_mut(&host)
         {
@@ -225,7 +234,7 @@ impl Worker {
             | Framed::Leaving
             | Framed::Lost { .. } => {}
         }
-        self.touched.insert(key);
+        self.touch(key);
     }
 
     /// Something of a connection that is not known.
@@ -255,6 +264,7 @@ impl Worker {
             peer: LossDetection::Time,
             from_peer: Csn(hello.tsn),
             to_peer: Csn(first),
+            sack_delay: SACK_DELAY,
             ..ConnectionConfig::default()
         };
         let router = match &mut self.module {
@@ -277,14 +287,25 @@ impl Worker {
             lost: Lost::default(),
             module: self.module.as_ref().map(|placed| placed.number),
             offered: self.module.as_ref().map(|placed| placed.number),
+            module_calls: 0,
             ping_at: now + PING_EVERY,
             refused: BTreeMap::new(),
+            is_touched: false,
             due: None,
         };
         self.connections.insert(key, served);
         self.totals.accepted += 1;
         self.open_legs(now, key);
-        self.touched.insert(key);
+        self.touch(key);
+    }
+
+    /// What follows from what has come of a connection is said once for all of it.
+    fn touch(&mut self, key: Key) {
+        if let Some(served) = self.connections.get_mut(&key)
+            && !std::mem::replace(&mut served.is_touched, true)
+        {
+            self.touched.push_back(key);
+        }
     }
 
     fn welcome(&mut self, key: Key) {
@@ -327,7 +348,8 @@ impl Worker {
         let number = self.rng.u64().max(1);
         let first = self.rng.u32();
         let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
-        served.legs.insert(host, Leg { number, first, standing, since: now, asking: Asking::default() });
+        let leg = Leg { number, first, standing, since: now, asking: Asking::default(), is_owing: false };
+        served.legs.insert(host, leg);
         self.legs.insert(number, (key, host));
         self.say_hello(now, key, host);
     }
@@ -398,7 +420,9 @@ impl Worker {
             }
             _ => {}
         }
-        self.touched.extend(leg);
+        if let Some(key) = leg {
+            self.touch(key);
+        }
     }
 
     /// A member is there.
@@ -514,7 +538,7 @@ impl Worker {
         }
         for key in of_member {
             self.lose_leg(now, key, host);
-            self.touched.insert(key);
+            self.touch(key);
         }
         self.forget_members();
     }
@@ -530,6 +554,9 @@ impl Worker {
 
     /// Says what follows from what has come, and sees to the next timer.
     fn settle(&mut self, now: Instant, key: Key) {
+        if let Some(served) = self.connections.get_mut(&key) {
+            served.is_touched = false;
+        }
         while let Some(event) = self.connections.get_mut(&key).and_then(|served| served.switch.poll_event()) {
             match event {
                 Event::Gone(id) => {
@@ -553,6 +580,7 @@ impl Worker {
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
         self.gather(now, key);
+        self.count(key);
         self.note_owed(now, key);
         self.note_deadline(now, key);
     }
@@ -600,6 +628,23 @@ impl Worker {
         }
     }
 
+    /// Counts what members and the module have done for a connection.
+    fn count(&mut self, key: Key) {
+        let Some(Served { switch, legs, module, module_calls, .. }) = self.connections.get_mut(&key) else { return };
+        let calls = switch.plugin().module_calls().unwrap_or_default();
+        let calls_new = calls - std::mem::replace(module_calls, calls);
+        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == *module) {
+            placed.calls += calls_new;
+        }
+        for (id, tally) in switch.plugin_mut().take_tallies() {
+            let host = legs.iter().find(|(_, leg)| leg.member() == Some(id)).map(|(host, _)| host);
+            if let Some(member) = host.and_then(|host| self.members.get_mut(host)) {
+                member.tally.requests += tally.requests;
+                member.tally.answers += tally.answers;
+            }
+        }
+    }
+
     /// Which members owe a connection something: they are asked whether they are there.
     fn note_owed(&mut self, now: Instant, key: Key) {
         let Some(Served { switch, legs, .. }) = self.connections.get_mut(&key) else { return };
@@ -607,7 +652,10 @@ impl Worker {
             let Some(id) = leg.member() else { continue };
             let is_owing = switch.is_owing(id);
             leg.asking.owes(now, is_owing);
-            if let Some(member) = self.members.get_mut(host) {
+            // Mostly nothing has changed.
+            if std::mem::replace(&mut leg.is_owing, is_owing) != is_owing
+                && let Some(member) = self.members.get_mut(host)
+            {
                 member.owes(now, key, is_owing);
             }
         }
@@ -636,13 +684,12 @@ impl Worker {
         if let Some((generation, numbers)) = served.lost.poll(now) {
             let mut bytes = vec![0; DATAGRAM_MAX];
             if let Some(len) = Framed::emit_lost(key.1, generation, numbers, &mut bytes) {
-                bytes.truncate(len);
-                self.out.to_peers.push(Datagram { to: Some(key.0), bytes });
+                self.out.to_peers.push(Some(key.0), &bytes[..len]);
             }
         }
     }
 
-    /// Puts the packets of a connection into datagrams: as many chunks into each as there is room for.
+    /// Puts the packets of a connection into messages: as many chunks into each as there is room for.
     fn gather(&mut self, now: Instant, key: Key) {
         let Some(served) = self.connections.get_mut(&key) else { return };
         // One for each of a few ends: to look through them is less than to hash.
@@ -664,13 +711,13 @@ impl Worker {
             gathered.is_asking |= !matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
             if gathered.bytes.len() > FRAMED_HEADER_LEN && gathered.bytes.len() + packet.bytes.len() > DATAGRAM_MAX {
                 let full = std::mem::take(&mut gathered.bytes);
-                self.out.put(key, gathered.host, full);
+                self.out.put(key, gathered.host, &full);
             }
             gathered.add(&packet.bytes);
         }
         self.totals.dropped.add(&served.switch.take_counters());
         for Gathered { host, bytes, is_asking, .. } in open {
-            self.out.put(key, host, bytes);
+            self.out.put(key, host, &bytes);
             if let Some(member) = host.filter(|_| is_asking).and_then(|host| self.members.get_mut(&host)) {
                 member.asked(now);
             }
@@ -715,7 +762,7 @@ impl Worker {
             self.due.remove(&(at, key));
             self.connection_on_time(now, key);
         }
-        while let Some(key) = self.touched.pop_first() {
+        while let Some(key) = self.touched.pop_front() {
             self.settle(now, key);
         }
     }
@@ -751,7 +798,7 @@ impl Worker {
         again.into_iter().for_each(|host| self.say_hello(now, key, host));
         pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
         self.open_legs(now, key);
-        self.touched.insert(key);
+        self.touch(key);
     }
 
     /// When [`on_time`](Self::on_time) is to be called, if ever.

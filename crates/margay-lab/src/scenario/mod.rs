@@ -21,7 +21,7 @@ mod drain;
 mod drain_moves;
 mod encap_throughput;
 mod ends;
-mod ensemble;
+pub mod ensemble;
 mod ensemble_churn;
 mod exclusive_names;
 mod find_router;

@@ -1,5 +1,7 @@
 //! What the agent counts, as OpenMetrics text: `/metrics`, and `margay` itself.
 
+mod ensembles;
+
 use std::fmt::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -82,8 +85,14 @@ async fn serve(agent: &Arc<Agent>, listen: SocketAddr) -> Result<JoinHandle<()>>
     })?;
     let agent = Arc::downgrade(agent);
     let answer = move || {
-        let text = agent.upgrade().map(|agent| text(&agent)).unwrap_or_default();
-        async move { ([(CONTENT_TYPE, OPENMETRICS)], text) }
+        let agent = agent.upgrade();
+        async move {
+            let text = match agent {
+                Some(agent) => text(&agent).await,
+                None => String::new(),
+            };
+            ([(CONTENT_TYPE, OPENMETRICS)], text)
+        }
     };
     let app = Router::new().route("/metrics", get(answer));
     Ok(tokio::spawn(async move {
@@ -94,14 +103,15 @@ async fn serve(agent: &Arc<Agent>, listen: SocketAddr) -> Result<JoinHandle<()>>
 }
 
 /// All of it, now.
-pub fn text(agent: &Arc<Agent>) -> String {
-    encoded(Figures(Some(Arc::clone(agent))))
+pub async fn text(agent: &Arc<Agent>) -> String {
+    let ensembles = ensembles::shown(&agent.config().host.runtime_dir).await;
+    encoded(Figures { agent: Some(Arc::clone(agent)), ensembles: Some(ensembles) })
 }
 
 /// The same without an agent: every metric that there is, at zero.
 #[cfg(test)]
 pub fn catalogue() -> String {
-    encoded(Figures(None))
+    encoded(Figures { agent: None, ensembles: None })
 }
 
 fn encoded(figures: Figures) -> String {
@@ -124,8 +134,12 @@ pub fn drops(agent: &Agent) -> Vec<(&'static str, u64)> {
     DropReason::ALL.iter().map(all).collect()
 }
 
-/// `None`: of no agent, for the list of all that there is.
-struct Figures(Option<Arc<Agent>>);
+struct Figures {
+    /// `None`: of no agent, for the list of all that there is.
+    agent: Option<Arc<Agent>>,
+    /// What the switches of this host show.
+    ensembles: Option<Vec<Value>>,
+}
 
 impl std::fmt::Debug for Figures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -138,7 +152,7 @@ type Rows = Vec<(String, u64)>;
 
 impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let agent = self.0.as_deref();
+        let agent = self.agent.as_deref();
         let core = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.counters().clone())).unwrap_or_default();
         let by_kernel = agent.map_or(0, |agent| agent.kernel_router.forwarded());
         gauges(agent, &mut encoder)?;
@@ -205,7 +219,8 @@ impl Collector for Figures {
             of_area(agent.and_then(|agent| agent.area.as_deref()), &mut encoder)?;
         }
         let dropped = agent.map_or_else(|| DropReason::ALL.iter().map(|reason| (reason.label(), 0)).collect(), drops);
-        family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))
+        family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))?;
+        ensembles::encode(self.ensembles.as_deref(), &mut encoder)
     }
 }
 

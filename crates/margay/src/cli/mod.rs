@@ -275,8 +275,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             start::notify_failure(&error.to_string());
         }
     })?;
-    // Framers serve many clients; a switch keeps to one thread by itself.
-    let mut builder = if is_agent || matches!(verb, Verb::Ensemble(_)) {
+    // An ensemble's parts keep to one thread each: what its tasks say goes together, and none wakes another thread.
+    let mut builder = if is_agent {
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()

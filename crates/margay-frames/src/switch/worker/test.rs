@@ -125,17 +125,17 @@ impl Rig {
         }
         self.worker.on_time(self.now);
         let outgoing = self.worker.take_outgoing();
-        for Datagram { bytes, .. } in outgoing.to_peers {
+        for (_, message) in outgoing.to_peers.messages() {
             if self.is_lost() {
                 continue;
             }
-            let (_, says) = Framed::parse(&bytes).expect("sound");
+            let (_, says) = Framed::parse(message).expect("sound");
             self.client.on_datagram(self.now, &says);
         }
-        for (host, datagrams) in outgoing.to_members {
-            for datagram in datagrams {
+        for (host, outbound) in &outgoing.to_members {
+            for (_, message) in outbound.messages() {
                 if !self.is_lost() {
-                    self.member_hears(host, &datagram.bytes);
+                    self.member_hears(*host, message);
                 }
             }
         }
@@ -303,7 +303,7 @@ fn what_is_of_no_connection_is_answered_so_and_nothing_else() {
         rig.worker.take_from_peer(rig.now, client_at(), &written(5, says));
         rig.worker.on_time(rig.now);
         let out = rig.worker.take_outgoing();
-        out.to_peers.iter().map(|datagram| Framed::parse(&datagram.bytes).map(|(number, _)| number)).collect::<Vec<_>>()
+        out.to_peers.messages().map(|(_, message)| Framed::parse(message).map(|(number, _)| number)).collect::<Vec<_>>()
     };
     assert_eq!(says(&Framed::Data(&[])), [Ok(5)]);
     assert_eq!(says(&Framed::Ping), [Ok(5)]);

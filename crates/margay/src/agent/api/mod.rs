@@ -294,7 +294,7 @@ impl Calls for Api {
     }
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsReply> {
-        Ok(Response::new(MetricsReply { text: metrics::text(&self.0) }))
+        Ok(Response::new(MetricsReply { text: metrics::text(&self.0).await }))
     }
 
     async fn reload(&self, request: Request<ReloadRequest>) -> Answer<ReloadReply> {

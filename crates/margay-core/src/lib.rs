@@ -37,7 +37,7 @@ pub use leg::stack::{Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};
-pub use leg::{carriage, loss, reorder, stripe};
+pub use leg::{carriage, delta, loss, reorder, stripe};
 pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
 pub use machine::sal::Sal;

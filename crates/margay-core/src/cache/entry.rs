@@ -11,6 +11,7 @@ use core::time::Duration;
 
 use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
+use crate::leg::delta::Delta;
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::Stacks;
@@ -110,6 +111,9 @@ pub struct Entry {
     pub is_held: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,
+    /// What its numbers on the wire, direct or encapsulated, differ by from those of the application's TCP. The cache
+    /// carries it once [`Delta::is_settled`] holds; until then the core has [`Directions::Neither`] here.
+    pub delta: Option<Delta>,
 }
 
 /// Which packets of a flow pass. A session that comes to go through other boxes has two flows of one five-tuple at each

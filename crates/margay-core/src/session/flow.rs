@@ -20,6 +20,7 @@ use crate::act::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::act::stack_change::StackInfo;
 use crate::cache::entry::{Directions, Entry, PathId, Wire};
 use crate::leg::carriage::Why;
+use crate::leg::delta::Delta;
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::{Stack, Stacks};
@@ -148,6 +149,8 @@ pub(crate) struct Flow {
     pub seal: Option<Box<SealKeys>>,
     /// Which of its session's packets pass by it.
     pub directions: Directions,
+    /// What its numbers on the wire differ by from those of the application's TCP.
+    pub delta: Option<Box<Delta>>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
     /// By which stack it is sent, and what is taken.
@@ -180,6 +183,7 @@ impl Flow {
             source: None,
             seal: None,
             directions: Directions::Both,
+            delta: None,
             chain: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
@@ -232,6 +236,9 @@ impl Flow {
 
     pub fn entry(&self) -> Entry {
         let by_sal0 = self.is_at_box();
+        let delta = self.delta.as_deref().copied();
+        let is_settled = delta.is_none_or(|delta| delta.is_settled());
+        let directions = if is_settled { self.directions } else { Directions::Neither };
         Entry {
             flow: self.id,
             generation: self.generation,
@@ -242,13 +249,14 @@ impl Flow {
             wire: self
                 .direct
                 .wire()
-                .filter(|_| self.directions == Directions::Both)
+                .filter(|_| directions == Directions::Both)
                 .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has(Stack::Secure)),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held || self.has(seen::GUARDED),
-            directions: self.directions,
+            directions,
+            delta,
         }
     }
 

@@ -22,6 +22,7 @@ use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, FIN, Packet, SYN, UDP};
+use crate::table::Wired;
 use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
@@ -487,7 +488,10 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             if enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }
-            let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
+            let wanted = entry.wire.map(|wire| {
+                let delta = entry.delta.and_then(|delta| delta.translations());
+                Wired { app: entry.app.into(), generation: entry.generation, wire, delta }
+            });
             let removed = shared.direct.follow(entry.flow, wanted);
             if !enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
@@ -504,8 +508,8 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         }
         EntryUpdate::Opened(entry) => {
             shared.table.write().apply(update);
-            if let Some(wire) = entry.wire {
-                shared.direct.note_opened(entry.flow, entry.app.into(), entry.generation, &wire);
+            if let Some(opened) = shared.table.read().wire(entry.flow) {
+                shared.direct.note_opened(entry.flow, &opened);
             }
         }
         // Not under the table's lock for writing, for which whoever sends waits.

@@ -192,6 +192,9 @@ pub(crate) fn carry<C: Core>(
     let numbers = numbers(outbox.head(&loaded), found);
     let route =
         shared.table.read().egress(&found.key, bytes, segments, numbers, !patient).ok_or(DropReason::UnknownFlow)?;
+    if let Some(delta) = &route.delta {
+        outbox.translate(&loaded, delta);
+    }
     if route.is_beside {
         shared.notice(Notice::Beside(route.flow));
     }

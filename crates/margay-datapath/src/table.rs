@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
 use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
@@ -22,7 +23,7 @@ use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
-pub use crate::table::route::{Destination, EgressRoute, IngressRoute};
+pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
 pub use crate::table::stacks::LastPacket;
 use crate::table::stacks::{KeptFec, Sends};
 use crate::turning::Turn;
@@ -226,6 +227,8 @@ pub struct Table {
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
     stripes: HashMap<FlowId, Arc<Stripe>>,
+    /// What becomes of the numbers of flows whose entries say that they differ on the wire.
+    deltas: HashMap<FlowId, Translations>,
     hasher: DefaultHashBuilder,
     len: usize,
 }
@@ -298,6 +301,7 @@ impl Table {
         let flow = slot.flow;
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
+        let delta = self.delta(flow).map(|delta| delta.egress);
         let seal = slot.seal.clone().filter(|_| slot.sends.now() == Stack::Secure);
         let fec = if slot.sends.now() == Stack::Fec { self.kept_fec(flow) } else { None };
         Some(EgressRoute {
@@ -312,6 +316,7 @@ impl Table {
             seal,
             fec,
             stripe,
+            delta,
         })
     }
 
@@ -351,6 +356,7 @@ impl Table {
             seal: None,
             fec: None,
             stripe: None,
+            delta: None,
         })
     }
 
@@ -366,11 +372,15 @@ impl Table {
         found
     }
 
-    /// The same, if it is the time.
+    /// The same, if it is the time. The numbers are those of the wire.
     pub fn knock(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
         let slot = self.find(flow).filter(|slot| slot.is_ready_for_pinhole())?;
         let wire = slot.wire?;
         let numbers = slot.numbers.numbers().filter(|_| slot.key.protocol == TCP);
+        let numbers = numbers.map(|numbers| match self.delta(flow) {
+            None => numbers,
+            Some(delta) => numbers.translated(&delta.egress),
+        });
         Some((wire, numbers))
     }
 
@@ -379,10 +389,26 @@ impl Table {
         self.find(flow).map(|slot| slot.key)
     }
 
+    /// Whom packets of a flow's peer are given to.
+    pub fn recipient(&self, flow: FlowId) -> Option<Recipient> {
+        self.find(flow).map(|slot| self.recipient_of(slot))
+    }
+
+    fn recipient_of(&self, slot: &Slot) -> Recipient {
+        let delta = self.delta(slot.flow).map(|delta| delta.ingress);
+        Recipient { key: slot.key.reversed(), delta }
+    }
+
+    /// Few flows have one, so slots do not say it.
+    fn delta(&self, flow: FlowId) -> Option<&Translations> {
+        if self.deltas.is_empty() { None } else { self.deltas.get(&flow) }
+    }
+
     /// What the kernel's cache is to hold for the flow.
-    pub fn wire(&self, flow: FlowId) -> Option<(FlowKey, u32, Wire)> {
+    pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
-        Some((slot.key, slot.generation, slot.wire?))
+        let delta = self.delta(flow).copied();
+        Some(Wired { app: slot.key, generation: slot.generation, wire: slot.wire?, delta })
     }
 
     /// Every cached flow that has a direct path.
@@ -427,9 +453,9 @@ impl Table {
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        let key = slot.key.reversed();
+        let to = self.recipient_of(slot);
         let is_opening = slot.is_opening();
-        Ok(IngressRoute { key, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
+        Ok(IngressRoute { to, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -545,6 +571,7 @@ impl Table {
         self.vacant.clear();
         self.by_key.clear();
         self.by_flow.clear();
+        self.deltas.clear();
         self.len = 0;
     }
 
@@ -629,6 +656,7 @@ impl Table {
     fn fill(&mut self, index: u32, entry: &Entry) {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
         self.follow_stripe(entry);
+        self.follow_delta(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.now();
@@ -649,6 +677,13 @@ impl Table {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
             slot.sends.set(entry.stacks.sends);
         }
+    }
+
+    fn follow_delta(&mut self, entry: &Entry) {
+        match entry.delta.and_then(|delta| delta.translations()) {
+            Some(delta) => self.deltas.insert(entry.flow, delta),
+            None => self.deltas.remove(&entry.flow),
+        };
     }
 
     fn follow_stripe(&mut self, entry: &Entry) {
@@ -699,6 +734,8 @@ impl Table {
         if let Ok(entry) = self.by_flow.find_entry(hash, |&other| other == index) {
             entry.remove();
         }
+        let flow = self.slot(index).flow;
+        self.deltas.remove(&flow);
         *self.slot_mut(index) = Slot::vacant();
         self.vacant.push(index);
         self.len -= 1;

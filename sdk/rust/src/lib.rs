@@ -22,6 +22,8 @@
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
 //! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
+//! A proxy that has done its work leaves between two connections by [`splice()`], and they become one.
+//!
 //! A server that has much to do says so by [`report_load()`], and has fewer new connections.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
@@ -35,6 +37,7 @@ mod instances;
 mod load;
 mod options;
 mod socket;
+mod splice;
 mod stream;
 mod target;
 mod wire;
@@ -48,6 +51,7 @@ pub use instances::{Instance, Instances};
 pub use load::report_load;
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use options::Options;
+pub use splice::{NotSpliced, splice};
 pub use stream::{Listener, Peer, Stream};
 pub use target::{Target, ToTarget};
 pub use wire::Protocol;

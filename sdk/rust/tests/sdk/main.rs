@@ -5,3 +5,4 @@ mod examples;
 mod fake;
 mod hand_over;
 mod sockets;
+mod splice;

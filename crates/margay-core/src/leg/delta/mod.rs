@@ -4,6 +4,7 @@
 //! The *wire* has the numbers of the left connection, the *local* TCP those of the right one. One end of the session
 //! translates, for its own side alone. All arithmetic wraps.
 
+mod record;
 mod translation;
 
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod test;
 
 use core::time::Duration;
 
+pub use self::record::DELTA_RECORD_LEN;
 pub use self::translation::{Checksum, Translation};
 use crate::types::direction::Direction;
 use crate::types::time::Instant;
@@ -146,6 +148,13 @@ impl SpliceFacts {
 /// Largest window scale (RFC 7323 §2.3).
 const SCALE_MAX: u8 = 14;
 
+/// A window of 16 bits has nothing left, or is the largest there is, after less than that.
+const SHIFT_MAX: i8 = 64;
+
+fn added(one: i8, other: i8) -> i8 {
+    one.saturating_add(other).clamp(-SHIFT_MAX, SHIFT_MAX)
+}
+
 fn shift_between(from: u8, to: u8) -> i8 {
     let scale = |bits: u8| i8::try_from(bits.min(SCALE_MAX)).unwrap_or(0);
     scale(from) - scale(to)
@@ -229,6 +238,12 @@ impl Delta {
         self.translation_so_far(Direction::Egress).apply(packet, checksum);
     }
 
+    /// The same for whoever calls `to` what is called `from` here: clocks that are awaited go on from there.
+    pub fn shown_at(self, from: Instant, to: Instant) -> Self {
+        let moved = |clock: Clock| clock.shows(from).map_or(clock, |value| Clock::Awaited { value, at: to });
+        Self { peer_clock: moved(self.peer_clock), own_clock: moved(self.own_clock), ..self }
+    }
+
     /// The delta of a wire that lies beyond: from there to the wire of `next` by this one, and on by `next`.
     pub fn then(self, next: Self) -> Self {
         Self {
@@ -236,8 +251,8 @@ impl Delta {
             own: self.own.wrapping_add(next.own),
             peer_clock: self.peer_clock.then(next.peer_clock),
             own_clock: self.own_clock.then(next.own_clock),
-            ingress_shift: self.ingress_shift.saturating_add(next.ingress_shift),
-            egress_shift: self.egress_shift.saturating_add(next.egress_shift),
+            ingress_shift: added(self.ingress_shift, next.ingress_shift),
+            egress_shift: added(self.egress_shift, next.egress_shift),
             drops_sack: self.drops_sack || next.drops_sack,
         }
     }

@@ -85,13 +85,10 @@ impl Translation {
 
     /// A window as the other side counts it.
     pub fn window(&self, window: u16) -> u16 {
-        let bits = u32::from(self.window_shift.unsigned_abs());
-        let wide = if self.window_shift < 0 {
-            u64::from(window).checked_shr(bits)
-        } else {
-            u64::from(window).checked_shl(bits)
-        };
-        u16::try_from(wide.unwrap_or(0)).unwrap_or(u16::MAX)
+        // As much as 32 bits leave nothing of it, or more than the largest.
+        let bits = self.window_shift.unsigned_abs().min(32);
+        let wide = if self.window_shift < 0 { u64::from(window) >> bits } else { u64::from(window) << bits };
+        u16::try_from(wide).unwrap_or(u16::MAX)
     }
 }
 

@@ -31,6 +31,7 @@ mod following;
 mod leading;
 mod passing;
 mod refusal;
+mod splice;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -59,6 +60,7 @@ use crate::types::tuple::Tuple;
 pub use edit::{EDITS, Edit, EditError};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use refusal::ReconfigurationRefused;
+pub use splice::{SpliceOutcome, SpliceRefused};
 
 /// Reconfigurations at once, in each of the roles.
 const RECONFIGURATIONS_MAX: usize = 1024;

@@ -37,7 +37,7 @@ pub use leg::stack::{Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};
-pub use leg::{carriage, copies, loss, reorder, stripe, timing};
+pub use leg::{carriage, copies, delta, loss, reorder, stripe, timing};
 pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
 pub use machine::input::Input;

@@ -20,6 +20,7 @@ int change_flow(struct flow_change *change)
 		return CHANGE_LATE;
 	entry->generation = change->generation;
 	entry->unanswered_since_ns = 0;
+	entry->delta = change->delta;
 	before = __sync_lock_test_and_set(&entry->flags, change->flags);
 	/* Of what it was not told of it has not heard the end either. */
 	ends = entry->seen & SEEN_ENDS;

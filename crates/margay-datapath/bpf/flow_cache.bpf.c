@@ -39,6 +39,7 @@ const volatile __u32 sal0_header_len = 0;
 #include "vlan.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "delta.h"
 #include "account.h"
 #include "too_big.h"
 #include "grant.h"
@@ -72,6 +73,7 @@ struct shared_layout {
 	struct flow_change flow_change;
 	struct grant_flows grant_flows;
 	struct inside_key inside;
+	struct delta delta;
 };
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
@@ -183,8 +185,10 @@ static __always_inline int to_next_hop(const struct path_entry *path)
 }
 
 static __always_inline int send_direct(struct __sk_buff *skb, struct packet *packet, const struct wire_key *wire,
-				       const struct path_entry *path)
+				       const struct path_entry *path, const struct delta *delta)
 {
+	if (delta && !translate(skb, packet->transport_offset, &delta->egress, checksum_state(skb) == CHECKSUM_PARTIAL))
+		goto refused;
 	if (!rewrite(skb, packet, (const __u32 *)path->local, (const __u32 *)path->remote, wire->local_port,
 		     wire->remote_port))
 		goto refused;
@@ -204,6 +208,7 @@ SEC("tcx/egress")
 int app_egress(struct __sk_buff *skb)
 {
 	struct packet packet = {};
+	const struct delta *delta = NULL;
 	struct flow_entry *entry;
 	struct path_entry *path;
 	struct wire_key *wire, on_wire;
@@ -251,9 +256,15 @@ int app_egress(struct __sk_buff *skb)
 		count(COUNT_LEFT_TOO_LARGE);
 		goto leave;
 	}
+	if (entry->delta) {
+		delta = delta_of(entry);
+		/* The agent has it, too. */
+		if (!delta)
+			goto leave;
+	}
 	if (!account_egress(skb, &packet, entry, path))
 		goto leave;
-	return send_direct(skb, &packet, &on_wire, path);
+	return send_direct(skb, &packet, &on_wire, path, delta);
 leave:
 	note_left(entry, &packet);
 	leave_to_agent(entry);
@@ -390,6 +401,7 @@ int wire_ingress(struct __sk_buff *skb)
 	struct wire_key key = {};
 	struct flow_entry *entry;
 	struct pair_value *path;
+	bool is_pinhole_of_agent;
 
 	if (is_of_sub_interface(skb))
 		return TCX_NEXT;
@@ -450,6 +462,18 @@ int wire_ingress(struct __sk_buff *skb)
 		packet.is_fresh = true;
 		count_syn(&packet);
 	}
+	is_pinhole_of_agent = is_pinhole_segment(&packet);
+	if (entry->delta) {
+		const struct delta *delta = delta_of(entry);
+
+		/* The agent has it, too. */
+		if (!delta)
+			return send_up(skb, COUNT_UP_NOT_ACCEPTED);
+		if (!translate_ingress(skb, &packet, delta)) {
+			count(COUNT_DROP_REWRITE);
+			return TCX_DROP;
+		}
+	}
 	account_ingress(skb, &packet, entry, key.path);
 	if (!rewrite(skb, &packet, (const __u32 *)entry->app.destination, (const __u32 *)entry->app.source,
 		     entry->app.destination_port, entry->app.source_port)) {
@@ -462,7 +486,7 @@ int wire_ingress(struct __sk_buff *skb)
 	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it. So
 	 * does what a box is to see there.
 	 */
-	if (!(entry->flags & FLOW_BY_SAL0) && is_in_place(entry) && has_socket(entry) && !is_pinhole_segment(&packet)) {
+	if (!(entry->flags & FLOW_BY_SAL0) && is_in_place(entry) && has_socket(entry) && !is_pinhole_of_agent) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;
 			return TCX_NEXT;

@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 8
+#define LAYOUT_VERSION 9
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -121,7 +121,29 @@ struct flow_entry {
 	__u64 unanswered_since_ns; /* the first direct data that nothing has come back for; 0: none */
 	__u64 rtt_ns; /* longest wait for an answer lately; 0: not known */
 	__u32 own_path; /* room: a path of its own */
-	__u32 delta; /* room: a delta block */
+	__u32 delta; /* where its numbers are translated: which element of `deltas`; 0: nowhere */
+};
+
+/* Bits of translation.flags. */
+#define DELTA_NO_TIMESTAMPS 1 /* the option is overwritten */
+#define DELTA_NO_SACK 2 /* the same */
+
+/* What is added to the numbers of one direction. */
+struct translation {
+	__u32 sequence;
+	__u32 acknowledgement; /* selective ones, too */
+	__u32 timestamp;
+	__u32 echo;
+	__u8 raised; /* by how many bits windows are shifted to the left */
+	__u8 lowered; /* and then to the right; one of the two is zero */
+	__u8 flags; /* DELTA_… */
+	__u8 zero;
+};
+
+/* Between the wire and the host's TCP, of one flow. */
+struct delta {
+	struct translation egress;
+	struct translation ingress;
 };
 
 /* The one record that is swapped when a peer moves. */
@@ -144,6 +166,7 @@ struct flow_change {
 	__u32 flow;
 	__u32 generation;
 	__u32 flags;
+	__u32 delta; /* as in its entry */
 };
 
 /* What it says. */

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use margay_core::Direction;
+use margay_core::delta::Translation;
 
 use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FIN, FlowKey};
@@ -16,6 +17,17 @@ pub struct TcpNumbers {
     pub acknowledgement: u32,
     /// The number after the segment's FIN, if it bears one.
     pub end: Option<u32>,
+}
+
+impl TcpNumbers {
+    /// The same on the other side of a translation.
+    pub(crate) fn translated(self, by: &Translation) -> Self {
+        Self {
+            sequence: self.sequence.wrapping_add(by.sequence),
+            acknowledgement: self.acknowledgement.wrapping_add(by.acknowledgement),
+            end: self.end.map(|end| end.wrapping_add(by.sequence)),
+        }
+    }
 }
 
 /// Whether one sequence number comes after another (RFC 9293 §3.4: the numbers wrap).

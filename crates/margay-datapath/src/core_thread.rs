@@ -17,11 +17,12 @@ use margay_wire::{DataRepr, FlowId};
 use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
-use crate::egress::{carry, sender};
+use crate::egress::{By, carry, sender};
 use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, FIN, Packet, SYN, UDP};
+use crate::table::Wired;
 use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
@@ -91,6 +92,11 @@ impl<C: Core> CoreSide<C> {
                 Output::Egress { len } => {
                     let buffer = std::mem::take(&mut self.buffer);
                     self.carry_cached(shared, Vnet::default(), &buffer[..len]);
+                    self.buffer = buffer;
+                }
+                Output::Carry { flow, len } => {
+                    let buffer = std::mem::take(&mut self.buffer);
+                    self.carry_by(shared, flow, &buffer[..len]);
                     self.buffer = buffer;
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
@@ -179,14 +185,14 @@ impl<C: Core> CoreSide<C> {
     /// A packet of an application that missed the cache.
     pub fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
         self.cache_events(shared);
-        let Missed { vnet, mut packet } = missed;
+        let Missed { vnet, mut packet, of_peer } = missed;
         let found = match packet::parse(&packet, packet.len()) {
             Ok(Packet::Transport(found)) => Some(found),
             _ => None,
         };
         // Its entry may have come while it waited here.
         let is_syn = found.is_some_and(|found| found.flags & (SYN | ACK) == SYN);
-        if found.is_some() && !is_syn && self.carry_cached(shared, vnet, &packet) {
+        if found.is_some() && !is_syn && of_peer.is_none() && self.carry_cached(shared, vnet, &packet) {
             // A small one would wait for others of its kind, of which none may come.
             self.outbox.flush(&mut sender(shared, false));
             return;
@@ -196,7 +202,7 @@ impl<C: Core> CoreSide<C> {
                 .ok_or(DropReason::Malformed)
                 .and_then(|train| offload::segments(&train, &found.key, &packet[..found.total_len]));
             match cut {
-                Ok(segments) => segments.iter().for_each(|segment| self.plain_packet(shared, segment)),
+                Ok(segments) => segments.iter().for_each(|segment| self.packet_of(shared, of_peer, segment)),
                 Err(reason) => shared.counting.drop(reason),
             }
             return;
@@ -205,10 +211,17 @@ impl<C: Core> CoreSide<C> {
             shared.counting.drop(DropReason::Malformed);
             return;
         }
-        self.plain_packet(shared, &packet);
+        self.packet_of(shared, of_peer, &packet);
     }
 
-    /// A packet as it would be on a wire: the core decides.
+    /// A packet as it would be on a wire: of a peer whose flow the core has come to it, or of an application.
+    fn packet_of(&mut self, shared: &Shared<C>, of_peer: Option<FlowId>, packet: &[u8]) {
+        let Some(flow) = of_peer else { return self.plain_packet(shared, packet) };
+        self.core.handle(clock::now(), Input::Parted { flow, packet });
+        self.drain(shared);
+    }
+
+    /// A packet of an application: the core decides.
     fn plain_packet(&mut self, shared: &Shared<C>, packet: &[u8]) {
         let verdict = self.core.handle_app_packet(clock::now(), packet);
         self.drain(shared);
@@ -229,8 +242,17 @@ impl<C: Core> CoreSide<C> {
     fn carry_cached(&mut self, shared: &Shared<C>, vnet: Vnet, packet: &[u8]) -> bool {
         let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return false };
         let Some(loaded) = self.outbox.load(vnet, packet) else { return false };
-        let result = carry(shared, &mut self.outbox, loaded, &found, false);
+        let result = carry(shared, &mut self.outbox, loaded, &found, By::Tuple(false));
         result != Err(DropReason::UnknownFlow)
+    }
+
+    /// Carries a packet by a flow that the core names.
+    fn carry_by(&mut self, shared: &Shared<C>, flow: FlowId, packet: &[u8]) {
+        let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return };
+        let Some(loaded) = self.outbox.load(Vnet::default(), packet) else { return };
+        if carry(shared, &mut self.outbox, loaded, &found, By::Flow(flow)) == Err(DropReason::UnknownFlow) {
+            shared.counting.drop(DropReason::UnknownFlow);
+        }
     }
 
     /// A DATA datagram that the core has held: as if received now.
@@ -489,7 +511,10 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             if enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }
-            let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
+            let wanted = entry.wire.map(|wire| {
+                let delta = entry.delta.and_then(|delta| delta.translations());
+                Wired { app: entry.app.into(), generation: entry.generation, wire, delta }
+            });
             let removed = shared.direct.follow(entry.flow, wanted);
             if !enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
@@ -506,8 +531,8 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         }
         EntryUpdate::Opened(entry) => {
             shared.table.write().apply(update);
-            if let Some(wire) = entry.wire {
-                shared.direct.note_opened(entry.flow, entry.app.into(), entry.generation, &wire);
+            if let Some(opened) = shared.table.read().wire(entry.flow) {
+                shared.direct.note_opened(entry.flow, &opened);
             }
         }
         // Not under the table's lock for writing, for which whoever sends waits.

@@ -15,9 +15,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::due_flows::DueFlows;
 use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
-use crate::packet::FlowKey;
 use crate::pinhole::{self, Segment};
-use crate::table::{Table, TcpNumbers};
+use crate::table::{Table, TcpNumbers, Wired};
 
 /// Where packets to an address leave this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,15 +280,15 @@ impl Direct {
     }
 
     /// Brings the kernel's entry of a flow in step with the table's. Gives what a removed one was.
-    pub fn follow(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> Option<WireState> {
+    pub fn follow(&self, flow: FlowId, wanted: Option<Wired>) -> Option<WireState> {
         let cache = self.cache()?;
-        if let Some((_, _, wire)) = &wanted {
+        if let Some(Wired { wire, .. }) = &wanted {
             // From now on packets on its ports are the agent's, and never the host's TCP's.
             self.use_path(&cache, wire.path);
         }
         match wanted {
-            Some((app, generation, wire)) if wire.sending || wire.accepting => {
-                if let Err(error) = cache.install(&wire_flow(flow, app, generation, &wire)) {
+            Some(wanted) if wanted.wire.sending || wanted.wire.accepting => {
+                if let Err(error) = cache.install(&wire_flow(flow, &wanted)) {
                     tracing::debug!(flow = flow.0, %error, "the kernel's cache refused an entry");
                 }
                 None
@@ -337,9 +336,9 @@ impl Direct {
     }
 
     /// The kernel has opened a flow, which the table has now.
-    pub fn note_opened(&self, flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) {
+    pub fn note_opened(&self, flow: FlowId, opened: &Wired) {
         if let Some(cache) = self.cache() {
-            cache.note_opened(&wire_flow(flow, app, generation, wire));
+            cache.note_opened(&wire_flow(flow, opened));
         }
     }
 
@@ -351,7 +350,7 @@ impl Direct {
     }
 
     /// A packet of a flow that is sent direct came to user space. True if the flow has stalled.
-    pub fn is_stalled(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> bool {
+    pub fn is_stalled(&self, flow: FlowId, wanted: Option<Wired>) -> bool {
         match self.cache().and_then(|cache| cache.state(flow)) {
             Some(state) => state.stalled,
             None => {
@@ -470,7 +469,8 @@ fn set_path(cache: &KernelCache, id: PathId, path: &WirePath) {
     }
 }
 
-fn wire_flow(flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) -> WireFlow {
+fn wire_flow(flow: FlowId, wanted: &Wired) -> WireFlow {
+    let Wired { app, generation, wire, delta } = *wanted;
     WireFlow {
         flow,
         generation,
@@ -481,6 +481,7 @@ fn wire_flow(flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) -> WireFl
         egress: wire.sending,
         accept: wire.takes(),
         by_sal0: wire.by_sal0,
+        delta,
     }
 }
 

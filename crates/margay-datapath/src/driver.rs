@@ -593,8 +593,8 @@ impl<C> Shared<C> {
     /// Tells the peer that its direct datagrams arrive, since the application does not.
     pub fn answer_one_way(&self, flow: FlowId) {
         let found = self.table.read().wire(flow);
-        if let Some((_, _, wire)) = found.filter(|(key, _, wire)| key.protocol == UDP && wire.sending) {
-            self.send_bare(&wire, None, false);
+        if let Some(found) = found.filter(|found| found.app.protocol == UDP && found.wire.sending) {
+            self.send_bare(&found.wire, None, false);
         }
     }
 

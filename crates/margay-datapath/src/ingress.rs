@@ -10,18 +10,19 @@ use margay_core::segment::is_for_all;
 use margay_core::{DirectEvent, Direction, DropReason};
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
-use crate::backlog::Notice;
+use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
 use crate::ending::Arrived;
 use crate::fec::Fec;
-use crate::packet::{FlowKey, UDP};
+use crate::packet::UDP;
 use crate::striped::Stripe;
-use crate::table::IngressRoute;
+use crate::table::{IngressRoute, Recipient};
 use crate::train::{Assembler, Run, measure, open_run};
 use crate::turning::{self, Admission};
 use crate::udp::{RECEIVE_MAX, Received};
+use crate::vnet::Vnet;
 use crate::wait::readable;
 
 /// Runs until the datapath stops.
@@ -89,7 +90,7 @@ pub(crate) fn take<C: Core>(
         shared.notice(Notice::StrangeStack(header.dst_flow));
     }
     let route = route?;
-    if let Some(detours) = detours.filter(|_| route.key.protocol == UDP)
+    if let Some(detours) = detours.filter(|_| route.to.key.protocol == UDP)
         && (route.is_opening || detours.has(&header.dst_flow, || shared.backlog.datagrams_done()))
     {
         return Err(DropReason::UnknownFlow);
@@ -150,13 +151,13 @@ fn take_of_fec<C: Core>(
     (fec, route): (&Arc<Fec>, &IngressRoute),
 ) -> Result<(), DropReason> {
     if run.header.flags & FENCE == 0 {
-        fec.receive(shared, run, |run| give_or_count(shared, assembler, run, &route.key));
+        fec.receive(shared, run, |run| give_or_count(shared, assembler, run, &route.to));
         return Ok(());
     }
     let change = run.turns().ok_or(DropReason::Malformed)?;
     let is_known = route.turn.as_ref().is_some_and(|(turn, _)| turn.change == change);
     if is_known {
-        fec.finish(shared, |run| give_or_count(shared, assembler, run, &route.key));
+        fec.finish(shared, |run| give_or_count(shared, assembler, run, &route.to));
     }
     accept(shared, assembler, run, route)
 }
@@ -210,20 +211,23 @@ fn deliver<C: Core>(
     run: &Run<'_>,
     route: &IngressRoute,
 ) -> Result<(), DropReason> {
-    let Some((stripe, place)) = &route.stripe else { return give(shared, assembler, run, &route.key) };
+    if route.gives_up {
+        return give_up(shared, assembler, run, &route.to);
+    }
+    let Some((stripe, place)) = &route.stripe else { return give(shared, assembler, run, &route.to) };
     let header = &run.header;
     let count = u32::from(header.count);
     let step = if is_sealed(header.stack) { count } else { 1 };
     let part = Part { number: header.packet_number, step, chunks: run.chunks() as u32, count };
-    stripe.in_order(shared, *place, part, run, |run| give_or_count(shared, assembler, run, &route.key));
+    stripe.in_order(shared, *place, part, run, |run| give_or_count(shared, assembler, run, &route.to));
     Ok(())
 }
 
-fn give_or_count<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, run: &Run<'_>, key: &FlowKey) {
+fn give_or_count<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, run: &Run<'_>, to: &Recipient) {
     if run.is_mark() {
         return;
     }
-    if let Err(reason) = give(shared, assembler, run, key) {
+    if let Err(reason) = give(shared, assembler, run, to) {
         shared.counting.drop(reason);
     }
 }
@@ -232,10 +236,10 @@ fn give_or_count<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, run: &R
 fn fill_holes<C: Core>(shared: &Shared<C>, assembler: &mut Assembler) {
     for fec in shared.holes.take(clock::now()) {
         // Of a flow that is no more, nothing is given.
-        let key = shared.table.read().key(fec.flow).map(FlowKey::reversed);
+        let to = shared.table.read().recipient(fec.flow);
         fec.work(shared, |run| {
-            if let Some(key) = &key {
-                give_or_count(shared, assembler, run, key);
+            if let Some(to) = &to {
+                give_or_count(shared, assembler, run, to);
             }
         });
     }
@@ -246,10 +250,10 @@ fn work_agenda<C: Core>(shared: &Shared<C>, assembler: &mut Assembler) {
     let now = clock::now();
     for stripe in shared.ordering.take(now) {
         // Of a flow that is no more, nothing is given.
-        let key = shared.table.read().key(stripe.flow).map(FlowKey::reversed);
+        let to = shared.table.read().recipient(stripe.flow);
         let (tells, next) = stripe.work(now, |run| {
-            if let Some(key) = &key {
-                give_or_count(shared, assembler, run, key);
+            if let Some(to) = &to {
+                give_or_count(shared, assembler, run, to);
             }
         });
         if tells {
@@ -265,11 +269,11 @@ fn give<C: Core>(
     shared: &Shared<C>,
     assembler: &mut Assembler,
     run: &Run<'_>,
-    key: &FlowKey,
+    to: &Recipient,
 ) -> Result<(), DropReason> {
     let flow: FlowId = run.header.dst_flow;
     shared.counting.ingress_runs.add(1);
-    let delivered = assembler.accept(run, key, clock::now, |parts| shared.tun.write(parts));
+    let delivered = assembler.accept(run, to, clock::now, |parts| shared.tun.write(parts));
     shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());
     let delivered = delivered?;
     if delivered.segments > 0 {
@@ -290,6 +294,30 @@ fn give<C: Core>(
         }
     }
     Ok(())
+}
+
+/// Gives what has come of a flow to the core instead.
+fn give_up<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    run: &Run<'_>,
+    to: &Recipient,
+) -> Result<(), DropReason> {
+    let of_peer = Some(run.header.dst_flow);
+    let mut refused = None;
+    let delivered = assembler.accept(run, to, clock::now, |parts| {
+        let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        // Each is written with its header, as to `sal0`.
+        if let Some((header, packet)) = whole.split_first_chunk()
+            && let Some(vnet) = Vnet::parse(header)
+        {
+            refused = shared.backlog.packet(Missed { vnet, packet: packet.to_vec(), of_peer }).err();
+        }
+        Ok(())
+    });
+    shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());
+    delivered?;
+    refused.map_or(Ok(()), Err)
 }
 
 /// Hands a datagram to the core. Gives its place there.

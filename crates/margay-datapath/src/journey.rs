@@ -6,6 +6,7 @@ use margay_core::entry::PathId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use margay_core::delta::{Clock, Delta};
 use margay_core::time::Instant;
 use margay_core::{Cipher, DropReason};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, TRAIN_HEADER_LEN, TrainRepr};
@@ -16,7 +17,7 @@ use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, CWR, FIN, FlowKey, PSH, Packet, TCP, UDP};
 use crate::sample::{self, Checksum, Seen};
 use crate::seal::Seal;
-use crate::table::{Destination, EgressRoute};
+use crate::table::{Destination, EgressRoute, Recipient};
 use crate::train::{Assembler, Delivered, Piece, Run, measure, open_run, pieces};
 use crate::udp::{SEGMENTS_MAX, SEND_MAX};
 use crate::vnet::{self, Gso, Vnet};
@@ -36,6 +37,7 @@ fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
         fec: None,
         silence: None,
         stripe: None,
+        delta: None,
     }
 }
 
@@ -127,7 +129,7 @@ fn receive_and_open(
                 written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
                 Ok(())
             };
-            assembler.accept(run, to, || Instant::ZERO, write)
+            assembler.accept(run, &(*to).into(), || Instant::ZERO, write)
         };
         let mut at = 0;
         while at < received.len() {
@@ -236,6 +238,55 @@ fn a_lost_chunk_leaves_the_rest_of_a_tcp_train() {
     assert_eq!(shape, expected);
 }
 
+/// One end translates what goes, the other what comes; a part of a train has the numbers of its first byte.
+#[test]
+fn numbers_are_translated_where_a_flow_has_a_delta() {
+    let delta = Delta { peer: 0x1000, own: 0x2000, peer_clock: Clock::Fixed(77), ..Delta::ZERO };
+    let both = delta.translations().expect("its clocks are fixed");
+    let payload = numbered(10_000);
+    for checksum in [Checksum::Partial, Checksum::Complete] {
+        let is_partial = checksum == Checksum::Partial;
+        let packet = sample::packet(sample::tuple4(TCP), ACK, &payload, checksum);
+        let vnet = described(&packet, if is_partial { 1400 } else { 0 }, is_partial);
+        let mut outbox = Outbox::new(1472);
+        let loaded = outbox.load(vnet, &packet).expect("short enough");
+        let Ok(Packet::Transport(found)) = packet::parse(outbox.head(&loaded), loaded.len) else { panic!("parse") };
+        outbox.translate(&loaded, &both.egress);
+        let mut datagrams = Vec::new();
+        let mut send = |bytes: &[u8], segment: usize, _: &Destination| {
+            datagrams.extend(bytes.chunks(segment).map(<[u8]>::to_vec));
+        };
+        let train = outbox::train_header(&vnet, &found).expect("consistent");
+        outbox.carry(&loaded, &train, &route(1472, 0), &mut send).expect("carried");
+        if is_partial {
+            datagrams.remove(3);
+        }
+        let to = Recipient { key: tuple(false, TCP).reversed().into(), delta: Some(both.ingress) };
+        let (mut assembler, mut written) = (Assembler::default(), Vec::new());
+        let mut last = None;
+        for datagram in &datagrams {
+            let header = DataRepr::parse(datagram).expect("DATA");
+            let write = |parts: &[IoSlice<'_>]| {
+                written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
+                Ok(())
+            };
+            let run = Run::single(header, datagram);
+            let delivered = assembler.accept(&run, &to, || Instant::ZERO, write).expect("accepted");
+            last = delivered.numbers.or(last);
+        }
+        // To the wire this end's own, 0x2000, is taken off; from there the peer's, 0x1000, is added.
+        let start = START.wrapping_sub(0x1000);
+        let numbers = last.expect("segments came");
+        assert_eq!((numbers.sequence, numbers.acknowledgement), (start.wrapping_add(10_000), 0x0102_0304 + 0x1000));
+        let seen: Vec<_> = written.iter().map(|packet| judge(packet).1).collect();
+        assert!(seen.len() > usize::from(is_partial));
+        for seen in seen {
+            let at = seen.sequence.wrapping_sub(start) as usize;
+            assert_eq!(seen.payload[..], payload[at..at + seen.payload.len()]);
+        }
+    }
+}
+
 #[test]
 fn a_train_too_large_for_its_path_is_cut_anew() {
     let payload = numbered(20_000);
@@ -299,7 +350,12 @@ fn chunks_of_two_trains_with_one_number_are_not_joined() {
             };
             let header = DataRepr::parse(datagram).expect("DATA");
             let run = Run::single(header, datagram);
-            assembler.accept(&run, &tuple(true, TCP).reversed().into(), || Instant::from_millis(ms), write)
+            assembler.accept(
+                &run,
+                &FlowKey::from(tuple(true, TCP).reversed()).into(),
+                || Instant::from_millis(ms),
+                write,
+            )
         };
         for (_, datagram) in older.iter().enumerate().filter(|(at, _)| !lost.contains(at)) {
             give(datagram, 0).expect("accepted");
@@ -470,7 +526,7 @@ proptest! {
         stride in 1usize..200,
         case in case(),
     ) {
-        let to = case.to().into();
+        let to = FlowKey::from(case.to()).into();
         let mut assembler = Assembler::default();
         let mut take = |received: &[u8], stride: usize| {
             for piece in pieces(received, stride) {

@@ -8,6 +8,7 @@
 use std::io::{self, IoSliceMut};
 
 use margay_core::DropReason;
+use margay_core::delta::{Checksum, Translation};
 use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr};
 
 use crate::packet::{HEADERS_MAX, TCP, Transport, UDP};
@@ -124,6 +125,13 @@ impl Outbox {
     /// The loaded packet's first bytes: all of it, or at least its headers.
     pub fn head(&self, loaded: &Loaded) -> &[u8] {
         &self.bytes[self.at + FIRST_GAP..self.at + FIRST_GAP + loaded.len.min(self.layout.first())]
+    }
+
+    /// Gives the loaded packet other numbers, where it is TCP.
+    pub fn translate(&mut self, loaded: &Loaded, by: &Translation) {
+        let checksum = if loaded.vnet.partial_checksum { Checksum::Partial } else { Checksum::Full };
+        let start = self.at + FIRST_GAP;
+        by.apply(&mut self.bytes[start..start + loaded.len.min(self.layout.first())], checksum);
     }
 
     /// The loaded packet in one piece.

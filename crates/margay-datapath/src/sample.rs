@@ -41,19 +41,25 @@ pub enum Checksum {
 
 /// A packet with that tuple: TTL 63, traffic class 0x0a, TCP with sequence number 0xfffff000 and timestamps.
 pub fn packet(tuple: Tuple, flags: u8, payload: &[u8], checksum: Checksum) -> Vec<u8> {
+    let mut rest = Vec::new();
+    if tuple.protocol == TCP {
+        rest.extend([0xff, 0xff, 0xf0, 0x00, 1, 2, 3, 4, 0x80, flags, 0x20, 0, 0, 0, 0, 0]);
+        rest.extend([1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 8]);
+    } else {
+        rest.extend(((8 + payload.len()) as u16).to_be_bytes());
+        rest.extend([0, 0]);
+    }
+    packet_of(tuple, &rest, payload, checksum)
+}
+
+/// The same, with what comes behind the ports in its transport header, but for the checksum.
+pub fn packet_of(tuple: Tuple, rest: &[u8], payload: &[u8], checksum: Checksum) -> Vec<u8> {
     let key = FlowKey::from(tuple);
+    let checksum_at = if tuple.protocol == TCP { 16 } else { 6 };
     let mut transport = Vec::new();
     transport.extend(key.source_port.to_be_bytes());
     transport.extend(key.destination_port.to_be_bytes());
-    let checksum_at = if tuple.protocol == TCP {
-        transport.extend([0xff, 0xff, 0xf0, 0x00, 1, 2, 3, 4, 0x80, flags, 0x20, 0, 0, 0, 0, 0]);
-        transport.extend([1, 1, 8, 10, 0, 0, 0, 9, 0, 0, 0, 8]);
-        16
-    } else {
-        transport.extend(((8 + payload.len()) as u16).to_be_bytes());
-        transport.extend([0, 0]);
-        6
-    };
+    transport.extend(rest);
     transport.extend(payload);
     let mut packet = ip_header(&key, transport.len());
     let addresses = if key.is_v4() { sum(&packet[12..20]) } else { sum(&packet[8..40]) };

@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
 use margay_core::timing::Order;
@@ -24,7 +25,7 @@ use crate::order::Watched;
 use crate::packet::{FlowKey, TCP, UDP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
-pub use crate::table::route::{Destination, EgressRoute, IngressRoute};
+pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
 pub use crate::table::stacks::LastPacket;
 use crate::table::stacks::{KeptFecs, Sends};
 use crate::turning::Turn;
@@ -230,6 +231,8 @@ pub struct Table {
     stripes: HashMap<FlowId, Arc<Stripe>>,
     /// In which order flows of datagrams arrive, whose loss is measured.
     watched: HashMap<FlowId, Watched>,
+    /// What becomes of the numbers of flows whose entries say that they differ on the wire.
+    deltas: HashMap<FlowId, Translations>,
     hasher: DefaultHashBuilder,
     len: usize,
 }
@@ -285,6 +288,27 @@ impl Table {
         if slot.is_left_to_core(by_core) {
             return None;
         }
+        self.egress_of(slot, bytes, segments, numbers)
+    }
+
+    /// The same of a packet that the core carries by a flow, whatever its five-tuple leads to.
+    pub fn egress_by(
+        &self,
+        flow: FlowId,
+        bytes: usize,
+        segments: usize,
+        numbers: Option<TcpNumbers>,
+    ) -> Option<EgressRoute> {
+        self.egress_of(self.find(flow)?, bytes, segments, numbers)
+    }
+
+    fn egress_of(
+        &self,
+        slot: &Slot,
+        bytes: usize,
+        segments: usize,
+        numbers: Option<TcpNumbers>,
+    ) -> Option<EgressRoute> {
         let to = self.destination(slot.path)?;
         let stack = slot.sends.now();
         let seal = if stack.is_sealed() { Some(slot.seal.clone()?) } else { None };
@@ -304,6 +328,7 @@ impl Table {
         let flow = slot.flow;
         let peer_flow = slot.peer_flow;
         let stripe = self.stripe_of(slot);
+        let delta = self.delta(flow).map(|delta| delta.egress);
         let fec = if stack.repairs() { self.kept_fec(flow, stack) } else { None };
         Some(EgressRoute {
             flow,
@@ -317,6 +342,7 @@ impl Table {
             seal,
             fec,
             stripe,
+            delta,
         })
     }
 
@@ -356,6 +382,7 @@ impl Table {
             seal: None,
             fec: None,
             stripe: None,
+            delta: None,
         })
     }
 
@@ -371,11 +398,15 @@ impl Table {
         found
     }
 
-    /// The same, if it is the time.
+    /// The same, if it is the time. The numbers are those of the wire.
     pub fn knock(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
         let slot = self.find(flow).filter(|slot| slot.is_ready_for_pinhole())?;
         let wire = slot.wire?;
         let numbers = slot.numbers.numbers().filter(|_| slot.key.protocol == TCP);
+        let numbers = numbers.map(|numbers| match self.delta(flow) {
+            None => numbers,
+            Some(delta) => numbers.translated(&delta.egress),
+        });
         Some((wire, numbers))
     }
 
@@ -384,10 +415,26 @@ impl Table {
         self.find(flow).map(|slot| slot.key)
     }
 
+    /// Whom packets of a flow's peer are given to.
+    pub fn recipient(&self, flow: FlowId) -> Option<Recipient> {
+        self.find(flow).map(|slot| self.recipient_of(slot))
+    }
+
+    fn recipient_of(&self, slot: &Slot) -> Recipient {
+        let delta = self.delta(slot.flow).map(|delta| delta.ingress);
+        Recipient { key: slot.key.reversed(), delta }
+    }
+
+    /// Few flows have one, so slots do not say it.
+    fn delta(&self, flow: FlowId) -> Option<&Translations> {
+        if self.deltas.is_empty() { None } else { self.deltas.get(&flow) }
+    }
+
     /// What the kernel's cache is to hold for the flow.
-    pub fn wire(&self, flow: FlowId) -> Option<(FlowKey, u32, Wire)> {
+    pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
-        Some((slot.key, slot.generation, slot.wire?))
+        let delta = self.delta(flow).copied();
+        Some(Wired { app: slot.key, generation: slot.generation, wire: slot.wire?, delta })
     }
 
     /// Every cached flow that has a direct path.
@@ -410,7 +457,8 @@ impl Table {
         (local, from): (Option<IpAddr>, SocketAddr),
         data: &DataRepr,
     ) -> Result<IngressRoute, DropReason> {
-        let slot = self.find(flow).filter(|slot| slot.directions.has_ingress()).ok_or(DropReason::UnknownFlow)?;
+        let is_taken = |slot: &&Slot| slot.directions.has_ingress() || slot.directions.gives_up();
+        let slot = self.find(flow).filter(is_taken).ok_or(DropReason::UnknownFlow)?;
         let record = self.paths.get(&slot.path).ok_or(DropReason::UnknownFlow)?;
         let is_same = |at: SocketAddr| (at.ip(), at.port()) == (from.ip(), from.port());
         let is_late = |(at, until): (SocketAddr, Instant)| is_same(at) && clock::now() < until;
@@ -432,9 +480,10 @@ impl Table {
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        let key = slot.key.reversed();
+        let to = self.recipient_of(slot);
         let is_opening = slot.is_opening();
-        Ok(IngressRoute { key, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
+        let gives_up = slot.directions.gives_up();
+        Ok(IngressRoute { to, gives_up, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -575,6 +624,7 @@ impl Table {
         self.vacant.clear();
         self.by_key.clear();
         self.by_flow.clear();
+        self.deltas.clear();
         self.len = 0;
     }
 
@@ -625,8 +675,8 @@ impl Table {
             if self.slot(index).generation > entry.generation {
                 return Applied::Stale;
             }
-            let is_linked = self.slot(index).directions.has_egress();
-            if self.slot(index).key != key || is_linked != entry.directions.has_egress() {
+            let is_linked = self.slot(index).directions.carries_egress();
+            if self.slot(index).key != key || is_linked != entry.directions.carries_egress() {
                 self.unlink_key(index);
                 self.slot_mut(index).key = key;
                 self.link_as(index, entry.directions);
@@ -649,7 +699,7 @@ impl Table {
 
     /// Has an entry found by its five-tuple, where it carries what the application sends.
     fn link_as(&mut self, index: u32, directions: Directions) {
-        if directions.has_egress() {
+        if directions.carries_egress() {
             let key = self.slot(index).key;
             self.displace(&key);
             self.link_key(index);
@@ -659,6 +709,7 @@ impl Table {
     fn fill(&mut self, index: u32, entry: &Entry) {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
         self.follow_stripe(entry);
+        self.follow_delta(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.now();
@@ -679,6 +730,13 @@ impl Table {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
             slot.sends.set(entry.stacks.sends);
         }
+    }
+
+    fn follow_delta(&mut self, entry: &Entry) {
+        match entry.delta.and_then(|delta| delta.translations()) {
+            Some(delta) => self.deltas.insert(entry.flow, delta),
+            None => self.deltas.remove(&entry.flow),
+        };
     }
 
     fn follow_stripe(&mut self, entry: &Entry) {
@@ -730,6 +788,8 @@ impl Table {
         if let Ok(entry) = self.by_flow.find_entry(hash, |&other| other == index) {
             entry.remove();
         }
+        let flow = self.slot(index).flow;
+        self.deltas.remove(&flow);
         *self.slot_mut(index) = Slot::vacant();
         self.vacant.push(index);
         self.len -= 1;

@@ -7,6 +7,7 @@ use crate::packet::{ACK, RST, TCP, UDP};
 use crate::sample;
 use crate::train::Delivered;
 use margay_core::Taking;
+use margay_core::delta::Delta;
 use margay_core::entry::{Place, Places};
 use margay_core::{Cipher, Tuple};
 use margay_wire::{STACK_ENCAP, STACK_FEC};
@@ -28,6 +29,7 @@ fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         stripe: None,
         is_held: false,
         directions: margay_core::Directions::Both,
+        delta: None,
     }
 }
 
@@ -107,7 +109,8 @@ fn found_both_ways_and_counted() {
     assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
     let from = "10.0.0.2:54324".parse().expect("literal");
     let route = IngressRoute {
-        key: key.reversed(),
+        gives_up: false,
+        to: key.reversed().into(),
         is_back: false,
         is_sending: false,
         seal: None,
@@ -535,4 +538,39 @@ fn what_a_train_makes_up_is_not_what_comes_next_and_a_fin_waits_for_its_acknowle
     assert_eq!(train(130, 10, 4), (130, 4), "the application has acknowledged what is before");
     table.note_peer_end(FlowId(7), Some(131));
     assert_eq!([acknowledge(130), acknowledge(131)], [false, true]);
+}
+
+#[test]
+fn an_entry_with_a_delta_says_how_numbers_are_translated_until_it_goes() {
+    let mut table = table();
+    let delta = Delta { peer: 5, own: 7, ..Delta::ZERO };
+    let both = delta.translations().expect("its clocks are fixed");
+    let wire = Wire {
+        path: PathId(1),
+        local_port: 61_000,
+        remote_port: 62_000,
+        sending: true,
+        accepting: true,
+        begun: true,
+        by_sal0: false,
+    };
+    let install =
+        |generation, delta| EntryUpdate::Install(Entry { delta, wire: Some(wire), ..entry(7, generation, 100) });
+    table.apply(install(1, Some(delta)));
+    let key = table.key(FlowId(7)).expect("installed");
+    let numbers = TcpNumbers { sequence: 100, acknowledgement: 200, end: None };
+    let route = table.egress(&key, 10, 1, Some(numbers), false).expect("installed");
+    assert_eq!(route.delta, Some(both.egress));
+    assert_eq!(table.recipient(FlowId(7)), Some(Recipient { key: key.reversed(), delta: Some(both.ingress) }));
+    assert_eq!(table.wire(FlowId(7)).and_then(|wired| wired.delta), Some(both));
+    // A pinhole has the numbers of the wire, the table those of the application's TCP.
+    let on_wire = TcpNumbers { sequence: 93, acknowledgement: 195, end: None };
+    assert_eq!(table.knock(FlowId(7)), Some((wire, Some(on_wire))));
+    table.apply(install(2, None));
+    assert_eq!(table.wire(FlowId(7)).and_then(|wired| wired.delta), None);
+    assert_eq!(table.knock(FlowId(7)), Some((wire, Some(numbers))));
+    table.apply(install(3, Some(delta)));
+    table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
+    table.apply(install(4, None));
+    assert_eq!(table.recipient(FlowId(7)), Some(key.reversed().into()));
 }

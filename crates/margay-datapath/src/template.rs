@@ -7,6 +7,7 @@
 use core::ops::Range;
 
 use margay_core::DropReason;
+use margay_core::delta::Checksum;
 use margay_wire::{GsoKind, TrainRepr};
 
 use crate::checksum::{adjust, fold, pseudo, sum};
@@ -101,6 +102,11 @@ impl Template {
     /// Bytes of payload.
     pub const fn payload_len(&self) -> usize {
         self.payload_len
+    }
+
+    /// How the checksum stands that [`write`](Self::write) writes.
+    pub const fn checksum_state(&self) -> Checksum {
+        if self.partial { Checksum::Partial } else { Checksum::Full }
     }
 
     /// TCP flags; zero for UDP.

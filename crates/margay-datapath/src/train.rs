@@ -10,6 +10,7 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use margay_core::DropReason;
+use margay_core::delta::Translation;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
 use margay_wire::{
@@ -20,7 +21,7 @@ use margay_wire::{
 use crate::checksum::sum;
 use crate::packet::{self, FlowKey, Packet, SYN};
 use crate::seal::Seal;
-use crate::table::TcpNumbers;
+use crate::table::{Recipient, TcpNumbers};
 use crate::template::{Headers, Template};
 use crate::vnet;
 
@@ -297,6 +298,7 @@ impl First {
 /// The application's side: five-tuple, and where packets are written.
 struct Sink<'a, W> {
     to: &'a FlowKey,
+    delta: Option<&'a Translation>,
     write: W,
     delivered: Delivered,
 }
@@ -338,6 +340,9 @@ impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<()>> Sink<'_, W> {
         let payload_sum = template.needs_payload_sum(self.to).then(|| sum(&payload.concat()));
         let written = template.write(self.to, part.clone(), payload_sum, &mut headers);
         let ip_len = if self.to.is_v4() { crate::packet::IPV4_LEN } else { crate::packet::IPV6_LEN };
+        if let Some(delta) = self.delta {
+            delta.apply(&mut headers[vnet::LEN..written.len], template.checksum_state());
+        }
         let mut parts = [IoSlice::new(&[]); PARTS_MAX + 1];
         parts[0] = IoSlice::new(&headers[..written.len]);
         for (to, from) in parts[1..].iter_mut().zip(payload) {
@@ -364,11 +369,11 @@ impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<()>> Sink<'_, W> {
 
 impl Assembler {
     /// Takes the chunks of a run and writes to `write` what of their train can be given to the application, with
-    /// five-tuple `to`. `now` is asked for only when something has to wait.
+    /// five-tuple and numbers as `to` says. `now` is asked for only when something has to wait.
     pub fn accept<W>(
         &mut self,
         run: &Run<'_>,
-        to: &FlowKey,
+        to: &Recipient,
         now: impl FnOnce() -> Instant,
         write: W,
     ) -> Result<Delivered, DropReason>
@@ -385,7 +390,8 @@ impl Assembler {
         if count > CHUNKS_MAX || usize::from(header.index) + len > count {
             return Err(DropReason::Malformed);
         }
-        let mut sink = Sink { to, write, delivered: Delivered::default() };
+        let Recipient { key: to, delta } = to;
+        let mut sink = Sink { to, delta: delta.as_ref(), write, delivered: Delivered::default() };
         if header.index == 0 && len == count {
             let first = First::parse(run)?;
             if first.template.protocol() != to.protocol {

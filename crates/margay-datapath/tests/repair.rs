@@ -623,3 +623,50 @@ fn a_thousand_sockets_are_carried() {
         }
     });
 }
+
+/// What one end has not read is what the other one has written last; nothing of the connection changes by the question.
+#[test]
+fn both_ends_say_the_same_of_a_connection_that_goes_on() {
+    isolated("both_ends_say_the_same_of_a_connection_that_goes_on", || {
+        own_loopback();
+        for place in PLACES {
+            let mut connection = Connection::new(place);
+            connection.client.write_all(b"read, and not read").unwrap();
+            assert_eq!(read(&mut connection.server, 6), b"read, ");
+            await_unread(&connection.server, 12);
+            let facts = |stream: &TcpStream| {
+                let frozen = Frozen::freeze(stream.try_clone().unwrap().into()).unwrap();
+                let facts = frozen.facts().unwrap();
+                assert!(!frozen.has_ecn().unwrap(), "the kernel asks for none by itself");
+                drop(frozen.thaw());
+                facts
+            };
+            let (client, server) = (facts(&connection.client), facts(&connection.server));
+            assert_eq!(server.unread.wrapping_add(12), client.written);
+            assert_eq!(client.unread, server.written);
+            assert_eq!((client.own_scale, client.peer_scale), (server.peer_scale, server.own_scale));
+            assert!(client.own_scale > 0 && client.has_sack && server.has_sack);
+            let [first, again] = [client, facts(&connection.client)].map(|facts| facts.timestamp.unwrap());
+            assert!(again.wrapping_sub(first) < PATIENCE.as_millis() as u32, "a clock of milliseconds");
+            assert_eq!(read(&mut connection.server, 12), b"and not read");
+            connection.prove();
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_one_end_has_closed_says_nothing() {
+    isolated("a_connection_that_one_end_has_closed_says_nothing", || {
+        let Connection { client, server, .. } = Connection::new(PLACES[0]);
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(read_to_end(&server), b"");
+        let frozen = Frozen::freeze(server.into()).unwrap();
+        assert!(matches!(frozen.facts(), Err(RepairError::Refused(Refusal::State(_)))));
+    });
+}
+
+fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}

@@ -347,6 +347,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
             egress: true,
             accept: true,
             by_sal0: false,
+            delta: None,
         };
         let used = Arc::new(used);
         network.datapaths[0].use_cache(Some(Arc::clone(&used)));
@@ -389,6 +390,7 @@ fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
                     egress: true,
                     accept: true,
                     by_sal0: false,
+                    delta: None,
                 };
                 used.install(&flow).unwrap();
             }

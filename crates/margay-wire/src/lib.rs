@@ -21,6 +21,7 @@ mod program;
 mod reconfiguration;
 mod resolvable;
 pub mod sctp;
+mod splice;
 mod stripe;
 mod timing;
 
@@ -48,9 +49,10 @@ pub use notice::NoticeRepr;
 pub use own_frame::{OWN_FRAME_HEADER_LEN, OWN_FRAME_KEY_MAX, OWN_FRAMES, OwnFrameRepr};
 pub use program::{
     HANDED_DATA_MAX, LOAD_PERCENT_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION,
-    ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, TAKE_OVER_GIVES,
+    ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, SPLICE_RELAYS_ON, TAKE_OVER_GIVES,
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
+pub use splice::{CutRepr, SpliceRepr, SpliceSocketRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, Sharing, StripeRepr};
 pub use timing::TimingRepr;

@@ -25,6 +25,9 @@ pub const LOAD_PERCENT_MAX: u16 = 100;
 /// Most that a program says of a socket that it hands over, in bytes.
 pub const HANDED_DATA_MAX: u64 = 1 << 20;
 
+/// The port of a request of kind `Splice` by a program that relays on.
+pub const SPLICE_RELAYS_ON: u16 = 1;
+
 mod field {
     use core::ops::Range;
 
@@ -82,6 +85,10 @@ pub enum ProgramKind {
     Instance = 14,
     /// How much of the weight of a name is to stay: the port, in percent.
     Load = 15,
+    /// The program leaves between two TCP connections, one that it has accepted and one that it has opened: two
+    /// descriptors, in this order. It has written all that it has read. With the port [`SPLICE_RELAYS_ON`] it goes on
+    /// relaying until its sockets end; otherwise they are the agent's.
+    Splice = 75,
 }
 
 impl ProgramKind {
@@ -108,6 +115,7 @@ impl ProgramKind {
             Self::Instances,
             Self::Instance,
             Self::Load,
+            Self::Splice,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }

@@ -141,13 +141,36 @@ static const char *agent_path(void)
 	return path && *path ? path : DEFAULT_PATH;
 }
 
+/* The abstract name of the agent's socket is its path. Anybody may take such a name: whoever has it must be root, or of
+ * this user.
+ */
+static int connect_by_name(int fd, const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	size_t length = strlen(path);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	int failed;
+
+	if (length + 1 > sizeof(address.sun_path))
+		return -1;
+	memcpy(address.sun_path + 1, path, length);
+	do {
+		failed = REAL(connect)(fd, (const struct sockaddr *)&address,
+				       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length));
+	} while (failed && errno == EINTR);
+	if (failed || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+		return -1;
+	return peer.uid == 0 || peer.uid == geteuid() ? 0 : -1;
+}
+
 /* A descriptor that is connected to the agent, or -1. */
 static int connect_to_agent(void)
 {
 	struct timeval patience = { .tv_sec = PATIENCE_S };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	const char *path = agent_path();
-	int fd, failed;
+	int fd, failed, error;
 
 	if (strlen(path) >= sizeof(address.sun_path))
 		return fail(ENAMETOOLONG, "MARGAY_PROGRAMS is too long for the path of a socket: %s", path);
@@ -159,9 +182,11 @@ static int connect_to_agent(void)
 	do {
 		failed = REAL(connect)(fd, (const struct sockaddr *)&address, sizeof(address));
 	} while (failed && errno == EINTR);
+	error = errno;
+	/* In a root directory of the program's own there is no such file. */
+	if (failed && (error == ENOENT || error == ENOTDIR || error == EACCES))
+		failed = connect_by_name(fd, path);
 	if (failed) {
-		int error = errno;
-
 		REAL(close)(fd);
 		return fail(ENETDOWN, "no margay agent answers at %s (%s); start it with `margay up`", path, strerror(error));
 	}
@@ -493,6 +518,29 @@ int agent_give(const struct request *request, int file, bool *is_unknown)
 	*is_unknown = question.is_unknown;
 	if (result > 0)
 		return fail(ENETDOWN, "the margay agent has ended the connection; see its log");
+	return result;
+}
+
+int agent_splice(int left, int right, uint16_t who_relays, bool *is_unknown)
+{
+	struct request request = { .kind = ASK_SPLICE, .protocol = IPPROTO_TCP, .port = who_relays, .fd = left };
+	struct question question = { .request = &request, .file = right, .patience_s = PATIENCE_S };
+	struct reply reply;
+	int result, cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	result = ask_once(&question, &reply);
+	/* A connection from before the agent's restart has not taken it; an agent that has and died has ended it. */
+	if (result > 0 && !question.is_unknown)
+		result = ask_once(&question, &reply);
+	pthread_setcancelstate(cancel, NULL);
+	*is_unknown = question.is_unknown;
+	if (result > 0)
+		return fail(ENETDOWN, "the margay agent has ended the connection; see its log");
+	/* It does not know the question. */
+	if (result && errno == EBADMSG)
+		return fail(EOPNOTSUPP, "the margay agent of this host is of an earlier release, which makes no one "
+			    "connection of two; install a newer one");
 	return result;
 }
 

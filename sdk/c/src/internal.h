@@ -2,8 +2,8 @@
  *
  * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which
  * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
- * handover.c (sockets from one process to the next), load.c (how loaded the process is), preload.c (the calls under
- * their own names).
+ * handover.c (sockets from one process to the next), splice.c (two connections become one), load.c (how loaded the
+ * process is), preload.c (the calls under their own names), relay.c (what the shim sees of programs that relay).
  */
 #ifndef MARGAY_INTERNAL_H
 #define MARGAY_INTERNAL_H
@@ -35,7 +35,8 @@ enum request_kind {
 	ASK_TAKE_OVER,
 	HANDED,
 	GIVE,
-	ASK_LOAD = 15
+	ASK_LOAD = 15,
+	ASK_SPLICE = 75
 };
 
 struct request {
@@ -66,6 +67,13 @@ int agent_ask(const struct request *request, struct reply *reply);
  * error: it was sent, and nobody can say whether it was carried out.
  */
 int agent_give(const struct request *request, int file, bool *is_unknown);
+
+/* Who relays between two connections until they are one: the port of a request. */
+#define SPLICE_AGENT_RELAYS 0
+#define SPLICE_PROGRAM_RELAYS 1
+
+/* Asks for one connection in the place of two. `is_unknown` as above. */
+int agent_splice(int left, int right, uint16_t who_relays, bool *is_unknown);
 
 /* A connection for what the agent says unasked, after a request that it has granted: its descriptor, or -1. */
 int agent_open(const struct request *request);
@@ -190,6 +198,19 @@ struct own_ends address_own(void);
 bool address_is_virtual(const struct sockaddr_storage *address);
 bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_storage *other);
 time_t address_now(void);
+
+/* relay.c, of the shim alone. Nothing is done, and nothing is known, where the operator has named no port. */
+
+/* Before any other. */
+void relay_start(void);
+/* A descriptor was accepted, or is no socket of before any more. */
+void relay_accepted(int fd);
+void relay_forget(int fd);
+/* So many bytes came out of a socket, or into one, by a call with room for `wanted`; errno is that of the call. */
+void relay_read(int fd, ssize_t got);
+void relay_written(int fd, size_t wanted, ssize_t done);
+/* splice(2) has moved bytes. */
+void relay_spliced(int from, int to, ssize_t moved);
 
 /* socket.c */
 

@@ -43,6 +43,13 @@ static void find_real(void)
 	FIND(dup2);
 	FIND(dup3);
 	FIND(fcntl);
+	FIND(recv);
+	FIND(send);
+	FIND(read);
+	FIND(write);
+	FIND(readv);
+	FIND(writev);
+	FIND(splice);
 #undef FIND
 }
 
@@ -56,11 +63,45 @@ const struct real *real_calls(void)
 __attribute__((constructor)) static void find_early(void)
 {
 	real_calls();
+	relay_start();
+}
+
+/* What a call has taken or given, noted. */
+static ssize_t noted_read(int fd, ssize_t got)
+{
+	relay_read(fd, got);
+	return got;
+}
+
+static ssize_t noted_write(int fd, size_t wanted, ssize_t done)
+{
+	relay_written(fd, wanted, done);
+	return done;
+}
+
+static size_t length_of(const struct iovec *parts, size_t count)
+{
+	size_t length = 0;
+
+	for (size_t at = 0; at < count; at++)
+		length += parts[at].iov_len;
+	return length;
+}
+
+static int noted_accept(int fd)
+{
+	if (fd >= 0)
+		relay_accepted(fd);
+	return fd;
 }
 
 EXPORT int socket(int domain, int type, int protocol)
 {
-	return sv_socket(domain, type, protocol);
+	int fd = sv_socket(domain, type, protocol);
+
+	if (fd >= 0)
+		relay_forget(fd);
+	return fd;
 }
 
 EXPORT int bind(int fd, __CONST_SOCKADDR_ARG address, socklen_t length)
@@ -80,23 +121,23 @@ EXPORT int connect(int fd, __CONST_SOCKADDR_ARG address, socklen_t length)
 
 EXPORT int accept(int fd, __SOCKADDR_ARG address, socklen_t *restrict length)
 {
-	return sv_accept4(fd, AS_SOCKADDR(address), length, 0);
+	return noted_accept(sv_accept4(fd, AS_SOCKADDR(address), length, 0));
 }
 
 EXPORT int accept4(int fd, __SOCKADDR_ARG address, socklen_t *restrict length, int flags)
 {
-	return sv_accept4(fd, AS_SOCKADDR(address), length, flags);
+	return noted_accept(sv_accept4(fd, AS_SOCKADDR(address), length, flags));
 }
 
 EXPORT ssize_t sendto(int fd, const void *data, size_t length, int flags, __CONST_SOCKADDR_ARG address, socklen_t size)
 {
-	return sv_sendto(fd, data, length, flags, AS_SOCKADDR(address), size);
+	return noted_write(fd, length, sv_sendto(fd, data, length, flags, AS_SOCKADDR(address), size));
 }
 
 EXPORT ssize_t recvfrom(int fd, void *restrict data, size_t length, int flags, __SOCKADDR_ARG address,
 			socklen_t *restrict size)
 {
-	return sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size);
+	return noted_read(fd, sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size));
 }
 
 /* As programs call it that were compiled with _FORTIFY_SOURCE. */
@@ -105,17 +146,71 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *data, size_t length, size_t room, in
 {
 	if (length > room)
 		abort();
-	return sv_recvfrom(fd, data, length, flags, address, size);
+	return noted_read(fd, sv_recvfrom(fd, data, length, flags, address, size));
 }
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	return sv_sendmsg(fd, message, flags);
+	return noted_write(fd, length_of(message->msg_iov, message->msg_iovlen), sv_sendmsg(fd, message, flags));
 }
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-	return sv_recvmsg(fd, message, flags);
+	return noted_read(fd, sv_recvmsg(fd, message, flags));
+}
+
+EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
+{
+	ssize_t got = real_calls()->recv(fd, data, length, flags);
+
+	return flags & MSG_PEEK ? got : noted_read(fd, got);
+}
+
+EXPORT ssize_t __recv_chk(int fd, void *data, size_t length, size_t room, int flags)
+{
+	if (length > room)
+		abort();
+	return recv(fd, data, length, flags);
+}
+
+EXPORT ssize_t send(int fd, const void *data, size_t length, int flags)
+{
+	return noted_write(fd, length, real_calls()->send(fd, data, length, flags));
+}
+
+EXPORT ssize_t read(int fd, void *data, size_t length)
+{
+	return noted_read(fd, real_calls()->read(fd, data, length));
+}
+
+EXPORT ssize_t __read_chk(int fd, void *data, size_t length, size_t room)
+{
+	if (length > room)
+		abort();
+	return read(fd, data, length);
+}
+
+EXPORT ssize_t write(int fd, const void *data, size_t length)
+{
+	return noted_write(fd, length, real_calls()->write(fd, data, length));
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
+{
+	return noted_read(fd, real_calls()->readv(fd, parts, count));
+}
+
+EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+	return noted_write(fd, length_of(parts, (size_t)count), real_calls()->writev(fd, parts, count));
+}
+
+EXPORT ssize_t splice(int from, off64_t *from_at, int to, off64_t *to_at, size_t length, unsigned int flags)
+{
+	ssize_t moved = real_calls()->splice(from, from_at, to, to_at, length, flags);
+
+	relay_spliced(from, to, moved);
+	return moved;
 }
 
 EXPORT int getsockname(int fd, __SOCKADDR_ARG address, socklen_t *restrict length)
@@ -130,6 +225,7 @@ EXPORT int getpeername(int fd, __SOCKADDR_ARG address, socklen_t *restrict lengt
 
 EXPORT int close(int fd)
 {
+	relay_forget(fd);
 	return sv_close(fd);
 }
 

@@ -8,6 +8,8 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #ifdef MARGAY_PRELOAD
@@ -29,6 +31,13 @@ struct real {
 	int (*dup2)(int, int);
 	int (*dup3)(int, int, int);
 	int (*fcntl)(int, int, ...);
+	ssize_t (*recv)(int, void *, size_t, int);
+	ssize_t (*send)(int, const void *, size_t, int);
+	ssize_t (*read)(int, void *, size_t);
+	ssize_t (*write)(int, const void *, size_t);
+	ssize_t (*readv)(int, const struct iovec *, int);
+	ssize_t (*writev)(int, const struct iovec *, int);
+	ssize_t (*splice)(int, off64_t *, int, off64_t *, size_t, unsigned int);
 };
 
 /* Found at the first use, which may come before any constructor of ours. */

@@ -17,6 +17,7 @@ from margay import Agent
 
 NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES, HAND_OVER, TAKE_OVER, HANDED, GIVE = range(1, 13)
 LOAD = 15
+SPLICE = 75
 REQUEST = struct.Struct(">BBBBHH32s16s")
 
 
@@ -95,6 +96,8 @@ class FakeAgent:
         self.served: dict[int, bytes] = {}
         # Data that was given with sockets: the names of its files.
         self.files: list[str] = []
+        # Pairs of sockets that are to become one connection, by their inodes.
+        self.spliced: list[list[int]] = []
         # Refuses connections, with this text.
         self.full: str | None = None
         self.v6, self.v4 = "::1", "127.0.0.1"
@@ -315,6 +318,9 @@ class FakeAgent:
         assert (version, zero) == (1, 0)
         if kind == HAND_OVER:
             return self._given(message, fds)
+        if kind == SPLICE:
+            self.spliced.append([os.fstat(fd).st_ino for fd in fds])
+            return reply(kind)
         assert len(fds) == (kind in (BIND, SOURCE, PEER))
         if kind == NAME:
             try:

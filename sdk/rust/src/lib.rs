@@ -25,6 +25,8 @@
 //! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server, or
 //! with an ensemble of them that a switch divides the frames among.
 //!
+//! A proxy that has done its work leaves between two connections by [`splice()`], and they become one.
+//!
 //! A server that has much to do says so by [`report_load()`], and has fewer new connections.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
@@ -39,6 +41,7 @@ mod instances;
 mod load;
 mod options;
 mod socket;
+mod splice;
 mod stream;
 mod target;
 mod wire;
@@ -54,6 +57,7 @@ pub use load::report_load;
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use margay_ensemble::Order;
 pub use options::Options;
+pub use splice::{NotSpliced, splice};
 pub use stream::{Listener, Peer, Stream};
 pub use target::{Target, ToTarget};
 pub use wire::Protocol;

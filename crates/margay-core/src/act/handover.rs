@@ -5,7 +5,7 @@
 //! share one with that peer; the very same one, where the leg's stack seals. Legs of an unknown stack are refused.
 //!
 //! ```text
-//!  0 "MGHO" | 4..6 version = 1 | 6..8 length of the whole
+//!  0 "MGHO" | 4..6 version | 6..8 length of the whole
 //!  8 flowID | 12 peer's flowID | 16 session (16) | 32 service (32)
 //! 64 role (1 initiator, 2 responder) | 65 lifecycle | 66 flags | 67 number of legs
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
@@ -14,7 +14,7 @@
 //! does
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
 //! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
-//! the session goes through (`chain/record.rs`)
+//! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -33,6 +33,7 @@ use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
 use crate::cache::entry::EntryUpdate;
+use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup, seen};
@@ -43,8 +44,10 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// The version that this program writes, and the only one that it reads.
-pub const HANDOVER_VERSION: u16 = 1;
+/// The highest version that this program reads, and the one of a flow with a delta. Every other is written as version 1,
+/// which programs of before read.
+pub const HANDOVER_VERSION: u16 = 2;
+const WITHOUT_DELTA: u16 = 1;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -197,6 +200,9 @@ pub struct HandoverRecord {
     pub give_up_after: Option<GiveUpAfter>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<ChainRecord>,
+    /// What its numbers on the wire differ by. Clocks that are awaited show what they show when the record is made, at
+    /// [`Instant::ZERO`].
+    pub delta: Option<Delta>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -215,11 +221,13 @@ impl HandoverRecord {
         let legs = &self.legs[..self.legs.len().min(LEGS_MAX)];
         let rest = self.source.map_or(0, |_| SOURCE_LEN) + self.give_up_after.map_or(0, |_| GIVE_UP_LEN);
         let rest = rest + self.chain.as_ref().map_or(0, ChainRecord::len);
+        let rest = rest + self.delta.map_or(0, |_| DELTA_RECORD_LEN);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&HANDOVER_VERSION.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4 + 260.
+        let version = self.delta.map_or(WITHOUT_DELTA, |_| HANDOVER_VERSION);
+        out.extend_from_slice(&version.to_be_bytes());
+        // At most 152 + 8 × 68 + 32 + 4 + 260 + 20.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -244,6 +252,7 @@ impl HandoverRecord {
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
         out.extend(self.chain.iter().flat_map(ChainRecord::encode));
+        out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
         out
     }
 
@@ -258,7 +267,7 @@ impl HandoverRecord {
             return Err(HandoverError::Malformed { at: 0 });
         }
         let found = reader.u16(4)?;
-        if found != HANDOVER_VERSION {
+        if !(WITHOUT_DELTA..=HANDOVER_VERSION).contains(&found) {
             return Err(HandoverError::Version { found });
         }
         let legs_len = usize::from(reader.byte(67)?);
@@ -267,7 +276,9 @@ impl HandoverRecord {
         let give_up_at = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
         let chain_at = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
         let chain = if flags & HAS_CHAIN == 0 { None } else { Some(decode_chain(bytes, chain_at)?) };
-        let whole = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
+        let delta_at = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
+        let delta = if found == WITHOUT_DELTA { None } else { Some(decode_delta(&reader, delta_at)?) };
+        let whole = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -287,6 +298,7 @@ impl HandoverRecord {
             source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
             give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
             chain,
+            delta,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -393,6 +405,10 @@ fn decode_numbers(reader: &Reader<'_>, at: usize) -> Result<Option<Numbers>, Han
         sack_permitted: flags & 2 != 0,
         timestamps: if has_timestamps { Some((reader.u32(at + 16)?, reader.u32(at + 20)?)) } else { None },
     }))
+}
+
+fn decode_delta(reader: &Reader<'_>, at: usize) -> Result<Delta, HandoverError> {
+    Delta::decode(&reader.array(at)?, Instant::ZERO).ok_or(HandoverError::Malformed { at })
 }
 
 fn encode_leg(leg: &Leg) -> [u8; LEG_LEN] {
@@ -515,6 +531,7 @@ impl Sal {
             ingress: None,
             give_up_after: self.told_of(flow),
             chain: flow.chain.as_deref().map(ChainRecord::of),
+            delta: flow.delta.as_deref().map(|delta| delta.shown_at(now, Instant::ZERO)),
             legs: [app, wire].into_iter().chain(direct).collect(),
         })
     }
@@ -558,6 +575,7 @@ impl Sal {
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
+        flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
         flow.setup = Setup::Done;
         let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
         let is_demanded = record.is_demanded || self.demands_secure(&record.service);

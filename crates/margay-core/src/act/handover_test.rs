@@ -10,6 +10,7 @@ use crate::cache::entry::{PathId, Wire};
 use crate::cache::output::Output;
 use crate::cache::packet::tcp_flags;
 use crate::leg::carriage::Carriage;
+use crate::leg::delta::Clock;
 use crate::machine::control::AssociationSetup;
 use crate::machine::input::Input;
 use crate::session::event::Event;
@@ -55,6 +56,7 @@ pub(crate) fn record() -> HandoverRecord {
         ingress: None,
         give_up_after: None,
         chain: None,
+        delta: None,
         legs: alloc::vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(0x2222_2222)), keys: Some(keys) },
@@ -120,13 +122,51 @@ fn what_the_service_has_said_is_known_where_the_flow_goes_on() {
     }
 }
 
+fn delta() -> Delta {
+    Delta {
+        peer: 0x0102_0304,
+        own: 0x0506_0708,
+        peer_clock: Clock::Awaited { value: 0x0a0b_0c0d, at: Instant::ZERO },
+        own_clock: Clock::Absent,
+        ingress_shift: -2,
+        egress_shift: 3,
+        drops_sack: true,
+    }
+}
+
+#[test]
+fn a_delta_makes_it_another_version() {
+    let record = HandoverRecord { delta: Some(delta()), ..record() };
+    let mut bytes = record.encode();
+    assert_eq!(bytes[4..8], [0, 2, 1, 0x34]);
+    assert_eq!(bytes[288..], *b"\x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d\x00\x00\x00\x00\xfe\x03\x19\x00");
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(record));
+    assert_eq!(HandoverRecord::decode(&bytes[..300]), Err(HandoverError::Malformed { at: 300 }));
+    for (at, wrong) in [(306, 0x39), (306, 0x1b), (307, 1), (304, 0x7f), (303, 1)] {
+        let right = core::mem::replace(&mut bytes[at], wrong);
+        assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at: 288 }), "byte {at}");
+        bytes[at] = right;
+    }
+}
+
+#[test]
+fn a_delta_goes_on_with_its_flow_and_its_clocks() {
+    let mut sal = sal(Limits::default());
+    meet_peer(&mut sal, 77);
+    let adopted = HandoverRecord { fins: (false, false), delta: Some(delta()), ..record() };
+    sal.adopt_flow(Instant::from_millis(5000), &adopted).expect("the peer is known");
+    let again = sal.export_flow(Instant::from_millis(5300), adopted.flow).expect("it is carried on");
+    let peer_clock = Clock::Awaited { value: 0x0a0b_0c0d + 300, at: Instant::ZERO };
+    assert_eq!(again.delta, Some(Delta { peer_clock, ..delta() }));
+}
+
 #[test]
 fn another_version_is_refused_in_words() {
     let mut bytes = record().encode();
-    bytes[5] = 2;
-    let error = HandoverRecord::decode(&bytes).expect_err("version 2");
-    assert_eq!(error, HandoverError::Version { found: 2 });
-    let said = "the hand-over record has version 2, this program reads version 1; run the same version on both sides";
+    bytes[5] = 3;
+    let error = HandoverRecord::decode(&bytes).expect_err("version 3");
+    assert_eq!(error, HandoverError::Version { found: 3 });
+    let said = "the hand-over record has version 3, this program reads version 2; run the same version on both sides";
     assert_eq!(error.to_string(), said);
     bytes[0] = b'X';
     assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at: 0 }));

@@ -11,6 +11,7 @@ use core::time::Duration;
 
 use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX, Sharing};
 
+use crate::leg::delta::Delta;
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::Stacks;
@@ -110,6 +111,9 @@ pub struct Entry {
     pub is_held: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,
+    /// What its numbers on the wire, direct or encapsulated, differ by from those of the application's TCP. The cache
+    /// carries it once [`Delta::is_settled`] holds; until then the core has [`Directions::Neither`] here.
+    pub delta: Option<Delta>,
 }
 
 /// Which packets of a flow pass. A session that comes to go through other boxes has two flows of one five-tuple at each
@@ -125,12 +129,28 @@ pub enum Directions {
     Ingress,
     /// None: the cache has no entry.
     Neither,
+    /// All come to the core, those of the peer's opened, and with the addresses of the application's connection: see
+    /// [`Input::Parted`](crate::Input::Parted). The core says what is carried:
+    /// [`Output::Carry`](crate::output::Output::Carry).
+    Parted,
+    /// The same of the other flow of the same five-tuple.
+    PartedAside,
 }
 
 impl Directions {
-    /// Whether what the application sends goes by this flow.
+    /// Whether what the application sends is of this flow.
     pub const fn has_egress(self) -> bool {
+        matches!(self, Self::Both | Self::Egress | Self::Parted)
+    }
+
+    /// Whether the cache carries what the application sends by this flow, without being told.
+    pub const fn carries_egress(self) -> bool {
         matches!(self, Self::Both | Self::Egress)
+    }
+
+    /// Whether what comes of the peer's is given to the core.
+    pub const fn gives_up(self) -> bool {
+        matches!(self, Self::Parted | Self::PartedAside)
     }
 
     /// Whether the cache takes what comes of the peer's.

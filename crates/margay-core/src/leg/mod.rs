@@ -2,6 +2,7 @@
 
 pub mod carriage;
 pub mod copies;
+pub mod delta;
 pub(crate) mod flow_ports;
 pub mod loss;
 pub mod reorder;

@@ -27,6 +27,7 @@ use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::GREETING;
+use crate::types::tuple::Tuple;
 
 /// An association that was agreed outside the SAL: over the authenticated registration stream of a router and a host.
 #[derive(Clone, Debug)]
@@ -427,6 +428,11 @@ impl Sal {
     pub fn flows(&self) -> impl Iterator<Item = FlowInfo> {
         let is_shown = |flow: &&Flow| flow.app.protocol != GREETING && flow.directions.has_egress();
         self.flows.iter().filter(is_shown).map(|flow| self.describe(flow))
+    }
+
+    /// The flow whose application sends packets of `app`, and which end this is.
+    pub fn flow_of(&self, app: &Tuple) -> Option<(FlowId, Role)> {
+        self.flows.by_tuple(app).and_then(|id| self.flows.get(id)).map(|flow| (flow.id, flow.role))
     }
 
     /// How many flows there are.

@@ -70,6 +70,14 @@ pub enum Input<'a> {
         /// Number of the change.
         change: u32,
     },
+    /// A packet of the peer's has come by a flow whose packets the core divides between two ways
+    /// ([`Directions::gives_up`](crate::Directions::gives_up)).
+    Parted {
+        /// The flow.
+        flow: FlowId,
+        /// The packet, with the addresses of the application's connection and complete checksums.
+        packet: &'a [u8],
+    },
     /// What the flow cache has counted of a flow by now, as it was asked.
     Counted {
         /// The flow.
@@ -126,6 +134,7 @@ impl Sal {
             Input::StrangeSeal(flow) => self.handle_strange_seal(now, flow),
             Input::StrangeStack(flow) => self.handle_strange_stack(now, flow),
             Input::Turned { flow, change } => self.handle_turned(now, flow, change),
+            Input::Parted { flow, packet } => self.handle_parted(now, flow, packet),
             Input::Counted { flow, count } => self.handle_counted(flow, count),
             Input::Arrivals { flow, place, arrivals } => self.handle_arrivals(flow, place, arrivals),
             Input::Opened { flow, app } => self.handle_opened(now, flow, app),

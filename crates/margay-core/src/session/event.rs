@@ -9,7 +9,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::ChainRecord;
-use crate::act::reconfiguration::Reconfigured;
+use crate::act::reconfiguration::{Reconfigured, SpliceOutcome};
 use crate::act::stack_change::{StackChange, StackInfo};
 use crate::association::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::association::twin::Twin;
@@ -130,6 +130,15 @@ pub enum Event {
     },
     /// A connection is on its way to another host.
     HandOver(HandOver),
+    /// What has become of a program's wish to leave between two connections.
+    SpliceOver {
+        /// The flow of the connection that it has accepted.
+        left: FlowId,
+        /// Of the one that it has opened.
+        right: FlowId,
+        /// What has.
+        outcome: SpliceOutcome,
+    },
     /// A rule of the service table has ended by itself.
     RuleExpired {
         /// Its number.

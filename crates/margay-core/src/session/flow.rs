@@ -20,6 +20,7 @@ use crate::act::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::act::stack_change::StackInfo;
 use crate::cache::entry::{Directions, Entry, PathId, Wire};
 use crate::leg::carriage::Why;
+use crate::leg::delta::Delta;
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::{Stack, Stacks};
@@ -149,6 +150,8 @@ pub(crate) struct Flow {
     pub seal: Option<Box<SealKeys>>,
     /// Which of its session's packets pass by it.
     pub directions: Directions,
+    /// What its numbers on the wire differ by from those of the application's TCP.
+    pub delta: Option<Box<Delta>>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
     /// By which stack it is sent, and what is taken.
@@ -181,6 +184,7 @@ impl Flow {
             source: None,
             seal: None,
             directions: Directions::Both,
+            delta: None,
             chain: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
@@ -233,6 +237,9 @@ impl Flow {
 
     pub fn entry(&self) -> Entry {
         let by_sal0 = self.is_at_box();
+        let delta = self.delta.as_deref().copied();
+        let is_settled = delta.is_none_or(|delta| delta.is_settled());
+        let directions = if is_settled { self.directions } else { Directions::Neither };
         Entry {
             flow: self.id,
             generation: self.generation,
@@ -243,13 +250,14 @@ impl Flow {
             wire: self
                 .direct
                 .wire()
-                .filter(|_| self.directions == Directions::Both)
+                .filter(|_| directions == Directions::Both)
                 .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has_sealed()),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held || self.has(seen::GUARDED),
-            directions: self.directions,
+            directions,
+            delta,
         }
     }
 
@@ -519,6 +527,22 @@ impl FlowTable {
             }
             _ => {}
         }
+    }
+
+    /// A flow is of another session from here on.
+    pub fn set_session(&mut self, id: FlowId, session: SessionId) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let before = core::mem::replace(&mut flow.session, session);
+        if let Ok(found) = self.by_session.find_entry(self.hasher.hash_one(before), |known| *known == slot) {
+            found.remove();
+        }
+        let slots = &self.slots;
+        let hasher = &self.hasher;
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
+            hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        });
     }
 
     /// Gives a flow another tuple, which must be free.

@@ -14,7 +14,7 @@ use super::*;
 const CHECKSUM_COMPLETE: u32 = 1 << 2;
 
 /// The verdict, and the IP packet that came out.
-fn run_with_sum(program: &ProgramMut<'_>, packet: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+pub(super) fn run_with_sum(program: &ProgramMut<'_>, packet: &[u8]) -> io::Result<(i32, Vec<u8>)> {
     let (data, mut out) = (frame(packet), vec![0; 4096]);
     let mut options = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,

@@ -265,6 +265,7 @@ fn what_the_agent_knows_by_itself_it_hears_the_end_of() {
             egress: true,
             accept: true,
             by_sal0: false,
+            delta: None,
         };
         cache.install(&flow).expect("its own place");
         let entry = get::<flow_entry>(&cache.loaded.maps.flows, opened.0.bytes()).expect("it is there");
@@ -291,6 +292,7 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
             egress: true,
             accept: true,
             by_sal0: false,
+            delta: None,
         };
         cache.note_opened(&noted);
         assert_eq!(cache.state(flow).map(|state| (state.flow, state.fresh)), Some((flow, false)));
@@ -415,7 +417,8 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
             begun: true,
             by_sal0: false,
         };
-        direct.note_opened(FlowId(1000), opened.1.into(), 1, &wire);
+        let wired = crate::table::Wired { app: opened.1.into(), generation: 1, wire, delta: None };
+        direct.note_opened(FlowId(1000), &wired);
         assert!(direct.state(FlowId(1000)).is_some());
         direct.remove_grant(grant.id, |_| false);
         assert_eq!(has(&cache, &opened), [false, false]);

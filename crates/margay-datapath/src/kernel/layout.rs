@@ -4,20 +4,21 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
+use margay_core::delta::{Translation, Translations};
 use margay_core::entry::{FlowCounters, GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey};
 use margay_core::{Instant, Role, Tuple};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_change, flow_entry, flow_event, grant, grant_flows, inside_key, listener_key, offer, offer_key,
-    pair_key, pair_value, path_entry, spare, wire_key,
+    app_key, delta, flow_change, flow_entry, flow_event, grant, grant_flows, inside_key, listener_key, offer,
+    offer_key, pair_key, pair_value, path_entry, spare, translation, wire_key,
 };
 use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 8;
+pub(super) const LAYOUT_VERSION: u32 = 9;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -32,6 +33,8 @@ const NUMBERS_ACKNOWLEDGED: u8 = 4;
 const NUMBERS_NEXT: u8 = 8;
 const NUMBERS_END: u8 = 16;
 const NUMBERS_RESET: u8 = 32;
+const DELTA_NO_TIMESTAMPS: u8 = 1;
+const DELTA_NO_SACK: u8 = 2;
 pub(super) const CHANGE_DONE: u32 = 0;
 pub(super) const CHANGE_ABSENT: u32 = 1;
 pub(super) const CHANGE_TAKEN: u32 = 2;
@@ -101,6 +104,8 @@ unsafe impl Plain for grant {}
 unsafe impl Plain for grant_flows {}
 // SAFETY: as above.
 unsafe impl Plain for flow_change {}
+// SAFETY: as above.
+unsafe impl Plain for delta {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
@@ -128,7 +133,9 @@ const _: () = assert!(
             + GRANT_RECORD_LEN
 );
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
-const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
+const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 4 * 4);
+const _: () = assert!(size_of::<translation>() == 4 * 4 + 4);
+const _: () = assert!(size_of::<delta>() == 2 * size_of::<translation>());
 const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
@@ -188,7 +195,34 @@ pub(super) fn flows_of(grant: &Grant) -> impl Iterator<Item = (FlowId, wire_key)
 
 /// How a flow that may be held goes on.
 pub(super) fn flow_change_of(flow: &WireFlow) -> flow_change {
-    flow_change { wire: wire_key_of(flow), flow: flow.flow.0, generation: flow.generation, flags: flags_of(flow) }
+    flow_change {
+        wire: wire_key_of(flow),
+        flow: flow.flow.0,
+        generation: flow.generation,
+        flags: flags_of(flow),
+        // Zero is no number of a flow.
+        delta: flow.delta.map_or(0, |_| flow.flow.0),
+    }
+}
+
+/// What becomes of a flow's numbers.
+pub(super) fn delta_of(both: &Translations) -> delta {
+    delta { egress: translation_of(&both.egress), ingress: translation_of(&both.ingress) }
+}
+
+fn translation_of(said: &Translation) -> translation {
+    let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+    let bits = said.window_shift.unsigned_abs();
+    translation {
+        sequence: said.sequence,
+        acknowledgement: said.acknowledgement,
+        timestamp: said.timestamp.unwrap_or(0),
+        echo: said.echo.unwrap_or(0),
+        raised: if said.window_shift > 0 { bits } else { 0 },
+        lowered: if said.window_shift < 0 { bits } else { 0 },
+        flags: flag(said.drops_timestamps, DELTA_NO_TIMESTAMPS) | flag(said.drops_sack, DELTA_NO_SACK),
+        zero: 0,
+    }
 }
 
 /// These flows of a grant.

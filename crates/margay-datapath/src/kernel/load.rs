@@ -27,9 +27,10 @@ use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 13] = [
+const PINNED_MAPS: [&str; 14] = [
     "apps",
     "flows",
+    "deltas",
     "paths",
     "pairs",
     "locals",
@@ -54,6 +55,7 @@ const BEFORE: u32 = 1 << 3;
 pub(super) struct Maps {
     pub apps: MapHandle,
     pub flows: MapHandle,
+    pub deltas: MapHandle,
     pub paths: MapHandle,
     pub pairs: MapHandle,
     pub locals: MapHandle,
@@ -103,6 +105,7 @@ impl Loaded {
         let maps = Maps {
             apps: handle(&skeleton.maps.apps)?,
             flows: handle(&skeleton.maps.flows)?,
+            deltas: handle(&skeleton.maps.deltas)?,
             paths: handle(&skeleton.maps.paths)?,
             pairs: handle(&skeleton.maps.pairs)?,
             locals: handle(&skeleton.maps.locals)?,
@@ -377,7 +380,9 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.apps.set_max_entries(config.flows_max)?;
         open.maps.flows.set_max_entries(config.flows_max)?;
         open.maps.apps.set_pin_path(config.pin_dir.join("apps"))?;
+        open.maps.deltas.set_max_entries(config.flows_max)?;
         open.maps.flows.set_pin_path(config.pin_dir.join("flows"))?;
+        open.maps.deltas.set_pin_path(config.pin_dir.join("deltas"))?;
         open.maps.paths.set_pin_path(config.pin_dir.join("paths"))?;
         open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
         open.maps.locals.set_pin_path(config.pin_dir.join("locals"))?;

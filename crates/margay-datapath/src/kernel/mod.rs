@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
+use margay_core::delta::Translations;
 use margay_core::entry::{FlowCounters, Grant, PathId};
 use margay_core::time::Instant;
 use margay_core::{Direction, Ranges};
@@ -117,6 +118,8 @@ pub struct WireFlow {
     pub accept: bool,
     /// By `sal0`, and never in place on the card: a box is to see them there.
     pub by_sal0: bool,
+    /// What becomes of the numbers of a connection, where they differ on the wire.
+    pub delta: Option<Translations>,
 }
 
 /// What passed of a connection's end.
@@ -410,6 +413,7 @@ impl KernelCache {
         let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
         let index = answered.map(|(key, entry)| (FlowId(entry.flow), key)).collect();
         *cache.index.lock() = index;
+        cache.drop_strange_deltas();
         cache.heartbeat();
         cache.attach().map_err(|error| Unavailable::Kernel(error.to_string()))?;
         Ok(cache)
@@ -613,6 +617,10 @@ impl KernelCache {
             return Err(CacheError::Taken);
         }
         let change = layout::flow_change_of(flow);
+        if let Some(delta) = &flow.delta {
+            // Before a packet that is translated by it.
+            put(&maps.deltas, &change.delta.to_ne_bytes(), layout::delta_of(delta).bytes(), "deltas")?;
+        }
         match self.loaded.change_flow(&change) {
             Ok(layout::CHANGE_DONE) => {}
             Ok(layout::CHANGE_LATE) => return Ok(()),
@@ -624,6 +632,7 @@ impl KernelCache {
                     app,
                     flags: change.flags,
                     unanswered_since_ns: 0,
+                    delta: change.delta,
                     ..moved.unwrap_or_default()
                 };
                 put(&maps.flows, key.bytes(), entry.bytes(), "flows")?;
@@ -637,6 +646,20 @@ impl KernelCache {
         }
         index.insert(flow.flow, key);
         Ok(())
+    }
+
+    /// Forgets deltas of flows that have no entry: the agent before died while one was removed.
+    fn drop_strange_deltas(&self) {
+        let (map, index) = (&self.loaded.maps.deltas, self.index.lock());
+        let is_strange = |key: &Vec<u8>| {
+            let flow = key.as_slice().try_into().map(u32::from_ne_bytes);
+            flow.map_or(true, |flow| !index.contains_key(&FlowId(flow)))
+        };
+        let strange: Vec<_> = map.keys().filter(is_strange).collect();
+        for key in strange {
+            // Refused only when it is gone already.
+            let _ = map.delete(&key);
+        }
     }
 
     /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or
@@ -656,6 +679,10 @@ impl KernelCache {
         // Absent only where somebody has emptied the maps.
         let (key, entry) = self.entry_at(&key, flow)?;
         self.delete(&key, &entry.app);
+        if entry.delta != 0 {
+            // Refused only when it is gone already.
+            let _ = self.loaded.maps.deltas.delete(&entry.delta.to_ne_bytes());
+        }
         Some(layout::state_of(&key, &entry))
     }
 

@@ -35,6 +35,8 @@ const PATH: PathId = PathId(7);
 mod checksum;
 #[path = "delivery_test.rs"]
 mod delivery;
+#[path = "delta_test.rs"]
+mod delta;
 #[path = "ending_test.rs"]
 mod ending;
 #[path = "host_traffic_test.rs"]
@@ -63,6 +65,7 @@ fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
         egress,
         accept,
         by_sal0: false,
+        delta: None,
     }
 }
 

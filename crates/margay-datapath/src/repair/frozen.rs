@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 
 use libc::{IPPROTO_TCP, SOL_SOCKET};
+use margay_core::delta::SocketFacts;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 
@@ -20,6 +21,8 @@ const HAS_TIMESTAMPS: u8 = 1;
 const HAS_SELECTIVE_ACKS: u8 = 2;
 const HAS_SCALES: u8 = 4;
 const HAS_ECN: u8 = 8;
+/// While data arrives, its number and how much of it waits are not read at one moment.
+const READINGS_MAX: usize = 1000;
 /// The kernel keeps a segment that is acknowledged in part until all of it is, at most 64 KiB.
 const ACKNOWLEDGED_MAX: usize = 128 << 10;
 
@@ -106,6 +109,45 @@ impl Frozen {
             send_queue,
         };
         if self.numbers()? == numbers { Ok(record) } else { Err(RepairError::Moved) }
+    }
+
+    /// What of the connection counts where another one is to go on in its place: see [`SocketFacts`]. Both ends must be
+    /// open. Packets may pass meanwhile; the program must neither read nor write.
+    pub fn facts(&self) -> Result<SocketFacts, RepairError> {
+        let socket = self.descriptor();
+        let sequence = |queue| socket.sequence(queue).map_err(RepairError::reading("getsockopt(TCP_QUEUE_SEQ)"));
+        for _ in 0..READINGS_MAX {
+            let received = sequence(Queue::Receive)?;
+            let unread_len = socket.count(libc::FIONREAD).map_err(RepairError::reading("ioctl(SIOCINQ)"))?;
+            let written = sequence(Queue::Send)?;
+            let again = sequence(Queue::Receive)?;
+            let connection = Connection::of(socket)?;
+            // A FIN has a number, too.
+            if connection.state != State::Established {
+                return Err(RepairError::Refused(Refusal::State(CLOSE_WAIT)));
+            }
+            if received != again {
+                continue;
+            }
+            let has = |option: u8| connection.has & option != 0;
+            let scale = |scale: u8| if has(HAS_SCALES) { scale } else { 0 };
+            let timestamp = socket.get(IPPROTO_TCP, libc::TCP_TIMESTAMP);
+            let timestamp = timestamp.map_err(RepairError::reading("getsockopt(TCP_TIMESTAMP)"))?;
+            return Ok(SocketFacts {
+                unread: received.wrapping_sub(unread_len as u32),
+                written,
+                timestamp: has(HAS_TIMESTAMPS).then_some(timestamp),
+                peer_scale: scale(connection.scales.send),
+                own_scale: scale(connection.scales.receive),
+                has_sack: has(HAS_SELECTIVE_ACKS),
+            });
+        }
+        Err(RepairError::Moved)
+    }
+
+    /// Whether both ends of the connection mark congestion.
+    pub fn has_ecn(&self) -> Result<bool, RepairError> {
+        Connection::of(self.descriptor()).map(|connection| connection.has & HAS_ECN != 0)
     }
 
     /// Leaves the repair mode without a probe: the connection goes on as if nothing had been.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::Stack;
-use margay_core::entry::PathId;
+use margay_core::delta::{Translation, Translations};
+use margay_core::entry::{PathId, Wire};
 use margay_wire::FlowId;
 
 use crate::fec::Fec;
@@ -40,13 +41,45 @@ pub struct EgressRoute {
     pub fec: Option<Arc<Fec>>,
     /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
     pub stripe: Option<Arc<Stripe>>,
+    /// What its numbers become on the wire.
+    pub delta: Option<Translation>,
+}
+
+/// Whom packets of the peer are given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recipient {
+    /// The five-tuple that they get.
+    pub key: FlowKey,
+    /// What their numbers become.
+    pub delta: Option<Translation>,
+}
+
+impl From<FlowKey> for Recipient {
+    fn from(key: FlowKey) -> Self {
+        Self { key, delta: None }
+    }
+}
+
+/// What the kernel's cache is to hold for a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wired {
+    /// The application's five-tuple.
+    pub app: FlowKey,
+    /// Of the entry.
+    pub generation: u32,
+    /// The direct path.
+    pub wire: Wire,
+    /// What becomes of its numbers.
+    pub delta: Option<Translations>,
 }
 
 /// What a DATA packet is for its flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IngressRoute {
-    /// The five-tuple that the packet gets.
-    pub key: FlowKey,
+    /// Whom the packet is given to.
+    pub to: Recipient,
+    /// It goes to the core instead.
+    pub gives_up: bool,
     /// The peer, which sent this flow direct, encapsulates again.
     pub is_back: bool,
     /// This end sends the flow direct.

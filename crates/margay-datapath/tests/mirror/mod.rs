@@ -101,6 +101,7 @@ impl Mirror {
             stripe: None,
             is_held: false,
             directions: margay_core::Directions::Both,
+            delta: None,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -163,6 +164,7 @@ impl Mirror {
             stripe: None,
             is_held: false,
             directions: margay_core::Directions::Both,
+            delta: None,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

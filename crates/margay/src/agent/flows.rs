@@ -77,6 +77,7 @@ impl Change {
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
             | Event::HandOver(_)
+            | Event::SpliceOver { .. }
             | Event::StackChanged { .. }
             | Event::Reconfigured { .. }
             | Event::RuleExpired { .. } => None,

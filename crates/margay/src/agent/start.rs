@@ -411,9 +411,11 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let chains = tokio::spawn(chain::follow(Arc::clone(agent)));
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
-    let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
+    let by_name = programs::socket::open_by_name(&programs::path(&config.host.runtime_dir));
+    let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket, by_name));
     // They ask the agent at once.
     agent.ensembles.configure(&config, agent.configuration.path().await);
+    let splices = tokio::spawn(programs::splice::run(Arc::clone(agent)));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
@@ -439,7 +441,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
-    [upkeep, rules, reloads, chains, programs, health, rebalances].iter().for_each(|task| task.abort());
+    [upkeep, rules, reloads, chains, programs, splices, health, rebalances].iter().for_each(|task| task.abort());
     agent.health.end().await;
     agent.ensembles.end().await;
     takers.into_iter().for_each(|task| task.abort());

@@ -20,6 +20,7 @@ use super::Agent;
 use super::ended::{Ended, EndedFlows};
 use super::failure::{Failed, Failures};
 use super::flows::Change;
+use super::programs::splice;
 use super::relocation::Words;
 use super::stack_rules::Judging;
 
@@ -44,6 +45,8 @@ pub struct Watchers {
     judging: Arc<Judging>,
     /// Whoever carries out hand-overs.
     hand_overs: Words,
+    /// Whoever ends the sockets of programs that have left.
+    splices: splice::Words,
 }
 
 /// Changes of stacks by from, to, cause and outcome.
@@ -81,6 +84,7 @@ impl Default for Watchers {
             stack_changes: Arc::default(),
             judging: Arc::default(),
             hand_overs: Words::default(),
+            splices: splice::Words::default(),
         }
     }
 }
@@ -93,6 +97,9 @@ impl Watchers {
             if let Event::HandOver(word) = event {
                 // Each is for one task alone, and may be a packet.
                 return this.hand_overs.put(word);
+            }
+            if let Event::SpliceOver { left, outcome, .. } = event {
+                return this.splices.put((left, outcome));
             }
             log(&event);
             if let Event::StackChanged { change, .. } = &event {
@@ -121,6 +128,11 @@ impl Watchers {
     /// Where the core's words of hand-overs come.
     pub const fn hand_overs(&self) -> &Words {
         &self.hand_overs
+    }
+
+    /// Where the core's words of programs that leave come.
+    pub const fn splices(&self) -> &splice::Words {
+        &self.splices
     }
 
     /// From now on; `None` when the agent goes down.
@@ -266,7 +278,7 @@ fn log(event: &Event) {
             );
         }
         Event::Twin(twin) => log_twin(*twin),
-        Event::HandOver(_) => {}
+        Event::HandOver(_) | Event::SpliceOver { .. } => {}
         Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");

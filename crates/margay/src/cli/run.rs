@@ -1,5 +1,6 @@
 //! `margay run`: a program serves a name while it listens.
 
+mod splice;
 mod supervised;
 
 use std::io::{ErrorKind, IsTerminal};
@@ -44,6 +45,10 @@ pub struct RunArgs {
     /// Start nothing: serve what the systemd unit around this process listens on (what `margay enable` puts into units)
     #[arg(long, conflicts_with = "command")]
     unit: bool,
+    /// The program is a proxy that changes nothing of what comes at this port of its: it leaves between two connections
+    /// as soon as it relays by splice(2) (HAProxy: `option splice-auto`), and they become one. May be repeated
+    #[arg(long, value_name = "PORT", conflicts_with = "unit", value_parser = clap::value_parser!(u16).range(1..))]
+    splice: Vec<u16>,
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "unit")]
     command: Vec<String>,
@@ -134,6 +139,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(NOT_STARTED));
         }
     }
+    let shim = if args.splice.is_empty() { None } else { Some(splice::shim()?) };
     let of = &args.offer;
     let request = ProgramAttachRequest {
         offers: of.offers(),
@@ -168,6 +174,9 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     }
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
+    if let Some(shim) = shim {
+        splice::watch(&mut command, &shim, &args.splice);
+    }
     match args.drain {
         Some(deadline) => {
             let names = args.offer.names().into_iter().map(str::to_owned).collect();

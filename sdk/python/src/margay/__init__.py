@@ -30,6 +30,7 @@ from ._calls import (
     listen_prefix,
     name,
     report_load,
+    splice,
     take_over,
     take_over_giving,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "open_takeover",
     "peer_service",
     "report_load",
+    "splice",
     "start_server",
     "take_over",
     "take_over_giving",

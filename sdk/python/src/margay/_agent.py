@@ -289,10 +289,29 @@ class Agent:
             fds = [sock.fileno()]
             if data:
                 fds.append(_memory_file(files, data))
-            reply = self._hand_over_in_turn(sock, message, fds)
+            reply = self._give_in_turn("to hand the socket over", Kind.HAND_OVER, [sock], message, fds)
         return Prefix(ServiceId(reply.id), reply.bits)
 
-    def _hand_over_in_turn(self, sock: socket.socket, message: bytes, fds: list[int]) -> Reply:
+    def splice(self, left: socket.socket, right: socket.socket) -> None:
+        """Leaves between two connections. See margay.splice."""
+        socks = [left, right]
+        fds = [sock.fileno() for sock in socks]
+        if min(fds) < 0:
+            raise OSError(errno.EBADF, "the socket is closed")
+        message = request(Kind.SPLICE, protocol=socket.IPPROTO_TCP)
+        with self._turn(self._giving, GIVE_TIME):
+            try:
+                self._give_in_turn("to leave between two connections", Kind.SPLICE, socks, message, fds)
+            except Refused as refused:
+                if refused.errno != errno.EBADMSG:
+                    raise
+                # It does not know the question.
+                why = "it is of an earlier release, and makes no one connection of two"
+                raise Incompatible.at(self.path, why) from None
+
+    def _give_in_turn(
+        self, what: str, kind: Kind, socks: list[socket.socket], message: bytes, fds: list[int]
+    ) -> Reply:
         # A connection that was idle may be that of an agent that died, and nothing is asked twice here.
         try:
             connection = self._open()
@@ -308,7 +327,7 @@ class Agent:
                 is_ours = True
                 if not isinstance(error, BrokenPipeError):
                     raise
-            return self._check("to hand the socket over", Kind.HAND_OVER, self._answer(connection))
+            return self._check(what, kind, self._answer(connection))
         except Refused as refused:
             # ECONNABORTED: neither host has the connection.
             is_ours = refused.errno != errno.ECONNABORTED
@@ -323,8 +342,9 @@ class Agent:
         finally:
             connection.close()
             # At once: `close` would wait for what `makefile` has made.
-            if not is_ours and (fd := sock.detach()) >= 0:
-                os.close(fd)
+            for sock in [] if is_ours else socks:
+                if (fd := sock.detach()) >= 0:
+                    os.close(fd)
 
     def _subscribed(self, what: str, kind: Kind, message: bytes) -> socket.socket:
         try:

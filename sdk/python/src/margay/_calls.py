@@ -158,3 +158,22 @@ def report_load(name: Target, percent: int, *, agent: Agent | None = None) -> No
     takes no reports.
     """
     (agent or Agent.shared()).report_load(name, percent)
+
+
+def splice(left: socket.socket, right: socket.socket, *, agent: Agent | None = None) -> None:
+    """Leaves between two TCP connections: `left`, which this program has accepted by a name, and `right`, which it has
+    opened to one. They become one connection, without this program.
+
+    All that was read of either must have been written to the other one; what is in buffers of this program (`makefile`,
+    TLS) is lost. Afterwards both are closed here. Until they are one, or for as long as they cannot be, the agent relays
+    between the two; the ends notice nothing either way. An agent that is restarted while it relays ends the two
+    connections by resets.
+
+    Raises what leaves both open, still the caller's: Refused with ENOTCONN (one of them is no connection by a name),
+    EINVAL (they are in the wrong order), EALREADY, or EOPNOTSUPP (they cannot become one); Incompatible where the agent
+    is of an earlier release; AgentDown where nothing could be asked. Raises AgentDown with errno ECONNABORTED where the
+    agent ended after it had been asked: nobody knows who relays, so that both are closed.
+    """
+    if agent is None:
+        agent = left.agent if isinstance(left, Socket) else Agent.shared()
+    agent.splice(left, right)

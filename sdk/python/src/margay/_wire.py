@@ -39,6 +39,7 @@ class Kind(enum.IntEnum):
     # Comes unasked, after a reply to TAKE_OVER whose port was GIVES.
     GIVE = 12
     LOAD = 15
+    SPLICE = 75
 
 
 class Garbled(Exception):

@@ -6,3 +6,4 @@ mod fake;
 mod frames;
 mod hand_over;
 mod sockets;
+mod splice;

@@ -41,6 +41,7 @@ use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket};
 use crate::cache::waiting_packets::WaitingPackets;
 use crate::leg::carriage::{Carriage, DirectEvent, Why};
+use crate::leg::delta::Checksum;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
@@ -696,7 +697,13 @@ impl Sal {
         let to_app = flow.app.reversed();
         flow.direct.begun = true;
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
-        if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
+        if let Some(mut out) = packet::readdress(&inner, &to_app, u16::MAX) {
+            if flow.directions.gives_up() {
+                return self.handle_parted(self.now, id, &out);
+            }
+            if let Some(delta) = &mut flow.delta {
+                delta.apply_ingress(self.now, &mut out, Checksum::Full);
+            }
             self.queue.deliver(id, out);
         }
     }

@@ -363,6 +363,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         | Event::OtherHost { .. }
         | Event::RouterFound { .. }
         | Event::HandOver(_)
+        | Event::SpliceOver { .. }
         | Event::RuleExpired { .. } => None,
     }
 }

@@ -235,6 +235,7 @@ impl Teller {
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
             | Event::HandOver(_)
+            | Event::SpliceOver { .. }
             | Event::RuleExpired { .. } => {}
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
 //! (names of clients), [`event`], [`instances`] (who serves a name), [`load`] (how loaded a program is), [`hand_over`]
-//! (sockets that go to another process), [`give`] (who is asked to give), [`socket`] (connections).
+//! (sockets that go to another process), [`give`] (who is asked to give), [`splice`] (programs that leave), [`socket`]
+//! (connections).
 
 pub mod event;
 pub mod give;
@@ -15,6 +16,7 @@ pub mod request;
 pub mod rights;
 pub mod socket;
 pub mod source;
+pub mod splice;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +31,7 @@ use hand_over::Takers;
 use instances::Followers;
 use rights::Rights;
 use source::Sources;
+use splice::Splices;
 
 const FILE: &str = "programs.sock";
 
@@ -41,6 +44,8 @@ pub struct Programs {
     pub(in crate::agent) takers: Takers,
     /// Programs that follow who serves a name.
     followers: Followers,
+    /// Programs that leave between two connections.
+    pub(in crate::agent) splices: Splices,
     connections: AtomicUsize,
 }
 
@@ -53,6 +58,7 @@ impl Programs {
             events: Feed::default(),
             takers: Takers::default(),
             followers: Followers::default(),
+            splices: Splices::default(),
             connections: AtomicUsize::new(0),
         }
     }

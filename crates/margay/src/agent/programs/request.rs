@@ -43,6 +43,7 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         | Kind::Give
         | Kind::Instances
         | Kind::Instance
+        | Kind::Splice
         | Kind::Load => Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned())),
     };
     done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
@@ -93,7 +94,7 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Handed {
-    fn is_here(&self) -> Result<bool, No> {
+    pub(super) fn is_here(&self) -> Result<bool, No> {
         let own = own_namespace().map_err(|error| (Errno::EIO, error.to_string()))?;
         Ok(self.namespace == own)
     }

@@ -6,6 +6,7 @@ use std::future::pending;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use super::load::Reporting;
 use super::message::{Kind, REQUEST_MAX, Reply, Request};
 use super::request;
 use super::rights::Caller;
+use super::splice;
 use crate::agent::Agent;
 
 /// Programs at one time.
@@ -66,9 +68,7 @@ pub fn open(path: &Path) -> Result<UnixListener, ListenError> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(failed("look at it")(error)),
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let socket = socket.map_err(|error| failed("make a socket")(error.into()))?;
+    let socket = new_socket().map_err(failed("make a socket"))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed("use this path")(error.into()))?;
     bind(&socket, &address).map_err(|error| failed("bind it")(error.into()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(failed("set its mode"))?;
@@ -77,8 +77,28 @@ pub fn open(path: &Path) -> Result<UnixListener, ListenError> {
     UnixListener::from_std(socket.into()).map_err(failed("watch it"))
 }
 
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The same by an abstract name, which is the path: programs whose root directory is another one see no file of it.
+/// `None` where somebody has that name, as anybody may; libraries look who it is.
+pub fn open_by_name(path: &Path) -> Option<UnixListener> {
+    let opened = || -> io::Result<UnixListener> {
+        let socket = new_socket()?;
+        bind(&socket, &SocketAddrUnix::new_abstract_name(path.as_os_str().as_bytes())?)?;
+        listen(&socket, BACKLOG)?;
+        UnixListener::from_std(socket.into())
+    };
+    let opened = opened().inspect_err(|error| {
+        tracing::warn!(%error, "programs with a root directory of their own cannot reach the agent");
+    });
+    opened.ok()
+}
+
 /// Takes connections until it is aborted; with it, they end.
-pub async fn run(agent: Arc<Agent>, listener: UnixListener) {
+pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<UnixListener>) {
     let mut tasks: JoinSet<Uid> = JoinSet::new();
     let mut by_user: HashMap<Uid, usize> = HashMap::new();
     loop {
@@ -93,6 +113,7 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener) {
                 continue;
             }
             accepted = accept(&listener) => accepted,
+            accepted = accept_by_name(by_name.as_ref()) => accepted,
         };
         let (connection, caller) = match accepted {
             Ok(accepted) => accepted,
@@ -125,6 +146,13 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener) {
             caller.uid
         });
         agent.programs.connections.store(tasks.len(), Ordering::Relaxed);
+    }
+}
+
+async fn accept_by_name(listener: Option<&UnixListener>) -> io::Result<(UnixStream, Caller)> {
+    match listener {
+        Some(listener) => accept(listener).await,
+        None => pending().await,
     }
 }
 
@@ -186,6 +214,7 @@ async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: V
             Ok((reply, inbox)) => (reply, Next::Sockets(inbox)),
             Err((errno, text)) => (Reply::refused(Kind::TakeOver as u8, errno, text), Next::Requests),
         },
+        Kind::Splice => (tokio::task::block_in_place(|| splice::splice(agent, caller, asked, passed)), Next::Requests),
         Kind::HandOver => (hand_over::give(agent, caller, asked, passed).await, Next::Requests),
         _ => (tokio::task::block_in_place(|| request::answer(agent, caller, asked, passed)), Next::Requests),
     }

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Of the shim alone: which pairs of connections the program relays between by splice(2), and changes nothing, so that
+ * it can leave. It counts for connections that were accepted at ports which the operator has named (MARGAY_SPLICE_PORTS,
+ * set by `margay run --splice`): whoever speaks HTTP splices one body, and wants the next request again.
+ *
+ * A direction is at rest when all that was read of one socket has been written to the other one. Of bytes that went
+ * through a pipe this is so when the pipe is empty; a program splices when it has nothing else of that direction left
+ * to write. Of bytes that it has read into its memory it is so when as many have been written, all in one piece, and
+ * never more than were read. When both directions are at rest, the agent is asked, once, by the thread that has just
+ * emptied a pipe; meanwhile it neither reads nor writes.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "internal.h"
+
+/* Connections with higher numbers are not looked at. */
+#define ENDS_MAX 65536
+#define PORTS_MAX 64
+/* A power of two. Of two pipes at one place the later one counts. */
+#define PIPES_MAX 8192
+
+struct end {
+	atomic_uint generation; /* the descriptor was closed, or is another socket's */
+	atomic_bool is_accepted; /* at a port that was named */
+	atomic_bool is_asked;
+	atomic_bool is_cut; /* its last write was not taken whole */
+	atomic_bool is_added_to; /* more was written than read on the other side */
+	atomic_bool is_spliced; /* what was read last went into a pipe */
+	atomic_ullong read, written; /* by way of the program's memory */
+	atomic_ullong piped_in, piped_out; /* of what was read of it */
+	atomic_int other; /* where it is written to, plus one; 0: not known */
+};
+
+struct pipe {
+	atomic_ullong inode;
+	atomic_int source; /* plus one */
+	atomic_uint generation; /* of the source */
+};
+
+static struct end *ends;
+static struct pipe *pipes;
+static uint16_t ports[PORTS_MAX];
+static size_t port_count;
+
+void relay_start(void)
+{
+	/* A program that has more rights than who started it gives no connection away. */
+	const char *text = secure_getenv("MARGAY_SPLICE_PORTS");
+
+	while (text && *text && port_count < PORTS_MAX) {
+		char *end;
+		unsigned long port = strtoul(text, &end, 10);
+
+		if (end == text || port == 0 || port > UINT16_MAX)
+			return;
+		ports[port_count++] = (uint16_t)port;
+		text = *end == ',' ? end + 1 : end;
+	}
+	if (!port_count)
+		return;
+	/* Pages that nobody touches cost nothing. */
+	pipes = calloc(PIPES_MAX, sizeof(*pipes));
+	if (pipes)
+		ends = calloc(ENDS_MAX, sizeof(*ends));
+}
+
+static struct end *end_of(int fd)
+{
+	return ends && fd >= 0 && fd < ENDS_MAX ? &ends[fd] : NULL;
+}
+
+void relay_forget(int fd)
+{
+	struct end *end = end_of(fd);
+
+	if (!end)
+		return;
+	atomic_fetch_add(&end->generation, 1);
+	end->is_accepted = end->is_asked = end->is_cut = end->is_added_to = end->is_spliced = false;
+	end->read = end->written = end->piped_in = end->piped_out = 0;
+	end->other = 0;
+}
+
+void relay_accepted(int fd)
+{
+	struct sockaddr_storage local;
+	socklen_t length = sizeof(local);
+	struct end *end = end_of(fd);
+	uint16_t port;
+
+	if (!end)
+		return;
+	relay_forget(fd);
+	if (REAL(getsockname)(fd, (struct sockaddr *)&local, &length))
+		return;
+	if (local.ss_family == AF_INET)
+		port = ntohs(((struct sockaddr_in *)&local)->sin_port);
+	else if (local.ss_family == AF_INET6)
+		port = ntohs(((struct sockaddr_in6 *)&local)->sin6_port);
+	else
+		return;
+	for (size_t at = 0; at < port_count; at++)
+		if (ports[at] == port)
+			end->is_accepted = true;
+}
+
+void relay_read(int fd, ssize_t got)
+{
+	struct end *end = end_of(fd);
+
+	if (!end || got <= 0)
+		return;
+	end->read += (unsigned long long)got;
+	end->is_spliced = false;
+}
+
+void relay_written(int fd, size_t wanted, ssize_t done)
+{
+	struct end *end = end_of(fd);
+
+	if (!end || (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK))
+		return;
+	if (done > 0)
+		end->written += (unsigned long long)done;
+	end->is_cut = done < 0 || (size_t)done < wanted;
+}
+
+static struct pipe *pipe_of(int fd, unsigned long long *inode)
+{
+	struct stat about;
+
+	if (fstat(fd, &about) || !S_ISFIFO(about.st_mode))
+		return NULL;
+	*inode = about.st_ino;
+	return &pipes[about.st_ino % PIPES_MAX];
+}
+
+static void note_piped_in(int from, struct pipe *pipe, unsigned long long inode, size_t count)
+{
+	struct end *end = end_of(from);
+
+	if (!end)
+		return;
+	end->piped_in += count;
+	end->is_spliced = true;
+	pipe->inode = inode;
+	pipe->source = from + 1;
+	pipe->generation = end->generation;
+}
+
+/* The socket whose bytes have just left a pipe; -1: not known. */
+static int source_of(const struct pipe *pipe, unsigned long long inode, size_t count)
+{
+	int source = pipe->source - 1;
+	struct end *end = end_of(source);
+
+	if (!end || pipe->inode != inode || end->generation != pipe->generation)
+		return -1;
+	end->piped_out += count;
+	return source;
+}
+
+/* Whether all that was read of one has been written to the other. */
+static bool is_at_rest(struct end *from, struct end *to)
+{
+	if (from->piped_in != from->piped_out)
+		return false;
+	if (from->is_spliced)
+		return true;
+	if (to->written > from->read)
+		to->is_added_to = true;
+	return !to->is_added_to && !to->is_cut && to->written == from->read;
+}
+
+static void consider(int source, int target)
+{
+	struct end *from = end_of(source), *to = end_of(target);
+	bool is_unknown;
+	int error = errno;
+
+	if (!from || !to)
+		return;
+	from->other = target + 1;
+	/* Where the answer goes another way, or several are asked, there is no pair. */
+	if (from->is_accepted == to->is_accepted || (to->other && to->other != source + 1))
+		return;
+	if (!is_at_rest(from, to) || !is_at_rest(to, from))
+		return;
+	if (from->is_accepted ? from->is_asked : to->is_asked)
+		return;
+	from->is_asked = to->is_asked = true;
+	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. */
+	agent_splice(from->is_accepted ? source : target, from->is_accepted ? target : source, SPLICE_PROGRAM_RELAYS,
+		     &is_unknown);
+	forget_error();
+	errno = error;
+}
+
+void relay_spliced(int from, int to, ssize_t moved)
+{
+	unsigned long long inode;
+	struct pipe *pipe;
+	int source;
+
+	if (!ends || moved <= 0)
+		return;
+	pipe = pipe_of(to, &inode);
+	if (pipe) {
+		note_piped_in(from, pipe, inode, (size_t)moved);
+		return;
+	}
+	pipe = pipe_of(from, &inode);
+	source = pipe ? source_of(pipe, inode, (size_t)moved) : -1;
+	if (source >= 0)
+		consider(source, to);
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A program that relays between connections by splice(2), under the shim: when the agent is asked to make one of two.
+ * The agent is a few lines of this program, and has an abstract name alone, as for programs in a root directory of
+ * their own.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define CHECK(that)                                                                           \
+	do {                                                                                  \
+		if (!(that)) {                                                                \
+			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #that, strerror(errno)); \
+			exit(1);                                                              \
+		}                                                                             \
+	} while (0)
+
+#define AS(address) ((struct sockaddr *)&(address)), sizeof(address)
+#define SPLICE 75
+#define REQUEST_LEN 56
+#define REPLY_LEN 60
+
+static const char *agent_name;
+static atomic_int asked;
+/* What came with the last question. */
+static unsigned char request[400];
+static ino_t passed[2];
+
+static void *answer_all(void *unused)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), connection;
+	size_t length = strlen(agent_name);
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(4 * sizeof(int))];
+	} control;
+	struct iovec part = { request, sizeof(request) };
+
+	(void)unused;
+	memcpy(address.sun_path + 1, agent_name, length);
+	CHECK(!bind(listener, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)));
+	CHECK(!listen(listener, 4));
+	while ((connection = accept(listener, NULL, NULL)) >= 0) {
+		for (;;) {
+			struct msghdr message = {
+				.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+			};
+			unsigned char reply[REPLY_LEN] = { 1 };
+			int fds[2];
+
+			if (recvmsg(connection, &message, 0) < REQUEST_LEN)
+				break;
+			CHECK(CMSG_FIRSTHDR(&message) && CMSG_FIRSTHDR(&message)->cmsg_len == CMSG_LEN(sizeof(fds)));
+			memcpy(fds, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fds));
+			for (int at = 0; at < 2; at++) {
+				struct stat about;
+
+				CHECK(!fstat(fds[at], &about));
+				passed[at] = about.st_ino;
+				close(fds[at]);
+			}
+			reply[1] = request[1];
+			asked++;
+			CHECK(send(connection, reply, sizeof(reply), 0) == sizeof(reply));
+		}
+		close(connection);
+	}
+	return NULL;
+}
+
+static ino_t inode_of(int fd)
+{
+	struct stat about;
+
+	CHECK(!fstat(fd, &about));
+	return about.st_ino;
+}
+
+static int listen_at(uint16_t port, uint16_t *got)
+{
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t length = sizeof(own);
+	int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+
+	CHECK(!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) && !bind(fd, AS(own)) && !listen(fd, 16));
+	CHECK(!getsockname(fd, (struct sockaddr *)&own, &length));
+	*got = ntohs(own.sin_port);
+	return fd;
+}
+
+static int connect_to(uint16_t port)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(fd >= 0 && !connect(fd, AS(to)));
+	return fd;
+}
+
+/* A client, both sockets of a relay, and a server. */
+struct chain {
+	int client, left, right, server;
+};
+
+static struct chain chain(int proxy, uint16_t port, int upstream, uint16_t upstream_port)
+{
+	struct chain made = { .client = connect_to(port) };
+
+	made.left = accept(proxy, NULL, NULL);
+	made.right = connect_to(upstream_port);
+	made.server = accept(upstream, NULL, NULL);
+	CHECK(made.left >= 0 && made.server >= 0);
+	return made;
+}
+
+static void end(struct chain chain)
+{
+	CHECK(!close(chain.client) && !close(chain.left) && !close(chain.right) && !close(chain.server));
+}
+
+static void say(int fd, const char *text)
+{
+	CHECK(send(fd, text, strlen(text), 0) == (ssize_t)strlen(text));
+}
+
+static void hear(int fd, const char *text)
+{
+	char heard[64] = "";
+
+	CHECK(recv(fd, heard, strlen(text), MSG_WAITALL) == (ssize_t)strlen(text) && !strcmp(heard, text));
+}
+
+/* By way of the relay's memory. */
+static void copy(int from, int to)
+{
+	char bytes[64];
+	ssize_t got = recv(from, bytes, sizeof(bytes), 0);
+
+	CHECK(got > 0 && send(to, bytes, (size_t)got, 0) == got);
+}
+
+/* By way of a pipe, of which so many bytes stay there. */
+static void move(int from, int pipe[2], int to, size_t stay)
+{
+	ssize_t moved = splice(from, NULL, pipe[1], NULL, 4096, 0);
+
+	CHECK(moved > (ssize_t)stay);
+	CHECK(splice(pipe[0], NULL, to, NULL, (size_t)moved - stay, 0) == moved - (ssize_t)stay);
+}
+
+int main(int argc, char **argv)
+{
+	uint16_t port, upstream_port, other_port;
+	int proxy, upstream, other, pipe_there[2], pipe_back[2];
+	char text[16];
+	struct chain one;
+	pthread_t agent;
+
+	(void)argc;
+	if (!getenv("MARGAY_SPLICE_PORTS")) {
+		close(listen_at(0, &port));
+		snprintf(text, sizeof(text), "1,%u", port);
+		CHECK(!setenv("MARGAY_SPLICE_PORTS", text, 1));
+		execv(argv[0], argv);
+		CHECK(!"executed");
+	}
+	port = (uint16_t)atoi(strchr(getenv("MARGAY_SPLICE_PORTS"), ',') + 1);
+	agent_name = getenv("MARGAY_PROGRAMS");
+	proxy = listen_at(port, &port);
+	upstream = listen_at(0, &upstream_port);
+	other = listen_at(0, &other_port);
+	CHECK(!pipe(pipe_there) && !pipe(pipe_back));
+	CHECK(!pthread_create(&agent, NULL, answer_all, NULL));
+
+	/* A question by way of memory, its answer by a pipe: once the pipe is empty, and not before. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.client, "question");
+	copy(one.left, one.right);
+	hear(one.server, "question");
+	say(one.server, "answer");
+	move(one.right, pipe_back, one.left, 2);
+	CHECK(asked == 0);
+	CHECK(splice(pipe_back[0], NULL, one.left, NULL, 2, 0) == 2);
+	hear(one.client, "answer");
+	CHECK(asked == 1 && request[1] == SPLICE && request[2] == IPPROTO_TCP && request[4] == 0 && request[5] == 1);
+	CHECK(passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
+	/* It goes on relaying, and is not heard again. */
+	say(one.server, "more");
+	move(one.right, pipe_back, one.left, 0);
+	hear(one.client, "more");
+	CHECK(asked == 1);
+	end(one);
+
+	/* The other way round, where the second one has said nothing; its descriptors are those of the one before. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.client, "upload");
+	move(one.left, pipe_there, one.right, 0);
+	hear(one.server, "upload");
+	CHECK(asked == 2 && passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
+	end(one);
+
+	/* A relay that adds bytes leaves when both directions go by pipes. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.right, "PROXY ");
+	say(one.client, "question");
+	copy(one.left, one.right);
+	hear(one.server, "PROXY question");
+	say(one.server, "answer");
+	move(one.right, pipe_back, one.left, 0);
+	hear(one.client, "answer");
+	CHECK(asked == 2);
+	say(one.client, "next");
+	move(one.left, pipe_there, one.right, 0);
+	hear(one.server, "next");
+	CHECK(asked == 3);
+	end(one);
+
+	/* What was read and is not written yet keeps it. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.client, "question");
+	CHECK(recv(one.left, text, 8, MSG_WAITALL) == 8 && send(one.right, text, 5, 0) == 5);
+	say(one.server, "answer");
+	move(one.right, pipe_back, one.left, 0);
+	CHECK(asked == 3);
+	CHECK(send(one.right, text + 5, 3, 0) == 3);
+	say(one.server, "answer");
+	move(one.right, pipe_back, one.left, 0);
+	CHECK(asked == 4);
+	end(one);
+
+	/* A port that was not named. */
+	one = chain(other, other_port, upstream, upstream_port);
+	say(one.client, "upload");
+	move(one.left, pipe_there, one.right, 0);
+	hear(one.server, "upload");
+	CHECK(asked == 4);
+	end(one);
+	puts("relay: ok");
+	return 0;
+}

@@ -220,7 +220,6 @@ impl Sal {
     /// A packet of the peer's, of a flow that [`Directions::gives_up`]: with the addresses of the application's
     /// connection, and complete checksums.
     pub(crate) fn handle_parted(&mut self, now: Instant, id: FlowId, packet: &[u8]) {
-        self.now = now;
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.active = now;
         let session = flow.session;

@@ -582,3 +582,24 @@ fn hostile_trains_are_refused() {
     assert_eq!(changed(&|datagram| datagram[24 + 9] = UDP), wrong, "another protocol");
     assert_eq!(changed(&|datagram| datagram.truncate(60)), wrong);
 }
+
+#[test]
+fn chunks_that_have_come_are_left_out_of_a_run_and_the_rest_is_as_it_was() {
+    let stride = DATA_HEADER_LEN + 10;
+    let header = DataRepr { stack: 2, flags: 0, dst_flow: FlowId(2), packet_number: 7, index: 3, count: 9 };
+    let mut received = vec![0; stride * 5 - 4];
+    for (at, chunk) in (3..).zip(received.chunks_mut(stride)) {
+        DataRepr { index: at, ..header }.emit(chunk);
+        chunk[DATA_HEADER_LEN..].fill(at as u8);
+    }
+    let Some(Piece::Run(run)) = pieces(&received, stride).next() else { panic!("one run") };
+    let left = |wanted: &[u16]| {
+        let runs = run.filtered(|index| wanted.contains(&index));
+        runs.map(|run| (run.header.index, run.datagrams().map(<[u8]>::len).collect::<Vec<_>>())).collect::<Vec<_>>()
+    };
+    assert_eq!(left(&[3, 4, 5, 6, 7]), [(3, vec![26, 26, 26, 26, 22])]);
+    assert_eq!(left(&[3, 4, 6, 7]), [(3, vec![26, 26]), (6, vec![26, 22])]);
+    assert_eq!(left(&[5]), [(5, vec![26])]);
+    assert_eq!(left(&[7]), [(7, vec![22])]);
+    assert_eq!(left(&[]), []);
+}

@@ -268,13 +268,15 @@ fn gauges_of_paths(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -
     for (name, help, figure) in figures {
         let mut descriptor = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         if agent.is_none() {
-            let metric = descriptor.encode_family(&[("peer", "")])?;
+            let labels = [("peer", "")];
+            let metric = descriptor.encode_family(&labels)?;
             ConstGauge::new(0.0).encode(metric)?;
         }
         for path in &paths {
             let Some(value) = figure(path) else { continue };
             let peer = path.host.to_string();
-            let metric = descriptor.encode_family(&[("peer", peer.as_str())])?;
+            let labels = [("peer", peer.as_str())];
+            let metric = descriptor.encode_family(&labels)?;
             ConstGauge::new(value).encode(metric)?;
         }
     }

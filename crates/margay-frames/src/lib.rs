@@ -24,6 +24,10 @@ pub mod protocol;
 pub mod router;
 pub mod switch;
 
+/// A table that is asked for each frame. Whoever chooses its keys may use the ensemble, and the tables are bounded: so
+/// the hash is quick, and not proof against whoever finds out its seed.
+type Table<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+
 /// A random number.
 ///
 /// # Errors

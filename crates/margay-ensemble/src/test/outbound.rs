@@ -1,9 +1,10 @@
 //! From the members to the peer.
 
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::rig::{Rig, data, fragment, free, of_stream, sack, whole};
-use crate::{Kind, To};
+use crate::{Config, Kind, To};
 
 #[test]
 fn answers_are_merged_as_they_come_each_member_with_streams_of_its_own() {
@@ -44,6 +45,34 @@ fn each_source_is_told_of_its_own() {
     assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into()), (To::Member(b), "sack 2".into())]);
     rig.member(a, &data(&whole(2), b"a"));
     assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into())], "the acknowledgement was lost");
+}
+
+/// A member that answers one request at a time hears with the next one what the peer has of its answers.
+#[test]
+fn a_source_is_told_with_what_it_is_sent_or_of_two_or_after_a_while() {
+    let mut rig = Rig::new(Config { sack_delay: Duration::from_millis(20), ..Config::default() });
+    let [a, b] = [rig.join(Kind::Margay), rig.join(Kind::Margay)];
+    for tsn in 0..4 {
+        rig.member(a, &data(&whole(tsn), b"a"));
+    }
+    rig.sent();
+    rig.peer(&sack(0, &[])).expect("it lives");
+    assert_eq!(rig.sent(), [], "it waits");
+    assert_eq!(rig.switch.next_deadline(), Some(rig.now + Duration::from_millis(20)));
+    rig.send(&whole(0), "B");
+    assert_eq!(rig.sent(), [(To::Member(b), "mark 0<1, data 0.0#0 B".into())], "this is another one's");
+    rig.send(&whole(1), "A");
+    let with_it = [(To::Member(a), "mark 0<2, data 0.0#1 A".into()), (To::Member(a), "sack 0".into())];
+    assert_eq!(rig.sent(), with_it);
+    rig.peer(&sack(1, &[])).expect("it lives");
+    rig.wait(19);
+    assert_eq!(rig.sent_to(To::Member(a)), [""; 0]);
+    rig.wait(1);
+    assert_eq!(rig.sent_to(To::Member(a)), ["sack 1"]);
+    rig.peer(&sack(3, &[])).expect("it lives");
+    assert_eq!(rig.sent_to(To::Member(a)), ["sack 3"], "two at once");
+    rig.member(a, &data(&whole(3), b"a"));
+    assert_eq!(rig.sent_to(To::Member(a)), ["sack 3"], "what comes again is answered at once");
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Flows of a framer: several connections share one, and what they say at a time goes in few datagrams.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -9,6 +8,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
 use super::Reach;
+use crate::Table;
 use crate::batch::{self, Outlet};
 
 /// Connections that share a flow. A flow is one switch's: where there are several switches of the name, more flows
@@ -28,7 +28,7 @@ struct Flow {
 #[derive(Debug, Default)]
 struct State {
     /// Where what comes goes, by the number of the connection.
-    known: HashMap<u64, mpsc::Sender<Vec<u8>>>,
+    known: Table<u64, mpsc::Sender<Vec<u8>>>,
     /// No further connection may use it.
     is_spent: bool,
     /// Why it has ended.

@@ -6,7 +6,7 @@
 
 mod answers;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use crate::Table;
 use crate::batch::{self, Outlet, bytes_of};
 use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head};
@@ -131,7 +132,7 @@ async fn serve_way(way: &Arc<Way>, config: Config, mut leave: watch::Receiver<bo
         config,
         rng: Rng::new(random_seed()?),
         clock: Clock::start(),
-        known: HashMap::new(),
+        known: Table::default(),
         leave: leave.clone(),
         told,
     };
@@ -209,7 +210,7 @@ struct Server {
     rng: Rng,
     clock: Clock,
     /// By framed connection, where its datagrams go.
-    known: HashMap<Key, mpsc::Sender<Vec<u8>>>,
+    known: Table<Key, mpsc::Sender<Vec<u8>>>,
     leave: watch::Receiver<bool>,
     told: mpsc::Sender<Over>,
 }

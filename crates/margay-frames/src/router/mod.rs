@@ -4,11 +4,12 @@ mod guided;
 pub mod ketama;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
 
+use crate::Table;
 use crate::head::Head;
 use crate::module::{Guest, Module};
 use crate::protocol::Content;
@@ -72,9 +73,9 @@ pub struct Router {
     turn: usize,
     /// All requests before it are answered; none: no request has come.
     oldest: Option<Tsn>,
-    requests: HashMap<u32, Request>,
+    requests: Table<u32, Request>,
     /// How many of them each member has not answered.
-    owed: HashMap<MemberId, usize>,
+    owed: Table<MemberId, usize>,
     lost: Vec<u32>,
     /// What members were given and have answered since it was taken last.
     tallies: Vec<(MemberId, Tally)>,
@@ -103,8 +104,8 @@ impl Router {
             is_arranged: true,
             turn: 0,
             oldest: None,
-            requests: HashMap::new(),
-            owed: HashMap::new(),
+            requests: Table::default(),
+            owed: Table::default(),
             lost: Vec::new(),
             tallies: Vec::new(),
         }

@@ -1,6 +1,8 @@
 //! What a switch decides, without any socket: datagrams and time in, datagrams out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+mod said;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,14 +11,14 @@ use margay_core::rng::Rng;
 use margay_ensemble::{
     Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch,
 };
-use margay_wire::sctp::{Chunk, Chunks};
-use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms, framed_host_number};
+use margay_wire::{AbortReason, Framed, FramedTerms, framed_host_number};
 
-use super::gathered::{Gathered, Outgoing};
+use super::gathered::Outgoing;
 use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
+use crate::Table;
 use crate::batch::bytes_of;
 use crate::router::Router;
 
@@ -33,8 +35,6 @@ const WELCOME_CHECK: Duration = Duration::from_millis(20);
 const OTHER_HOST: &str = "another host answers in its place";
 /// A member hears so much later at most what the client has of its answers: mostly with the next request.
 const SACK_DELAY: Duration = Duration::from_millis(20);
-/// Longest message: chunks are gathered up to here.
-const DATAGRAM_MAX: usize = 1300;
 
 /// Sums over all that there was.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,9 +57,9 @@ pub(super) struct Worker {
     pub(super) module: Option<Placed>,
     /// How many modules there were.
     modules: u64,
-    pub(super) connections: HashMap<Key, Served>,
+    pub(super) connections: Table<Key, Served>,
     /// Whose a connection with a member is, by its number.
-    legs: HashMap<u64, (Key, Host)>,
+    legs: Table<u64, (Key, Host)>,
     due: BTreeSet<(Instant, Key)>,
     /// Connections of which something has come, each once.
     touched: VecDeque<Key>,
@@ -77,8 +77,8 @@ impl Worker {
             lives: 0,
             module: None,
             modules: 0,
-            connections: HashMap::new(),
-            legs: HashMap::new(),
+            connections: Table::default(),
+            legs: Table::default(),
             due: BTreeSet::new(),
             touched: VecDeque::new(),
             out: Outgoing::default(),
@@ -628,23 +628,6 @@ impl Worker {
         }
     }
 
-    /// Counts what members and the module have done for a connection.
-    fn count(&mut self, key: Key) {
-        let Some(Served { switch, legs, module, module_calls, .. }) = self.connections.get_mut(&key) else { return };
-        let calls = switch.plugin().module_calls().unwrap_or_default();
-        let calls_new = calls - std::mem::replace(module_calls, calls);
-        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == *module) {
-            placed.calls += calls_new;
-        }
-        for (id, tally) in switch.plugin_mut().take_tallies() {
-            let host = legs.iter().find(|(_, leg)| leg.member() == Some(id)).map(|(host, _)| host);
-            if let Some(member) = host.and_then(|host| self.members.get_mut(host)) {
-                member.tally.requests += tally.requests;
-                member.tally.answers += tally.answers;
-            }
-        }
-    }
-
     /// Which members owe a connection something: they are asked whether they are there.
     fn note_owed(&mut self, now: Instant, key: Key) {
         let Some(Served { switch, legs, .. }) = self.connections.get_mut(&key) else { return };
@@ -673,54 +656,6 @@ impl Worker {
             let text = format!("no member of {} answers", self.config.members);
             self.say_to_peer(key, &Framed::abort(AbortReason::NoMember, &text));
             self.close(now, key);
-        }
-    }
-
-    fn tell_lost(&mut self, now: Instant, key: Key) {
-        let Some(served) = self.connections.get_mut(&key) else { return };
-        let lost = served.switch.plugin_mut().take_lost();
-        self.totals.lost_requests += lost.len() as u64;
-        served.lost.add(lost);
-        if let Some((generation, numbers)) = served.lost.poll(now) {
-            let mut bytes = vec![0; DATAGRAM_MAX];
-            if let Some(len) = Framed::emit_lost(key.1, generation, numbers, &mut bytes) {
-                self.out.to_peers.push(Some(key.0), &bytes[..len]);
-            }
-        }
-    }
-
-    /// Puts the packets of a connection into messages: as many chunks into each as there is room for.
-    fn gather(&mut self, now: Instant, key: Key) {
-        let Some(served) = self.connections.get_mut(&key) else { return };
-        // One for each of a few ends: to look through them is less than to hash.
-        let mut open: Vec<Gathered> = Vec::new();
-        while let Some(packet) = served.switch.poll_packet() {
-            let at = match open.iter().position(|gathered| gathered.to == packet.to) {
-                Some(at) => at,
-                None => {
-                    let Some(gathered) = Gathered::begin(packet.to, &key, &served.legs) else {
-                        // It has died since.
-                        continue;
-                    };
-                    open.push(gathered);
-                    open.len() - 1
-                }
-            };
-            let gathered = &mut open[at];
-            // What else is sent to a member is acknowledged, or confirmed.
-            gathered.is_asking |= !matches!(Chunks::new(&packet.bytes).next(), Some(Ok(Chunk::Sack(_))));
-            if gathered.bytes.len() > FRAMED_HEADER_LEN && gathered.bytes.len() + packet.bytes.len() > DATAGRAM_MAX {
-                let full = std::mem::take(&mut gathered.bytes);
-                self.out.put(key, gathered.host, &full);
-            }
-            gathered.add(&packet.bytes);
-        }
-        self.totals.dropped.add(&served.switch.take_counters());
-        for Gathered { host, bytes, is_asking, .. } in open {
-            self.out.put(key, host, &bytes);
-            if let Some(member) = host.filter(|_| is_asking).and_then(|host| self.members.get_mut(&host)) {
-                member.asked(now);
-            }
         }
     }
 

@@ -163,8 +163,16 @@ impl<R: Rules> Ensemble<R> {
         let first = Csn([0, u32::MAX - 20][below(2) as usize]);
         let kinds = below(3);
         let peer = if below(2) == 0 { LossDetection::Time } else { LossDetection::Misses };
-        let config =
-            Config { window, peer, from_peer: first, to_peer: first, packet_bytes: PACKET_BYTES, ..Config::default() };
+        let sack_delay = Duration::from_millis([0, 20][below(2) as usize]);
+        let config = Config {
+            window,
+            peer,
+            from_peer: first,
+            to_peer: first,
+            packet_bytes: PACKET_BYTES,
+            sack_delay,
+            ..Config::default()
+        };
         Self {
             weather,
             now: Instant::from_millis(1),

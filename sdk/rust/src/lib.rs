@@ -22,8 +22,8 @@
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
 //! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
-//! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server, or
-//! with an ensemble of them that a switch divides the frames among.
+//! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server,
+//! or with an ensemble of them that a switch divides the frames among.
 //!
 //! A server that has much to do says so by [`report_load()`], and has fewer new connections.
 //!

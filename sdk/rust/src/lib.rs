@@ -22,8 +22,8 @@
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
 //! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
-//! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server, or
-//! with an ensemble of them that a switch divides the frames among.
+//! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server,
+//! or with an ensemble of them that a switch divides the frames among.
 //!
 //! A proxy that has done its work leaves between two connections by [`splice()`], and they become one.
 //!

@@ -71,7 +71,8 @@ impl Placed {
         Ok(is_moved)
     }
 
-    /// A connection is lost by the module's fault, or does not come to it. Gives whether the module has lost its place with it.
+    /// A connection is lost by the module's fault, or does not come to it. Gives whether the module has lost its place
+    /// with it.
     pub(super) fn note_fault(&mut self, now: Instant, why: &str) -> bool {
         self.fault_count += 1;
         self.last_fault = Some(why.to_owned());

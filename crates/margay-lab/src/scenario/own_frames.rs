@@ -58,7 +58,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let switch = lab.host("switch")?;
     let client = lab.host("client")?;
     let _first = serve(lab.host("m1")?, MEMBERS, "m1")?;
-    let mut second = serve(lab.host("m2")?, MEMBERS, "m2")?;
+    let second = serve(lab.host("m2")?, MEMBERS, "m2")?;
     let words = ["margay", "ensemble", "serve", ENSEMBLE, "--members", MEMBERS, "--protocol", "frames"];
     let _switch = switch.spawn("switch", words)?;
     await_members(switch, ENSEMBLE, 2)?;

@@ -105,7 +105,7 @@ pub struct MemberArgs {
 
 #[derive(Subcommand)]
 pub enum FramerVerb {
-    /// A memcached for clients of this host, by its text protocol
+    /// A memcached for clients of this host, by either of its protocols
     Memcached(FramerArgs),
     /// A Redis for clients of this host, by its protocol RESP
     Resp(FramerArgs),

@@ -26,6 +26,9 @@ KEY_MAX = 255
 # Streams that frames may name are 1 to this one, less 1.
 STREAMS_MAX = 256
 
+# What was sent has five seconds to arrive; the process that carries it, a little longer.
+CLOSE_LIMIT = 6.0
+
 # As an order: behind the frames before it that go to the same server; nowhere. Other numbers are streams.
 PER_SERVER = 0
 UNORDERED = 0xFFFF
@@ -61,8 +64,8 @@ class Lost:
 def _program() -> str:
     named = os.environ.get("MARGAY_PROGRAM") or shutil.which("margay")
     if named is None:
-        text = "the program margay, which carries framed sockets, is not in PATH. Install it, or name it in MARGAY_PROGRAM"
-        raise Error(errno.ENOENT, text)
+        text = "the program margay, which carries framed sockets, is not in PATH"
+        raise Error(errno.ENOENT, f"{text}. Install it, or name it in MARGAY_PROGRAM")
     return named
 
 
@@ -128,19 +131,26 @@ class _Stream:
     def await_open(self) -> None:
         message = self.read()
         if message is None or message[0] != b"O":
-            raise Error(errno.EPROTO, "the program margay carries no framed sockets: use program and package of one version")
+            text = "the program margay carries no framed sockets: use program and package of one version"
+            raise Error(errno.EPROTO, text)
 
     def close(self) -> None:
         self.sock.close()
-        if self.process is not None:
-            # It has five seconds for what is under way.
+        if self.process is None:
+            return
+        try:
+            self.process.wait(CLOSE_LIMIT)
+        except subprocess.TimeoutExpired:
+            # The other end takes nothing any more.
+            self.process.kill()
             self.process.wait()
 
 
 class Frames:
     """One end of a framed connection. Reads and writes block; one thread may read while another one writes.
 
-    `close` waits until all that was sent has arrived, for five seconds at most.
+    `close` of a connection that was opened here waits until all that was sent has arrived, for five seconds at most; of
+    one that was accepted, this goes on behind the program's back.
     """
 
     def __init__(self, stream: _Stream, is_client: bool) -> None:
@@ -184,7 +194,10 @@ class Frames:
         self._stream.write(b"S", _HEAD.pack(flags, order, number, len(key)), key, data)
 
     def recv(self) -> Frame | Lost | None:
-        """What comes next; None once the other end has closed the connection. Raises OSError where it ended otherwise."""
+        """What comes next; None once the other end has closed the connection.
+
+        Raises OSError where it ended otherwise.
+        """
         message = self._stream.read()
         if message is None:
             return None
@@ -209,7 +222,7 @@ class Frames:
         return self._stream.sock.fileno()
 
     def close(self) -> None:
-        """Ends the connection, once all that was sent has arrived."""
+        """Ends the connection, once all that was sent has arrived, or some seconds later."""
         self._stream.close()
 
     def __enter__(self) -> Frames:

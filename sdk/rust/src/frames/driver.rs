@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant as SystemInstant};
 
 use margay_core::Instant;
-use margay_ensemble::{Connection, Over, Standing};
-use margay_wire::{AbortReason, Framed, OWN_FRAME_HEADER_LEN, OwnFrameRepr};
+use margay_ensemble::{Connection, Standing};
+use margay_wire::{Framed, OWN_FRAME_HEADER_LEN, OwnFrameRepr};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
-use super::{ARRIVALS_MAX, Arrival, COMMANDS_MAX, Frames, Received, Send};
+use super::{ARRIVALS_MAX, Arrival, COMMANDS_MAX, End, Frames, Received, Send};
 use crate::datagram::{Connected, Datagrams};
 
 /// Longest datagram that is looked at.
@@ -128,7 +128,7 @@ pub(super) struct Driver {
     arrivals: mpsc::Sender<Arrival>,
     /// One that the program has no room for.
     held: Option<Arrival>,
-    over: Arc<OnceLock<Over>>,
+    over: Arc<OnceLock<End>>,
     /// When the connection is closed whatever waits; none: the program has it.
     closes_at: Option<tokio::time::Instant>,
     /// Whether the listener takes no new connections, of a server's end that has not said so.
@@ -164,14 +164,14 @@ impl Driver {
     }
 
     /// Carries the connection until it is over. `opened` hears how it began.
-    pub(super) async fn run(mut self, opened: Option<oneshot::Sender<Result<(), Over>>>) {
+    pub(super) async fn run(mut self, opened: Option<oneshot::Sender<Result<(), End>>>) {
         let mut opened = opened;
-        let over = loop {
+        let end = loop {
             if let Err(error) = self.settle() {
-                break Over::Aborted(AbortReason::Unknown, error.to_string());
+                break End::Socket(error.kind(), error.to_string());
             }
             match self.connection.standing() {
-                Standing::Over(over) => break over.clone(),
+                Standing::Over(over) => break End::Over(over.clone()),
                 Standing::Open => {
                     // Whoever opened it may have gone: then the calls' channel is closed, too.
                     let _ = opened.take().map(|opened| opened.send(Ok(())));
@@ -179,7 +179,7 @@ impl Driver {
                 Standing::Opening => {}
             }
             if let Err(error) = self.wait().await {
-                break Over::Aborted(AbortReason::Unknown, error.to_string());
+                break End::Socket(error.kind(), error.to_string());
             }
         };
         // What came before the end is the program's, as long as it wants that.
@@ -189,9 +189,9 @@ impl Driver {
             }
         }
         // Before the channels end, which say that there is a reason.
-        let _ = self.over.set(over.clone());
-        let _ = opened.take().map(|opened| opened.send(Err(over.clone())));
-        let _ = self.unsent.take().map(|send| send.done.send(Err(over.clone())));
+        let _ = self.over.set(end.clone());
+        let _ = opened.take().map(|opened| opened.send(Err(end.clone())));
+        let _ = self.unsent.take().map(|send| send.done.send(Err(end.clone())));
     }
 
     /// Does what follows from what has come.

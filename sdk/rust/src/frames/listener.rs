@@ -15,8 +15,8 @@ use margay_wire::{
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::Frames;
 use super::driver::{Clock, DATAGRAM_MAX, Driver, Way};
-use super::{Frames, error_of};
 use crate::datagram::Datagrams;
 use crate::error::Error;
 use crate::options::Options;
@@ -62,7 +62,7 @@ impl Options {
         tokio::spawn(driver.run(Some(opened)));
         match outcome.await {
             Ok(Ok(())) => Ok(frames),
-            Ok(Err(over)) => Err(error_of(&over)),
+            Ok(Err(end)) => Err(end.error()),
             // The runtime is going down.
             Err(_) => Err(Error::Io(io::ErrorKind::ConnectionAborted.into())),
         }

@@ -132,7 +132,7 @@ struct Send {
     how: Sending,
     /// Of an answer, what it answers.
     answers: Option<u32>,
-    done: oneshot::Sender<Result<u32, Over>>,
+    done: oneshot::Sender<Result<u32, End>>,
 }
 
 /// One end of a framed connection. It is closed when it is dropped, after all that was sent has arrived, or five
@@ -141,18 +141,36 @@ struct Send {
 pub struct Frames {
     sends: mpsc::Sender<Send>,
     arrivals: mpsc::Receiver<Arrival>,
-    over: Arc<OnceLock<Over>>,
+    over: Arc<OnceLock<End>>,
 }
 
-fn error_of(over: &Over) -> Error {
-    let kind = match over {
+/// Why a connection is over.
+#[derive(Clone, Debug)]
+enum End {
+    /// As the connection has it.
+    Over(Over),
+    /// Its socket has failed; of a connected one also: nobody is there.
+    Socket(io::ErrorKind, String),
+}
+
+impl End {
+    fn error(&self) -> Error {
+        let (kind, why) = match self {
+            Self::Socket(kind, why) => (*kind, why.clone()),
+            Self::Over(over) => (kind_of(over), over.to_string()),
+        };
+        Error::Io(io::Error::new(kind, format!("the framed connection is over: {why}")))
+    }
+}
+
+fn kind_of(over: &Over) -> io::ErrorKind {
+    match over {
         Over::Silent => io::ErrorKind::TimedOut,
         Over::Aborted(AbortReason::NoMember | AbortReason::Leaving | AbortReason::OtherProtocol, _) => {
             io::ErrorKind::ConnectionRefused
         }
         Over::Closed | Over::ClosedByPeer | Over::Aborted(..) => io::ErrorKind::ConnectionReset,
-    };
-    Error::Io(io::Error::new(kind, format!("the framed connection is over: {over}")))
+    }
 }
 
 impl Frames {
@@ -204,8 +222,8 @@ impl Frames {
         let send = Send { bytes: frame.to_vec(), how: how.clone(), answers, done };
         let is_taken = self.sends.send(send).await.is_ok();
         match if is_taken { sent.await.ok() } else { None } {
-            Some(sent) => sent.map_err(|over| error_of(&over)),
-            None => Err(error_of(self.over.get().unwrap_or(&Over::Closed))),
+            Some(sent) => sent.map_err(|end| end.error()),
+            None => Err(self.end().error()),
         }
     }
 
@@ -217,11 +235,17 @@ impl Frames {
         if let Some(arrival) = self.arrivals.recv().await {
             return Ok(Some(arrival));
         }
-        match self.over.get() {
-            Some(Over::ClosedByPeer | Over::Closed) => Ok(None),
-            Some(over) => Err(error_of(over)),
-            None => Err(error_of(&Over::Closed)),
+        match self.end() {
+            End::Over(Over::ClosedByPeer | Over::Closed) => Ok(None),
+            end => Err(end.error()),
         }
+    }
+
+    /// Why it is over, once it is. Without a reason the runtime has ended.
+    fn end(&self) -> End {
+        self.over.get().cloned().unwrap_or_else(|| {
+            End::Socket(io::ErrorKind::ConnectionAborted, "the runtime that carries it has ended".to_owned())
+        })
     }
 
     /// Closes the connection, and waits until all that was sent has arrived, for five seconds at most.

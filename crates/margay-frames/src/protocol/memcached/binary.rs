@@ -6,7 +6,8 @@
 //! become answers of this protocol at the client's framer ([`Answering::answer`]).
 //!
 //! ```text
-//!  0 magic | 1 opcode | 2..4 length of the key | 4 length of the extras | 5 data type | 6..8 vbucket; of answers status
+//!  0 magic | 1 opcode | 2..4 length of the key | 4 length of the extras | 5 data type
+//!  6..8 of requests vbucket, of answers status
 //!  8..12 length of all behind the header | 12..16 opaque | 16..24 CAS | extras | key | value
 //! ```
 

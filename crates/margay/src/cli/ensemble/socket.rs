@@ -11,8 +11,8 @@
 //!  A  socket   a connection was accepted, whose stream comes with the message: 0.. name of who has opened it
 //!  E  socket   0..4 errno | 4.. text: it is over, or could not be
 //! ```
-//! Flags: 1 safe, 2 wants an answer, 4 is one. Order: 0 per member, 0xffff none, else a stream. The end of the stream is
-//! the end of the connection, either way.
+//! Flags: 1 safe, 2 wants an answer, 4 is one. Order: 0 per member, 0xffff none, else a stream. The end of the standard
+//! input's stream is the end of the connection, either way.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::mem::MaybeUninit;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 use crate::fabric::{self, Privilege};
 use crate::report::Report;
@@ -70,7 +70,11 @@ pub enum Command {
         scenarios: Vec<String>,
     },
     /// Show the main job with real programs, and say what happens
-    Demo,
+    Demo {
+        /// One part alone
+        #[arg(long)]
+        part: Option<demo::Part>,
+    },
     /// First process of a lab
     #[command(hide = true)]
     Inside {
@@ -123,7 +127,7 @@ pub enum Work {
     },
     /// The demonstration
     Demo {
-        /// What is shown
+        /// Which part
         part: demo::Part,
         /// The lab's files
         dir: PathBuf,
@@ -183,7 +187,8 @@ fn perform(command: Command) -> Result<u8> {
         Command::Run { scenario, json, keep } => run_scenario(&scenario, json, keep),
         Command::List { json } => list(json).map(|()| 0),
         Command::Figures { out, scenarios } => figure::write_all(&out, &scenarios),
-        Command::Demo => demo(),
+        Command::Demo { part: Some(part) } => demo(part),
+        Command::Demo { part: None } => whole_demo(),
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
@@ -235,17 +240,22 @@ fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
     Ok(u8::from(!report.pass))
 }
 
-fn demo() -> Result<u8> {
-    let mut status = 0;
-    for part in demo::PARTS_ALL {
-        let dir = fresh_dir("demo")?;
-        let word = part.to_possible_value().context("the part has no name")?.get_name().to_owned();
-        let init = fabric::start([OsString::from("demo"), word.into(), dir.clone().into()], false, |_| {})?;
-        let of_part = fabric::finish(init)?;
-        tidy(&dir, of_part != 0);
-        status |= of_part;
+/// One part after the other. Each has a process of its own: what has been in one lab cannot make another.
+fn whole_demo() -> Result<u8> {
+    let mut is_right = true;
+    for part in demo::Part::ALL {
+        let status = fabric::own_command()?.args(["demo", "--part", part.name()]).status();
+        is_right &= status.context("cannot start a part of the demonstration")?.success();
     }
-    demo::conclude(status == 0)?;
+    host::write_line(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
+    Ok(u8::from(!is_right))
+}
+
+fn demo(part: demo::Part) -> Result<u8> {
+    let dir = fresh_dir("demo")?;
+    let init = fabric::start([OsString::from("demo"), part.name().into(), dir.clone().into()], false, |_| {})?;
+    let status = fabric::finish(init)?;
+    tidy(&dir, status != 0);
     Ok(status)
 }
 

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::agent::{self, Agents};
@@ -52,44 +51,47 @@ const DEAD: Duration = Duration::from_secs(2);
 const END_LIMIT: Duration = Duration::from_secs(60);
 const NEXT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is shown, each part on hosts of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// What is shown, each part in a lab of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// A shop's web servers: late binding, agents that die, maintenance, addresses that change
+    /// A service with two instances, whose hosts are drained, move, and lose their agents
     Shop,
-    /// One connection to many memcacheds
+    /// One connection to many memcacheds, which come and go
     Cache,
-    /// Datagrams whose stack follows the place and the path
+    /// A stream that is sealed, repaired and plain, by rules
     Voice,
 }
 
-/// All parts, in their order.
-pub const PARTS_ALL: [Part; 3] = [Part::Shop, Part::Cache, Part::Voice];
+impl Part {
+    /// All of them, in order.
+    pub const ALL: [Self; 3] = [Self::Shop, Self::Cache, Self::Voice];
 
-/// Does a part, and says what happens. Returns the exit status.
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shop => "shop",
+            Self::Cache => "cache",
+            Self::Voice => "voice",
+        }
+    }
+}
+
+/// Does it, and says what happens. Returns the exit status.
 ///
 /// # Errors
 ///
 /// The lab cannot be built.
 pub fn perform(part: Part, dir: &Path) -> Result<u8> {
     let went_well = match part {
-        Part::Shop => share_a_shop(dir),
-        Part::Cache => cache::share_a_cache(dir),
-        Part::Voice => stacks::perform(dir),
+        Part::Shop => shop(dir)?,
+        Part::Cache => cache::share_a_cache(dir)?,
+        Part::Voice => stacks::perform(dir)?,
     };
-    Ok(u8::from(!went_well?))
+    Ok(u8::from(!went_well))
 }
 
-/// Says whether all parts went as they should.
-///
-/// # Errors
-///
-/// The output is closed.
-pub fn conclude(went_well: bool) -> Result<()> {
-    say(if went_well { "All of it went as it should." } else { "Something went wrong; see above." })
-}
-
-fn share_a_shop(dir: &Path) -> Result<bool> {
+/// A service with two instances.
+fn shop(dir: &Path) -> Result<bool> {
     say(&format!("Four hosts on this machine, as network namespaces ({}).", Privilege::of_this_process().sentence()))?;
     let lab = Lab::build(Topology::parse("examples/web-shop.toml", TOPOLOGY)?, dir)?;
     say("

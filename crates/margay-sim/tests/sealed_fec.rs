@@ -194,7 +194,8 @@ fn changes_meet_moves_and_restarts_and_nothing_plain_is_seen_where_a_rule_demand
         let what = format!("seed {seed}");
         let weather = Weather { loss_per_mille: 30, ..slow(5) };
         let mut pair = pair(700 + seed, weather, seed % 2 == 0, (false, false), CHAT);
-        pair.rule(seed % 4 < 2);
+        let by_server = seed % 4 < 2;
+        pair.rule(by_server);
         pair.open();
         pair.chat(SECOND);
         let home = pair.world.host(pair.client).address;
@@ -211,6 +212,8 @@ fn changes_meet_moves_and_restarts_and_nothing_plain_is_seen_where_a_rule_demand
                 1 if random >> 8 & 1 == 0 => {
                     pair.world.kill_agent(host);
                     pair.world.start_agent(host);
+                    // An agent has its rules before it carries anything.
+                    pair.rule(by_server);
                 }
                 // One may be under way, or less than the rule demands: then this one is refused.
                 _ => drop(pair.order(host, Stack::ALL[random as usize >> 3 & 3])),

@@ -30,6 +30,8 @@ pub struct Missed {
     pub vnet: Vnet,
     /// The packet.
     pub packet: Vec<u8>,
+    /// It is the peer's of this flow, and not an application's: the core has the flow's packets come to it.
+    pub of_peer: Option<FlowId>,
 }
 
 /// A segment with FIN, RST or SYN that was carried.
@@ -230,7 +232,7 @@ mod test {
         let from = "10.0.0.2:1".parse().expect("literal");
         let refused = (0..PACKETS_MAX + 10).filter(|_| backlog.datagram(None, from, &[1]).is_err()).count();
         assert_eq!(refused, 10);
-        let missed = |len| Missed { vnet: Vnet::default(), packet: vec![0; len] };
+        let missed = |len| Missed { vnet: Vnet::default(), packet: vec![0; len], of_peer: None };
         assert_eq!(backlog.packet(missed(1)), Ok(1));
         let refused = (0..300).filter(|_| backlog.packet(missed(65_000)).is_err()).count();
         assert_eq!(refused, 300 - (BYTES_MAX - 1) / 65_000);

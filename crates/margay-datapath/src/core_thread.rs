@@ -17,7 +17,7 @@ use margay_wire::{DataRepr, FlowId};
 use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
-use crate::egress::{carry, sender};
+use crate::egress::{By, carry, sender};
 use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
@@ -92,6 +92,11 @@ impl<C: Core> CoreSide<C> {
                 Output::Egress { len } => {
                     let buffer = std::mem::take(&mut self.buffer);
                     self.carry_cached(shared, Vnet::default(), &buffer[..len]);
+                    self.buffer = buffer;
+                }
+                Output::Carry { flow, len } => {
+                    let buffer = std::mem::take(&mut self.buffer);
+                    self.carry_by(shared, flow, &buffer[..len]);
                     self.buffer = buffer;
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
@@ -180,14 +185,14 @@ impl<C: Core> CoreSide<C> {
     /// A packet of an application that missed the cache.
     pub fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
         self.cache_events(shared);
-        let Missed { vnet, mut packet } = missed;
+        let Missed { vnet, mut packet, of_peer } = missed;
         let found = match packet::parse(&packet, packet.len()) {
             Ok(Packet::Transport(found)) => Some(found),
             _ => None,
         };
         // Its entry may have come while it waited here.
         let is_syn = found.is_some_and(|found| found.flags & (SYN | ACK) == SYN);
-        if found.is_some() && !is_syn && self.carry_cached(shared, vnet, &packet) {
+        if found.is_some() && !is_syn && of_peer.is_none() && self.carry_cached(shared, vnet, &packet) {
             // A small one would wait for others of its kind, of which none may come.
             self.outbox.flush(&mut sender(shared, false));
             return;
@@ -197,7 +202,7 @@ impl<C: Core> CoreSide<C> {
                 .ok_or(DropReason::Malformed)
                 .and_then(|train| offload::segments(&train, &found.key, &packet[..found.total_len]));
             match cut {
-                Ok(segments) => segments.iter().for_each(|segment| self.plain_packet(shared, segment)),
+                Ok(segments) => segments.iter().for_each(|segment| self.packet_of(shared, of_peer, segment)),
                 Err(reason) => shared.counting.drop(reason),
             }
             return;
@@ -206,10 +211,17 @@ impl<C: Core> CoreSide<C> {
             shared.counting.drop(DropReason::Malformed);
             return;
         }
-        self.plain_packet(shared, &packet);
+        self.packet_of(shared, of_peer, &packet);
     }
 
-    /// A packet as it would be on a wire: the core decides.
+    /// A packet as it would be on a wire: of a peer whose flow the core has come to it, or of an application.
+    fn packet_of(&mut self, shared: &Shared<C>, of_peer: Option<FlowId>, packet: &[u8]) {
+        let Some(flow) = of_peer else { return self.plain_packet(shared, packet) };
+        self.core.handle_parted(clock::now(), flow, packet);
+        self.drain(shared);
+    }
+
+    /// A packet of an application: the core decides.
     fn plain_packet(&mut self, shared: &Shared<C>, packet: &[u8]) {
         let verdict = self.core.handle_app_packet(clock::now(), packet);
         self.drain(shared);
@@ -230,8 +242,17 @@ impl<C: Core> CoreSide<C> {
     fn carry_cached(&mut self, shared: &Shared<C>, vnet: Vnet, packet: &[u8]) -> bool {
         let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return false };
         let Some(loaded) = self.outbox.load(vnet, packet) else { return false };
-        let result = carry(shared, &mut self.outbox, loaded, &found, false);
+        let result = carry(shared, &mut self.outbox, loaded, &found, By::Tuple(false));
         result != Err(DropReason::UnknownFlow)
+    }
+
+    /// Carries a packet by a flow that the core names.
+    fn carry_by(&mut self, shared: &Shared<C>, flow: FlowId, packet: &[u8]) {
+        let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return };
+        let Some(loaded) = self.outbox.load(Vnet::default(), packet) else { return };
+        if carry(shared, &mut self.outbox, loaded, &found, By::Flow(flow)) == Err(DropReason::UnknownFlow) {
+            shared.counting.drop(DropReason::UnknownFlow);
+        }
     }
 
     /// A DATA datagram that the core has held: as if received now.

@@ -59,6 +59,8 @@ use crate::{clock, egress, ingress, unreachable};
 pub trait Core: Send + 'static {
     /// See [`Sal::handle_app_packet`].
     fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict;
+    /// See [`Sal::handle_parted`].
+    fn handle_parted(&mut self, now: Instant, flow: FlowId, packet: &[u8]);
     /// See [`Sal::handle_datagram`]; what it drops it counts itself.
     fn handle_datagram(&mut self, now: Instant, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]);
     /// See [`Sal::handle_transport`].
@@ -108,6 +110,10 @@ pub trait Core: Send + 'static {
 impl Core for Sal {
     fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict {
         self.handle_app_packet(now, packet)
+    }
+
+    fn handle_parted(&mut self, now: Instant, flow: FlowId, packet: &[u8]) {
+        self.handle_parted(now, flow, packet);
     }
 
     fn handle_datagram(&mut self, now: Instant, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {

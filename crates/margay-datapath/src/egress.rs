@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use margay_core::stripe::Turn;
 use margay_core::{Direction, DropReason};
-use margay_wire::{FENCE, TrainRepr};
+use margay_wire::{FENCE, FlowId, TrainRepr};
 
 use crate::backlog::{Missed, Notice};
 use crate::clock;
@@ -104,7 +104,7 @@ impl EgressSide {
                 let is_datagram = found.key.protocol == UDP;
                 let is_behind = is_datagram && self.detours.has(&found.key, || shared.backlog.packets_done());
                 let is_unknown = |result| result == Err(DropReason::UnknownFlow);
-                if is_syn || is_behind || is_unknown(carry(shared, &mut self.outbox, loaded, &found, true)) {
+                if is_syn || is_behind || is_unknown(carry(shared, &mut self.outbox, loaded, &found, By::Tuple(true))) {
                     if is_datagram {
                         self.detours.add(found.key, HERE, || shared.backlog.packets_done());
                     }
@@ -134,7 +134,7 @@ impl EgressSide {
     fn miss<C: Core>(&mut self, shared: &Shared<C>, vnet: Vnet, len: usize) {
         shared.counting.egress_misses.add(1);
         let packet = self.outbox.whole(&Loaded { vnet, len }).to_vec();
-        self.missed.push(Missed { vnet, packet });
+        self.missed.push(Missed { vnet, packet, of_peer: None });
         if self.missed.len() >= MISSED_MAX {
             self.hand_over(shared);
         }
@@ -171,15 +171,24 @@ pub(crate) fn sender<C>(shared: &Shared<C>, patient: bool) -> impl FnMut(&[u8], 
     move |datagrams: &[u8], segment: usize, to: &Destination| shared.send_data(datagrams, segment, to, patient)
 }
 
-/// Carries a packet whose flow is cached. [`DropReason::UnknownFlow`] when it is not; other reasons are counted. The
-/// core, which must not wait for the network, is not `patient`.
+/// Who has a packet carried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum By {
+    /// The flow that its five-tuple leads to; whether that may wait for the network, which the core must not.
+    Tuple(bool),
+    /// The core, by this flow.
+    Flow(FlowId),
+}
+
+/// Carries a packet whose flow is cached. [`DropReason::UnknownFlow`] when it is not; other reasons are counted.
 pub(crate) fn carry<C: Core>(
     shared: &Shared<C>,
     outbox: &mut Outbox,
     loaded: Loaded,
     found: &Transport,
-    patient: bool,
+    by: By,
 ) -> Result<(), DropReason> {
+    let patient = matches!(by, By::Tuple(true));
     let Some(train) = outbox::train_header(&loaded.vnet, found) else {
         shared.counting.drop(DropReason::Malformed);
         return Err(DropReason::Malformed);
@@ -190,8 +199,13 @@ pub(crate) fn carry<C: Core>(
         _ => bytes.div_ceil(usize::from(loaded.vnet.segment_size)).max(1),
     };
     let numbers = numbers(outbox.head(&loaded), found);
-    let route =
-        shared.table.read().egress(&found.key, bytes, segments, numbers, !patient).ok_or(DropReason::UnknownFlow)?;
+    let table = shared.table.read();
+    let route = match by {
+        By::Tuple(patient) => table.egress(&found.key, bytes, segments, numbers, !patient),
+        By::Flow(flow) => table.egress_by(flow, bytes, segments, numbers),
+    };
+    drop(table);
+    let route = route.ok_or(DropReason::UnknownFlow)?;
     if let Some(delta) = &route.delta {
         outbox.translate(&loaded, delta);
     }
@@ -217,7 +231,10 @@ pub(crate) fn carry<C: Core>(
     shared.counting.relaid.add(outbox.relaid() - before);
     if found.flags & (FIN | RST | SYN) != 0 {
         outbox.flush(&mut sender(shared, patient));
-        shared.report(route.flow, Direction::Egress, found.flags);
+        // The core knows of what it has parted itself.
+        if matches!(by, By::Tuple(_)) {
+            shared.report(route.flow, Direction::Egress, found.flags);
+        }
     }
     if route.wants_pinhole {
         shared.send_pinhole(route.flow);

@@ -10,7 +10,7 @@ use margay_core::segment::is_for_all;
 use margay_core::{DirectEvent, Direction, DropReason};
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
-use crate::backlog::Notice;
+use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
@@ -21,6 +21,7 @@ use crate::table::{IngressRoute, Recipient};
 use crate::train::{Assembler, Run, measure, open_run};
 use crate::turning::{self, Admission};
 use crate::udp::{RECEIVE_MAX, Received};
+use crate::vnet::Vnet;
 use crate::wait::readable;
 
 /// Runs until the datapath stops.
@@ -203,6 +204,9 @@ fn deliver<C: Core>(
     run: &Run<'_>,
     route: &IngressRoute,
 ) -> Result<(), DropReason> {
+    if route.gives_up {
+        return give_up(shared, assembler, run, &route.to);
+    }
     let Some((stripe, place)) = &route.stripe else { return give(shared, assembler, run, &route.to) };
     let header = &run.header;
     let count = u32::from(header.count);
@@ -282,6 +286,30 @@ fn give<C: Core>(
         }
     }
     Ok(())
+}
+
+/// Gives what has come of a flow to the core instead.
+fn give_up<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    run: &Run<'_>,
+    to: &Recipient,
+) -> Result<(), DropReason> {
+    let of_peer = Some(run.header.dst_flow);
+    let mut refused = None;
+    let delivered = assembler.accept(run, to, clock::now, |parts| {
+        let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        // Each is written with its header, as to `sal0`.
+        if let Some((header, packet)) = whole.split_first_chunk()
+            && let Some(vnet) = Vnet::parse(header)
+        {
+            refused = shared.backlog.packet(Missed { vnet, packet: packet.to_vec(), of_peer }).err();
+        }
+        Ok(())
+    });
+    shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());
+    delivered?;
+    refused.map_or(Ok(()), Err)
 }
 
 /// Hands a datagram to the core. Gives its place there.

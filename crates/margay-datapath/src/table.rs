@@ -284,6 +284,27 @@ impl Table {
         if slot.is_left_to_core(by_core) {
             return None;
         }
+        self.egress_of(slot, bytes, segments, numbers)
+    }
+
+    /// The same of a packet that the core carries by a flow, whatever its five-tuple leads to.
+    pub fn egress_by(
+        &self,
+        flow: FlowId,
+        bytes: usize,
+        segments: usize,
+        numbers: Option<TcpNumbers>,
+    ) -> Option<EgressRoute> {
+        self.egress_of(self.find(flow)?, bytes, segments, numbers)
+    }
+
+    fn egress_of(
+        &self,
+        slot: &Slot,
+        bytes: usize,
+        segments: usize,
+        numbers: Option<TcpNumbers>,
+    ) -> Option<EgressRoute> {
         let to = self.destination(slot.path)?;
         let packet_number = slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32;
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -431,7 +452,8 @@ impl Table {
         (local, from): (Option<IpAddr>, SocketAddr),
         data: &DataRepr,
     ) -> Result<IngressRoute, DropReason> {
-        let slot = self.find(flow).filter(|slot| slot.directions.has_ingress()).ok_or(DropReason::UnknownFlow)?;
+        let is_taken = |slot: &&Slot| slot.directions.has_ingress() || slot.directions.gives_up();
+        let slot = self.find(flow).filter(is_taken).ok_or(DropReason::UnknownFlow)?;
         let record = self.paths.get(&slot.path).ok_or(DropReason::UnknownFlow)?;
         let is_same = |at: SocketAddr| (at.ip(), at.port()) == (from.ip(), from.port());
         let is_late = |(at, until): (SocketAddr, Instant)| is_same(at) && clock::now() < until;
@@ -455,7 +477,8 @@ impl Table {
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
         let to = self.recipient_of(slot);
         let is_opening = slot.is_opening();
-        Ok(IngressRoute { to, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
+        let gives_up = slot.directions.gives_up();
+        Ok(IngressRoute { to, gives_up, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -622,8 +645,8 @@ impl Table {
             if self.slot(index).generation > entry.generation {
                 return Applied::Stale;
             }
-            let is_linked = self.slot(index).directions.has_egress();
-            if self.slot(index).key != key || is_linked != entry.directions.has_egress() {
+            let is_linked = self.slot(index).directions.carries_egress();
+            if self.slot(index).key != key || is_linked != entry.directions.carries_egress() {
                 self.unlink_key(index);
                 self.slot_mut(index).key = key;
                 self.link_as(index, entry.directions);
@@ -646,7 +669,7 @@ impl Table {
 
     /// Has an entry found by its five-tuple, where it carries what the application sends.
     fn link_as(&mut self, index: u32, directions: Directions) {
-        if directions.has_egress() {
+        if directions.carries_egress() {
             let key = self.slot(index).key;
             self.displace(&key);
             self.link_key(index);

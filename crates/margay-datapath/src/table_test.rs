@@ -109,6 +109,7 @@ fn found_both_ways_and_counted() {
     assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
     let from = "10.0.0.2:54324".parse().expect("literal");
     let route = IngressRoute {
+        gives_up: false,
         to: key.reversed().into(),
         is_back: false,
         is_sending: false,

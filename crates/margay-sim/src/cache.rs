@@ -222,7 +222,7 @@ impl Cache {
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
         (slot.entry, slot.unanswered_since) = (entry, None);
-        if entry.directions.has_egress() {
+        if entry.directions.carries_egress() {
             self.by_tuple.insert(entry.app, entry.flow);
         } else {
             self.unlist(&entry.app, entry.flow);
@@ -266,7 +266,7 @@ impl Cache {
     pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
-        if !entry.directions.has_ingress() {
+        if !entry.directions.has_ingress() && !entry.directions.gives_up() {
             return None;
         }
         let stacks = entry.stacks;
@@ -284,7 +284,8 @@ impl Cache {
             let wire = slot.entry.wire?;
             let path = self.paths.get(&wire.path)?;
             let between = (path.local.unwrap_or(self.own), path.remote.ip());
-            Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open })
+            let delta = slot.entry.delta;
+            Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open, delta })
         });
         kernel.follow(flow, wanted);
     }
@@ -321,6 +322,13 @@ impl Cache {
         let is_it =
             |path: &&Path| path.watched && path.remote.ip() == remote && path.local.unwrap_or(self.own) == local;
         self.paths.values().find(is_it).map(|path| path.id)
+    }
+
+    /// A packet of the wire as the program's TCP is given it, and whether it comes to the core instead.
+    pub(crate) fn local(&self, flow: FlowId, segment: Segment) -> (Segment, bool) {
+        let Some(slot) = self.by_flow.get(&flow) else { return (segment, false) };
+        let segment = slot.entry.delta.map_or(segment.clone(), |delta| segment.local(&delta));
+        (segment, slot.entry.directions.gives_up())
     }
 
     /// The five-tuple of a flow.
@@ -395,6 +403,17 @@ impl Cache {
 
     pub(crate) fn encapsulate(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<Carried> {
         let flow = *self.by_tuple.get(&segment.tuple)?;
+        self.encapsulate_by(now, flow, segment, packet)
+    }
+
+    /// The same by a flow that the core names.
+    pub(crate) fn encapsulate_by(
+        &mut self,
+        now: Instant,
+        flow: FlowId,
+        segment: &Segment,
+        packet: &[u8],
+    ) -> Option<Carried> {
         let slot = self.by_flow.get_mut(&flow).filter(|slot| !slot.entry.is_held)?;
         let path = self.paths.get(&slot.next_path())?;
         let (local, to) = (path.local, (path.passage != Passage::Void).then_some(path.remote));
@@ -416,7 +435,10 @@ impl Cache {
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
         datagram.resize(DATA_HEADER_LEN + TRAIN_HEADER_LEN, 0);
         train.emit(&mut datagram[DATA_HEADER_LEN..]);
-        datagram.extend_from_slice(packet);
+        match &slot.entry.delta {
+            Some(delta) => datagram.extend_from_slice(&segment.clone().on_wire(delta).emit()),
+            None => datagram.extend_from_slice(packet),
+        }
         if slot.entry.stacks.sends == Stack::Secure {
             let header = DataRepr::parse(&datagram).ok()?;
             let header = DataRepr { flags: 0, ..header };
@@ -458,13 +480,15 @@ impl Cache {
         let tuple = wire_tuple(slot.entry.app.protocol, path.local.unwrap_or(self.own), path.remote.ip(), &wire);
         let (sequence, acknowledgement) = slot.numbers.unwrap_or_default();
         let flags = if tuple.protocol == TCP { ACK } else { 0 };
-        Some(Segment { tuple, sequence, acknowledgement, flags, data: Vec::new(), proof: None, tag: None }.emit())
+        let bare = Segment { tuple, sequence, acknowledgement, flags, data: Vec::new(), proof: None, tag: None };
+        Some(slot.entry.delta.map_or(bare.clone(), |delta| bare.on_wire(&delta)).emit())
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
     pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
-        let slot = self.by_flow.get_mut(&data.dst_flow).filter(|slot| slot.entry.directions.has_ingress())?;
+        let is_taken = |slot: &&mut Slot| slot.entry.directions.has_ingress() || slot.entry.directions.gives_up();
+        let slot = self.by_flow.get_mut(&data.dst_flow).filter(is_taken)?;
         let path = self.paths.get(&slot.entry.path)?;
         let mut places = slot.entry.stripe.iter().flatten().flatten();
         let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));

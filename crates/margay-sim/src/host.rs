@@ -18,6 +18,7 @@ use crate::cache::{Cache, Carried};
 use crate::kernel::{Kernel, Told};
 use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
+use crate::relay::Relay;
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 use crate::turn::Admission;
@@ -77,6 +78,12 @@ pub struct Host {
     pub datagrams: Vec<Datagram>,
     /// Its box, if it has one.
     pub middlebox: Option<Middlebox>,
+    /// Programs that relay.
+    pub relays: Vec<Relay>,
+    /// What its kernel says for programs whose sockets were reset.
+    pub(crate) resets: Vec<Segment>,
+    /// Its streams say the same whatever their numbers are.
+    pub speaks_plainly: bool,
     /// What the agent has leased of virtual addresses.
     leases: Vec<(IpAddr, ServiceId)>,
     /// Everything that the core reported.
@@ -128,6 +135,9 @@ impl Host {
             full_queue: 0,
             datagrams: Vec::new(),
             middlebox: None,
+            relays: Vec::new(),
+            resets: Vec::new(),
+            speaks_plainly: false,
             leases: Vec::new(),
             events: Vec::new(),
             early_acks: 0,
@@ -210,7 +220,11 @@ impl Host {
     /// Starts a connection that follows `plan`, to a virtual address.
     pub fn connect_stream(&mut self, now: Instant, to: SocketAddr, plan: Plan) -> usize {
         let tuple = self.fresh_tuple(to);
-        self.streams.push(Stream::connect(tuple, plan, now));
+        let mut stream = Stream::connect(tuple, plan, now);
+        if self.speaks_plainly {
+            stream.say_plainly(true);
+        }
+        self.streams.push(stream);
         self.streams.len() - 1
     }
 
@@ -427,6 +441,7 @@ impl Host {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
+        let streams = streams.into_iter().chain(self.relays.iter().filter_map(Relay::next_deadline)).min();
         let turns = self.cache.turns.next_deadline().filter(|_| !self.is_dead);
         let agents = self.sal.poll_timeout().filter(|_| !self.is_dead).into_iter().chain(turns).min();
         agents.into_iter().chain(clients).chain(streams).min()
@@ -446,6 +461,7 @@ impl Host {
                 self.egress(now, &segment.emit());
             }
         }
+        self.relay(now);
         for at in 0..self.streams.len() {
             if self.streams[at].next_deadline().is_some_and(|deadline| deadline <= now) {
                 for segment in self.streams[at].poll(now) {
@@ -471,7 +487,8 @@ impl Host {
             return;
         }
         if self.is_dead {
-            let Some((_, tuple)) = found else { return };
+            let Some((flow, tuple)) = found else { return };
+            let (segment, _) = self.cache.local(flow, segment);
             return self.deliver(now, segment.readdressed(tuple));
         }
         kernel.left += u64::from(found.is_none());
@@ -488,6 +505,7 @@ impl Host {
             Some((flow, tuple)) => {
                 let flags = segment.flags;
                 let is_told = self.is_told(flow);
+                let (segment, _) = self.cache.local(flow, segment);
                 self.deliver(now, segment.readdressed(tuple));
                 if is_told {
                     self.report(now, flow, Direction::Ingress, flags);
@@ -571,9 +589,14 @@ impl Host {
                 self.sal.handle_direct(now, flow, DirectEvent::Stalled);
                 return true;
             }
-            self.cache.note_delivered(flow, &segment);
-            self.deliver(now, segment.readdressed(tuple));
-            self.report(now, flow, Direction::Ingress, flags);
+            let (segment, comes_up) = self.cache.local(flow, segment);
+            if comes_up {
+                self.sal.handle_parted(now, flow, &segment.readdressed(tuple).emit());
+            } else {
+                self.cache.note_delivered(flow, &segment);
+                self.deliver(now, segment.readdressed(tuple));
+                self.report(now, flow, Direction::Ingress, flags);
+            }
         }
         if wants_pinhole {
             self.send_pinhole(flow);
@@ -582,6 +605,10 @@ impl Host {
             self.sal.handle_direct(now, flow, event);
         }
         true
+    }
+
+    pub(crate) fn send_segment(&mut self, now: Instant, segment: &Segment) {
+        self.egress(now, &segment.emit());
     }
 
     /// A packet of a program here.
@@ -633,6 +660,14 @@ impl Host {
         true
     }
 
+    /// A packet that the core has parted from others: nobody hears of it but the peer.
+    fn carry_by(&mut self, now: Instant, flow: FlowId, packet: &[u8]) {
+        let Some(segment) = Segment::parse(packet) else { return };
+        let carried = self.cache.encapsulate_by(now, flow, &segment, packet);
+        let sent = carried.and_then(|carried| Some(Outgoing::Datagram(carried.local, carried.to?, carried.datagram)));
+        self.outbox.extend(sent);
+    }
+
     fn send_pinhole(&mut self, flow: FlowId) {
         let packet = self.cache.pinhole(flow);
         self.outbox.extend(packet.map(Outgoing::Direct));
@@ -672,6 +707,10 @@ impl Host {
                         self.agent_egress(now, &segment, &packet);
                     }
                 }
+                Output::Carry { flow, len } => {
+                    let packet = buf[..len].to_vec();
+                    self.carry_by(now, flow, &packet);
+                }
                 Output::Ingress { from, len } => {
                     let datagram = buf[..len].to_vec();
                     self.ingress(now, from, &datagram);
@@ -702,7 +741,11 @@ impl Host {
             }
         }
         while let Some(event) = self.sal.poll_event() {
+            self.hear_of_splice(&event);
             self.events.push(event);
+        }
+        for reset in std::mem::take(&mut self.resets) {
+            self.egress(now, &reset.emit());
         }
     }
 
@@ -780,6 +823,9 @@ impl Host {
             stream.handle(now, &segment)
         } else if let Some((_, plan)) = self.listeners.iter().find(|(port, _)| opens && *port == to.port()) {
             let mut stream = Stream::accept(&segment, *plan, now);
+            if self.speaks_plainly {
+                stream.say_plainly(false);
+            }
             let answers = stream.handle(now, &segment);
             self.streams.push(stream);
             answers
@@ -790,6 +836,9 @@ impl Host {
         };
         for answer in answers {
             self.egress(now, &answer.emit());
+        }
+        if self.relays.iter().any(Relay::waits) {
+            self.relay(now);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use margay_core::delta::Delta;
 use margay_core::entry::PathId;
 use margay_core::{Direction, Instant, Tuple, Wire};
 use margay_wire::FlowId;
@@ -44,6 +45,8 @@ struct Direct {
     is_over: bool,
     /// FIN and RST that have passed, either way.
     closed: [u8; 2],
+    /// What its numbers on the wire differ by.
+    delta: Option<Delta>,
 }
 
 /// How a connection ends: the number after this end's FIN and after the peer's, and what each has acknowledged last.
@@ -117,6 +120,7 @@ pub(crate) struct Wanted {
     pub wire: Wire,
     pub between: (IpAddr, IpAddr),
     pub is_held: bool,
+    pub delta: Option<Delta>,
 }
 
 /// The kernel's cache of one host.
@@ -183,7 +187,7 @@ impl Kernel {
         match wanted.filter(|wanted| wanted.wire.sending || wanted.wire.accepting) {
             // A five-tuple that leads to another flow, which goes on, is that one's.
             Some(Wanted { app, .. }) if self.is_anothers(&app, flow) => {}
-            Some(Wanted { app, wire, between, is_held }) => {
+            Some(Wanted { app, wire, between, is_held, delta }) => {
                 self.by_app.insert(app, flow);
                 let fresh = Direct {
                     app,
@@ -199,10 +203,12 @@ impl Kernel {
                     ending: Ending::default(),
                     is_over: false,
                     closed: [0; 2],
+                    delta,
                 };
                 let entry = self.flows.entry(flow).or_insert(fresh);
                 (entry.app, entry.wire, entry.between) = (app, wire, between);
                 entry.is_held = is_held;
+                entry.delta = delta;
                 (entry.unanswered_since, entry.is_stalled) = (None, false);
             }
             None => {
@@ -304,7 +310,8 @@ impl Kernel {
         }
         let is_datagram = segment.tuple.protocol == UDP;
         let tuple = wire_tuple(segment.tuple.protocol, entry.between.0, entry.between.1, &entry.wire);
-        let packet = segment.clone().readdressed(tuple).emit();
+        let on_wire = entry.delta.map_or(segment.clone(), |delta| segment.clone().on_wire(&delta));
+        let packet = on_wire.readdressed(tuple).emit();
         if packet.len() > self.mtu || is_datagram && segment.data.is_empty() {
             return None;
         }
@@ -369,7 +376,8 @@ impl Kernel {
             self.requests_met += 1;
         }
         self.grants.note(*flow, segment.flags);
-        entry.note_end(Direction::Ingress, segment);
+        let local = entry.delta.map_or(segment.clone(), |delta| segment.clone().local(&delta));
+        entry.note_end(Direction::Ingress, &local);
         if segment.tuple.protocol == UDP {
             entry.unanswered_since = None;
             if is_bare {
@@ -420,7 +428,7 @@ impl Kernel {
 
     fn open(&mut self, opening: Opening) {
         let Opening { flow, app, wire, between, .. } = opening;
-        self.set(flow, Some(Wanted { app, wire, between, is_held: false }));
+        self.set(flow, Some(Wanted { app, wire, between, is_held: false, delta: None }));
     }
 
     /// A grant is over: what nobody has answered goes, and what the agent does not know.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use margay_core::delta::Delta;
 use margay_core::{Instant, Tuple};
 
 pub(crate) const FIN: u8 = 1;
@@ -141,6 +142,20 @@ impl Segment {
             }),
             tag,
         })
+    }
+
+    /// The same packet with the numbers of the wire.
+    pub fn on_wire(mut self, delta: &Delta) -> Self {
+        self.sequence = self.sequence.wrapping_sub(delta.own);
+        self.acknowledgement = self.acknowledgement.wrapping_sub(delta.peer);
+        self
+    }
+
+    /// The same packet with the numbers of the TCP here.
+    pub fn local(mut self, delta: &Delta) -> Self {
+        self.sequence = self.sequence.wrapping_add(delta.peer);
+        self.acknowledgement = self.acknowledgement.wrapping_add(delta.own);
+        self
     }
 
     /// The same packet with other addresses.

@@ -93,6 +93,10 @@ pub struct Stream {
     has_peer_closed: bool,
     next_duplicate: Instant,
     ends: Option<Instant>,
+    /// Whose bytes it says and takes, where those are not known by the numbers of its SYNs.
+    contents: Option<(u32, u32)>,
+    /// It belongs to a program that relays: whether it may say its FIN.
+    relayed: Option<bool>,
     /// Its kernel says nothing by itself: the connection is on its way from one host to another.
     is_frozen: bool,
 }
@@ -136,6 +140,8 @@ impl Stream {
             has_peer_closed: false,
             next_duplicate: now,
             ends: None,
+            contents: None,
+            relayed: None,
             is_frozen: false,
         }
     }
@@ -162,6 +168,40 @@ impl Stream {
     /// The same connection under another five-tuple, frozen still.
     pub(crate) fn restored(self, tuple: Tuple) -> Self {
         Self { tuple, ..self }
+    }
+
+    /// Bytes both ways are the same whatever numbers the connection has: a program may relay them.
+    pub(crate) fn say_plainly(&mut self, is_initiator: bool) {
+        self.contents = Some(if is_initiator { (11, 23) } else { (23, 11) });
+    }
+
+    /// A program that relays has it.
+    pub(crate) fn relay(&mut self) {
+        self.relayed = Some(false);
+    }
+
+    /// As much is relayed to it as has come by another one.
+    pub(crate) fn relay_from(&mut self, received: u64, has_closed: bool) {
+        self.written = self.written.max(received);
+        self.relayed = Some(has_closed && self.written == received);
+    }
+
+    /// The peer has said its FIN, and all before it has come.
+    pub(crate) const fn has_peer_closed(&self) -> bool {
+        self.has_peer_closed
+    }
+
+    /// The number of a byte of the peer's, and of one of its own.
+    pub(crate) const fn numbers_of(&self, received: u64, written: u64) -> (u32, u32) {
+        (self.peer_base.wrapping_add(received as u32), self.own_base.wrapping_add(written as u32))
+    }
+
+    /// The program is gone: its kernel resets the connection.
+    pub(crate) fn abort(&mut self) -> Option<Segment> {
+        let is_open = matches!(self.state, State::Open | State::Answered);
+        let reset = self.segment(RST, None);
+        self.end(false);
+        is_open.then_some(reset)
     }
 
     /// The connection is not frozen any more; what it says first is how far it is.
@@ -298,7 +338,7 @@ impl Stream {
 
     /// Whether its FIN may go once everything written has.
     fn is_closing(&self) -> bool {
-        self.writes_left == 0 && (self.plan.closes || self.has_peer_closed)
+        self.relayed.unwrap_or(self.writes_left == 0 && (self.plan.closes || self.has_peer_closed))
     }
 
     fn send_new(&mut self, now: Instant, out: &mut Vec<Segment>) {
@@ -327,7 +367,8 @@ impl Stream {
     }
 
     fn segment(&self, flags: u8, data: Option<(u64, u64)>) -> Segment {
-        let (from, to) = data.unwrap_or((self.next, self.next));
+        // What was sent and is to be sent again has been sent.
+        let (from, to) = data.unwrap_or((self.next.max(self.recover), self.next.max(self.recover)));
         let sequence = self.own_base.wrapping_add(from as u32).wrapping_sub(u32::from(flags & SYN != 0));
         let fin = u64::from(self.has_peer_closed);
         Segment {
@@ -335,7 +376,7 @@ impl Stream {
             sequence,
             acknowledgement: self.peer_base.wrapping_add((self.received + fin) as u32),
             flags,
-            data: (from..to).map(|at| byte(self.own_base, at)).collect(),
+            data: (from..to).map(|at| byte(self.contents.map_or(self.own_base, |contents| contents.0), at)).collect(),
             proof: None,
             tag: None,
         }
@@ -474,7 +515,7 @@ impl Stream {
     fn read(&mut self, at: u64, data: &[u8]) {
         let skip = (self.received - at) as usize;
         for &found in data.get(skip..).unwrap_or_default() {
-            self.was_wrong |= found != byte(self.peer_base, self.received);
+            self.was_wrong |= found != byte(self.contents.map_or(self.peer_base, |contents| contents.1), self.received);
             self.received += 1;
         }
     }

@@ -11,6 +11,7 @@ use crate::header::{Error, SessionId};
 use crate::loss::{LOSS_LEN, LossRepr};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::reconfiguration::{RECONFIGURATION_LEN, ReconfigurationRepr};
+use crate::splice::{CUT_LEN, CutRepr, SPLICE_LEN, SpliceRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
@@ -58,6 +59,8 @@ pub mod extension_type {
     pub const CHAIN_SEEN: u8 = 25;
     pub const LOSS: u8 = 26;
     pub const RECONFIGURATION: u8 = 26 | CRITICAL;
+    pub const SPLICE: u8 = 76 | CRITICAL;
+    pub const CUT: u8 = 77 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -152,6 +155,8 @@ error_codes! {
     BoxNeedsFirst = 33;
     /// No policy that the host goes by names a box of the chain.
     BoxUnknown = 34;
+    /// A program that was leaving the session has ended, and bytes that it had acknowledged are lost.
+    BytesLost = 84;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -370,6 +375,10 @@ pub enum Extension<'a> {
     Loss(LossRepr),
     /// A step by which a session comes to go through other boxes.
     Reconfiguration(ReconfigurationRepr),
+    /// Two connections become one.
+    Splice(SpliceRepr),
+    /// What goes by which way of a session.
+    Cut(CutRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -388,6 +397,8 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::HANDOVER
                 | kind::CHANGE
                 | kind::RECONFIGURATION
+                | kind::SPLICE
+                | kind::CUT
         )
 }
 
@@ -480,6 +491,8 @@ impl<'a> Extension<'a> {
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
             kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
             kind::RECONFIGURATION => Self::Reconfiguration(ReconfigurationRepr::parse(value)?),
+            kind::SPLICE => Self::Splice(SpliceRepr::parse(value)?),
+            kind::CUT => Self::Cut(CutRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -542,6 +555,8 @@ impl<'a> Extension<'a> {
             Self::ChainSeen(_) => kind::CHAIN_SEEN,
             Self::Loss(_) => kind::LOSS,
             Self::Reconfiguration(_) => kind::RECONFIGURATION,
+            Self::Splice(_) => kind::SPLICE,
+            Self::Cut(_) => kind::CUT,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -568,6 +583,8 @@ impl<'a> Extension<'a> {
             Self::Change(_) => CHANGE_LEN,
             Self::Loss(_) => LOSS_LEN,
             Self::Reconfiguration(_) => RECONFIGURATION_LEN,
+            Self::Splice(_) => SPLICE_LEN,
+            Self::Cut(_) => CUT_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -659,6 +676,8 @@ impl<'a> Extension<'a> {
             Self::Change(change) => change.emit(value),
             Self::Loss(loss) => loss.emit(value),
             Self::Reconfiguration(step) => step.emit(value),
+            Self::Splice(splice) => splice.emit(value),
+            Self::Cut(cut) => cut.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

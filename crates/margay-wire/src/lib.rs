@@ -20,6 +20,7 @@ mod program;
 mod reconfiguration;
 mod resolvable;
 pub mod sctp;
+mod splice;
 mod stripe;
 
 pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
@@ -46,4 +47,5 @@ pub use program::{
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
+pub use splice::{CutRepr, SpliceRepr, SpliceSocketRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};

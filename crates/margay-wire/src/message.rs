@@ -15,6 +15,7 @@ use crate::loss::LossRepr;
 use crate::notice::NoticeRepr;
 use crate::reconfiguration::ReconfigurationRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
+use crate::splice::{CutRepr, SpliceRepr};
 use crate::stripe::{ArrivalsRepr, StripeRepr};
 
 const TAG_LEN: usize = 16;
@@ -133,6 +134,16 @@ impl<'a> Message<'a> {
     /// RECONFIGURATION.
     pub fn reconfiguration(&self) -> Option<ReconfigurationRepr> {
         self.find(|extension| if let Extension::Reconfiguration(step) = extension { Some(step) } else { None })
+    }
+
+    /// SPLICE.
+    pub fn splice(&self) -> Option<SpliceRepr> {
+        self.find(|extension| if let Extension::Splice(splice) = extension { Some(splice) } else { None })
+    }
+
+    /// CUT.
+    pub fn cut(&self) -> Option<CutRepr> {
+        self.find(|extension| if let Extension::Cut(cut) = extension { Some(cut) } else { None })
     }
 
     /// STACK.

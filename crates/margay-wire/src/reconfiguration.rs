@@ -67,6 +67,9 @@ steps! {
     Cancel = 12;
     /// The right anchor sends by the old way.
     Canceled = 13;
+    /// Host of a program that leaves to left anchor: have the session go on without it; SPLICE says what it stood
+    /// between.
+    Wish = 14;
 }
 
 /// RECONFIGURATION: one step.
@@ -120,7 +123,7 @@ mod tests {
         assert_eq!(value[..8], [4, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(value[34..], [0xff, 0xff, 10, 0, 0, 2, 0xd4, 0x34, 0, 0]);
         assert_eq!(ReconfigurationRepr::parse(&value), Ok(repr));
-        for step in [0, 14, 255] {
+        for step in [0, 15, 255] {
             value[0] = step;
             assert_eq!(ReconfigurationRepr::parse(&value), Err(Error), "{step} is no step");
         }

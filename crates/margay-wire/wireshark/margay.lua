@@ -34,6 +34,7 @@ local extension_types = {
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
     [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
+    [0xcc] = "SPLICE", [0xcd] = "CUT",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -59,6 +60,7 @@ local error_codes = {
     [32] = "DATAGRAMS_ONLY",
     [33] = "BOX_NEEDS_FIRST",
     [34] = "BOX_UNKNOWN",
+    [84] = "BYTES_LOST",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)", [5] = "fec" }
@@ -66,7 +68,7 @@ local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse"
     [7] = "abandon", [8] = "tell" }
 local reconfiguration_steps = { [1] = "request", [2] = "answer", [3] = "refuse", [4] = "begin", [5] = "confirm",
     [6] = "done", [7] = "fence", [8] = "finish", [9] = "finished", [10] = "leave", [11] = "left", [12] = "cancel",
-    [13] = "canceled" }
+    [13] = "canceled", [14] = "wish" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
 local ip_protocols = { [6] = "TCP", [17] = "UDP" }
 
@@ -167,6 +169,18 @@ local f = {
     reconfiguration_host = ProtoField.bytes("margay.reconfiguration.host", "Right anchor"),
     reconfiguration_address = ProtoField.ipv6("margay.reconfiguration.address", "Address"),
     reconfiguration_port = ProtoField.uint16("margay.reconfiguration.port", "Port"),
+    splice_host = ProtoField.bytes("margay.splice.host", "Other end"),
+    splice_session = ProtoField.bytes("margay.splice.session", "Left session"),
+    splice_service = ProtoField.bytes("margay.splice.service", "Name of the right session"),
+    splice_unread = ProtoField.uint32("margay.splice.unread", "First byte not read"),
+    splice_written = ProtoField.uint32("margay.splice.written", "First byte not written"),
+    splice_timestamp = ProtoField.uint32("margay.splice.timestamp", "Clock (ms)"),
+    splice_peer_scale = ProtoField.uint8("margay.splice.peer_scale", "Window scale of the peer"),
+    splice_own_scale = ProtoField.uint8("margay.splice.own_scale", "Window scale"),
+    splice_has_sack = ProtoField.bool("margay.splice.has_sack", "Selective acknowledgements", 8, nil, 0x02),
+    cut_number = ProtoField.uint32("margay.cut.number", "First byte by the new way"),
+    cut_is_closed = ProtoField.bool("margay.cut.is_closed", "Closed before", 8, nil, 0x01),
+    cut_has_heard = ProtoField.bool("margay.cut.has_heard", "The other cut is known", 8, nil, 0x02),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
     move_number = ProtoField.uint32("margay.move.number", "Location"),
@@ -395,6 +409,27 @@ local readers = {
         tree:add(f.reconfiguration_number, value(4, 4))
         tree:add(f.reconfiguration_host, value(8, 16))
         add_socket(tree, f.reconfiguration_address, f.reconfiguration_port, value(24, 16), value(40, 2))
+    end },
+    [0xcc] = { len = 96, add = function(tree, value)
+        for at = 64, 80, 16 do
+            if value(at + 12, 1):uint() > 14 or value(at + 13, 1):uint() > 14 then return "no window scale" end
+        end
+        tree:add(f.splice_host, value(0, 16))
+        tree:add(f.splice_session, value(16, 16))
+        tree:add(f.splice_service, value(32, 32))
+        for at = 64, 80, 16 do
+            tree:add(f.splice_unread, value(at, 4))
+            tree:add(f.splice_written, value(at + 4, 4))
+            tree:add(f.splice_peer_scale, value(at + 12, 1))
+            tree:add(f.splice_own_scale, value(at + 13, 1))
+            if value(at + 14, 1):uint() % 2 == 1 then tree:add(f.splice_timestamp, value(at + 8, 4)) end
+            tree:add(f.splice_has_sack, value(at + 14, 1))
+        end
+    end },
+    [0xcd] = { len = 8, add = function(tree, value)
+        tree:add(f.cut_number, value(0, 4))
+        tree:add(f.cut_is_closed, value(4, 1))
+        tree:add(f.cut_has_heard, value(4, 1))
     end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))

@@ -129,12 +129,28 @@ pub enum Directions {
     Ingress,
     /// None: the cache has no entry.
     Neither,
+    /// All come to the core, those of the peer's opened, and with the addresses of the application's connection: see
+    /// [`Sal::handle_parted`](crate::Sal::handle_parted). The core says what is carried:
+    /// [`Output::Carry`](crate::output::Output::Carry).
+    Parted,
+    /// The same of the other flow of the same five-tuple.
+    PartedAside,
 }
 
 impl Directions {
-    /// Whether what the application sends goes by this flow.
+    /// Whether what the application sends is of this flow.
     pub const fn has_egress(self) -> bool {
+        matches!(self, Self::Both | Self::Egress | Self::Parted)
+    }
+
+    /// Whether the cache carries what the application sends by this flow, without being told.
+    pub const fn carries_egress(self) -> bool {
         matches!(self, Self::Both | Self::Egress)
+    }
+
+    /// Whether what comes of the peer's is given to the core.
+    pub const fn gives_up(self) -> bool {
+        matches!(self, Self::Parted | Self::PartedAside)
     }
 
     /// Whether the cache takes what comes of the peer's.

@@ -39,6 +39,14 @@ pub enum Output {
         /// Bytes of the IP packet.
         len: usize,
     },
+    /// Carry the IP packet `buf[..len]` by this flow, whatever its five-tuple leads to: the core has parted it from what
+    /// goes by another flow.
+    Carry {
+        /// This host's number of the flow.
+        flow: FlowId,
+        /// Bytes of the packet, whose checksums are complete.
+        len: usize,
+    },
     /// A DATA datagram that was held: process `buf[..len]` as if it had just been received.
     Ingress {
         /// Who sent it.

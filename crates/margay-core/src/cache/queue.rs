@@ -14,6 +14,7 @@ enum Item {
     Inject(Vec<u8>),
     Deliver(FlowId, Vec<u8>),
     Egress(Vec<u8>),
+    Carry(FlowId, Vec<u8>),
     Ingress(SocketAddr, Vec<u8>),
     /// Without bytes of its own.
     Plain(Output),
@@ -67,6 +68,10 @@ impl OutputQueue {
 
     pub fn egress(&mut self, packet: Vec<u8>) {
         self.push(Item::Egress(packet));
+    }
+
+    pub fn carry(&mut self, flow: FlowId, packet: Vec<u8>) {
+        self.push(Item::Carry(flow, packet));
     }
 
     pub fn ingress(&mut self, from: SocketAddr, datagram: Vec<u8>) {
@@ -159,6 +164,7 @@ impl OutputQueue {
             | Item::Inject(bytes)
             | Item::Deliver(_, bytes)
             | Item::Egress(bytes)
+            | Item::Carry(_, bytes)
             | Item::Ingress(_, bytes)) = &item
             else {
                 continue;
@@ -174,6 +180,7 @@ impl OutputQueue {
                 Item::Inject(_) => Output::Inject { len },
                 Item::Deliver(flow, _) => Output::Deliver { flow, len },
                 Item::Egress(_) => Output::Egress { len },
+                Item::Carry(flow, _) => Output::Carry { flow, len },
                 Item::Ingress(from, _) => Output::Ingress { from, len },
                 Item::Plain(output) => output,
             });

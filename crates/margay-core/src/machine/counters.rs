@@ -92,6 +92,10 @@ pub struct Counters {
     pub reconfigurations: [[u64; OUTCOMES]; EDITS],
     /// Times that a reconfiguration found its session busy with another act.
     pub reconfigurations_locked: u64,
+    /// Programs here that have left a session.
+    pub splices_done: u64,
+    /// Those that were to, and have not.
+    pub splices_failed: u64,
 }
 
 #[derive(Clone, Debug)]

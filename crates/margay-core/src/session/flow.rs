@@ -526,6 +526,22 @@ impl FlowTable {
         }
     }
 
+    /// A flow is of another session from here on.
+    pub fn set_session(&mut self, id: FlowId, session: SessionId) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let before = core::mem::replace(&mut flow.session, session);
+        if let Ok(found) = self.by_session.find_entry(self.hasher.hash_one(before), |known| *known == slot) {
+            found.remove();
+        }
+        let slots = &self.slots;
+        let hasher = &self.hasher;
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
+            hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+        });
+    }
+
     /// Gives a flow another tuple, which must be free.
     pub fn set_tuple(&mut self, id: FlowId, tuple: Tuple) {
         debug_assert!(self.by_tuple(&tuple).is_none());

@@ -86,6 +86,8 @@ impl Wired {
 pub struct IngressRoute {
     /// Whom the packet is given to.
     pub to: Recipient,
+    /// It goes to the core instead.
+    pub gives_up: bool,
     /// The peer, which sent this flow direct, encapsulates again.
     pub is_back: bool,
     /// This end sends the flow direct.

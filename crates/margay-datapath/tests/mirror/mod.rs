@@ -147,6 +147,8 @@ impl Mirror {
 }
 
 impl Core for Mirror {
+    fn handle_parted(&mut self, _: Instant, _: FlowId, _: &[u8]) {}
+
     fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
         let data = DataRepr::parse(datagram).ok()?;
         self.strange(data.dst_flow).map(|(grant, number)| (grant.id, 1 << number))

@@ -164,6 +164,7 @@ impl SmallWorld {
             ingress: None,
             give_up_after: None,
             chain: None,
+            delta: None,
             legs: vec![
                 leg(LegKind::Sal0, 0, Some(tuple(end)), None, None),
                 leg(LegKind::Stack, STACK_ENCAP, None, Some(flow(1 - end)), Some(keys)),

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 118] = [
+const FIELDS: [&str; 130] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -98,6 +98,18 @@ const FIELDS: [&str; 118] = [
     "margay.reconfiguration.host",
     "margay.reconfiguration.address",
     "margay.reconfiguration.port",
+    "margay.splice.host",
+    "margay.splice.session",
+    "margay.splice.service",
+    "margay.splice.unread",
+    "margay.splice.written",
+    "margay.splice.timestamp",
+    "margay.splice.peer_scale",
+    "margay.splice.own_scale",
+    "margay.splice.has_sack",
+    "margay.cut.number",
+    "margay.cut.is_closed",
+    "margay.cut.has_heard",
     "margay.change.step",
     "margay.change.stack",
     "margay.change.demands",
@@ -264,6 +276,8 @@ fn type_byte(value: &Value) -> u64 {
         "LOSS" => 26,
         "CHANGE" => 0x98,
         "RECONFIGURATION" => 0x9a,
+        "SPLICE" => 0xcc,
+        "CUT" => 0xcd,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -398,6 +412,12 @@ impl Expected {
             26 => self.loss(value),
             0x98 => self.change(value),
             0x9a => self.reconfiguration(value),
+            0xcc => self.splice(value),
+            0xcd => {
+                self.number("cut.number", &value["number"]);
+                self.put("cut.is_closed", u8::from(value["is_closed"].as_bool().expect("a flag")));
+                self.put("cut.has_heard", u8::from(value["has_heard"].as_bool().expect("a flag")));
+            }
             _ => {}
         }
     }
@@ -407,6 +427,21 @@ impl Expected {
         self.number("reconfiguration.number", &value["number"]);
         self.text("reconfiguration.host", &value["host"]);
         self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
+    }
+
+    fn splice(&mut self, value: &Value) {
+        for field in ["host", "session", "service"] {
+            self.text(&format!("splice.{field}"), &value[field]);
+        }
+        for socket in ["left", "right"].map(|side| &value[side]) {
+            for field in ["unread", "written", "peer_scale", "own_scale"] {
+                self.number(&format!("splice.{field}"), &socket[field]);
+            }
+            if !socket["timestamp"].is_null() {
+                self.number("splice.timestamp", &socket["timestamp"]);
+            }
+            self.put("splice.has_sack", u8::from(socket["has_sack"].as_bool().expect("a flag")));
+        }
     }
 
     fn chain(&mut self, value: &Value) {

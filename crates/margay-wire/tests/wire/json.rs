@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
-    ChangeStep, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr, GrantRepr,
-    GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr, NextProtocol,
-    NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC, SessionId, SessionRepr,
-    StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    ChangeStep, CutRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr,
+    GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr,
+    NextProtocol, NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC,
+    SessionId, SessionRepr, SpliceRepr, SpliceSocketRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr,
+    TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -114,6 +115,32 @@ fn of_reconfiguration(one: &ReconfigurationRepr) -> Value {
     })
 }
 
+fn of_splice(one: &SpliceRepr) -> Value {
+    let socket = |socket: &SpliceSocketRepr| {
+        json!({
+            "unread": socket.unread,
+            "written": socket.written,
+            "timestamp": socket.timestamp,
+            "peer_scale": socket.peer_scale,
+            "own_scale": socket.own_scale,
+            "has_sack": socket.has_sack,
+        })
+    };
+    json!({
+        "type": "SPLICE",
+        "host": hex(&one.host),
+        "session": one.session.to_string(),
+        "service": hex(&one.service),
+        "left": socket(&one.left),
+        "right": socket(&one.right),
+    })
+}
+
+fn of_cut(cut: &CutRepr) -> Value {
+    let CutRepr { number, is_closed, has_heard } = cut;
+    json!({"type": "CUT", "number": number, "is_closed": is_closed, "has_heard": has_heard})
+}
+
 fn of_change(change: &ChangeRepr) -> Value {
     let ChangeRepr { step, stack, demands, by_rule, number } = change;
     let step = *step as u8;
@@ -162,6 +189,8 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
         Extension::Reconfiguration(one) => of_reconfiguration(one),
+        Extension::Splice(one) => of_splice(one),
+        Extension::Cut(cut) => of_cut(cut),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
         Extension::Loss(loss) => of_loss(loss),
@@ -298,6 +327,32 @@ fn reconfiguration(value: &Value) -> Result<ReconfigurationRepr, Error> {
     })
 }
 
+fn splice_socket(value: &Value) -> SpliceSocketRepr {
+    SpliceSocketRepr {
+        unread: number(value, "unread"),
+        written: number(value, "written"),
+        timestamp: value["timestamp"].as_u64().map(|clock| u32::try_from(clock).expect("32 bits")),
+        peer_scale: number(value, "peer_scale"),
+        own_scale: number(value, "own_scale"),
+        has_sack: flag(value, "has_sack"),
+    }
+}
+
+fn splice(value: &Value) -> SpliceRepr {
+    SpliceRepr {
+        host: bytes(value, "host"),
+        session: SessionId(bytes(value, "session")),
+        service: bytes(value, "service"),
+        left: splice_socket(&value["left"]),
+        right: splice_socket(&value["right"]),
+    }
+}
+
+fn cut(value: &Value) -> CutRepr {
+    let [is_closed, has_heard] = ["is_closed", "has_heard"].map(|key| flag(value, key));
+    CutRepr { number: number(value, "number"), is_closed, has_heard }
+}
+
 fn change(value: &Value) -> Result<ChangeRepr, Error> {
     Ok(ChangeRepr {
         step: ChangeStep::try_from(number::<u8>(value, "step"))?,
@@ -361,6 +416,8 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "RECONFIGURATION" => Extension::Reconfiguration(reconfiguration(value)?),
+        "SPLICE" => Extension::Splice(splice(value)),
+        "CUT" => Extension::Cut(cut(value)),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),

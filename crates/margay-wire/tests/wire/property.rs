@@ -94,8 +94,31 @@ fn change() -> impl Strategy<Value = Value> {
 }
 
 fn reconfiguration() -> impl Strategy<Value = Value> {
-    (1..=13_u8, any::<u32>(), bytes(16), socket()).prop_map(|(step, number, host, address)| {
+    (1..=14_u8, any::<u32>(), bytes(16), socket()).prop_map(|(step, number, host, address)| {
         json!({"type": "RECONFIGURATION", "step": step, "number": number, "host": host, "address": address})
+    })
+}
+
+fn splice() -> impl Strategy<Value = Value> {
+    let socket = || {
+        (any::<(u32, u32, Option<u32>, bool)>(), 0..=14_u8, 0..=14_u8).prop_map(|(numbers, peer_scale, own_scale)| {
+            let (unread, written, timestamp, has_sack) = numbers;
+            json!({
+                "unread": unread, "written": written, "timestamp": timestamp, "peer_scale": peer_scale,
+                "own_scale": own_scale, "has_sack": has_sack,
+            })
+        })
+    };
+    (bytes(16), bytes(16), bytes(32), socket(), socket()).prop_map(|(host, session, service, left, right)| {
+        json!({
+            "type": "SPLICE", "host": host, "session": session, "service": service, "left": left, "right": right,
+        })
+    })
+}
+
+fn cut() -> impl Strategy<Value = Value> {
+    any::<(u32, bool, bool)>().prop_map(|(number, is_closed, has_heard)| {
+        json!({"type": "CUT", "number": number, "is_closed": is_closed, "has_heard": has_heard})
     })
 }
 
@@ -115,8 +138,16 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, Just(0x99), 0x9b..=0xff_u8]
-        .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
+    let critical = prop_oneof![
+        Just(0x8d_u8),
+        Just(0x97),
+        0x8f..=0x92_u8,
+        0x94..=0x95_u8,
+        Just(0x99),
+        0x9b..=0xcb_u8,
+        0xce..=0xff_u8
+    ]
+    .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
         session,
@@ -155,14 +186,14 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
         })
     });
-    let last = (chain(), seen, fence, change(), loss, reconfiguration());
+    let last = (chain(), seen, fence, change(), loss, reconfiguration(), splice(), cut());
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z, splice, cut)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, splice, cut]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=26)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=28)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

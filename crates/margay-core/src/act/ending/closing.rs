@@ -12,7 +12,7 @@ use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::association::location::Scope;
 use crate::association::twin::Twin;
-use crate::cache::entry::{EntryUpdate, FlowCounters, RemoveReason};
+use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Unreachable, tcp_flags};
 use crate::leg::carriage::Why;
@@ -63,6 +63,9 @@ impl Sal {
         }
         if flow.has(seen::GUARDED) {
             return self.hold_unsealed(id, packet.whole);
+        }
+        if flow.directions == Directions::Parted && flow.carries_data() {
+            return self.part_egress(self.now, id, packet);
         }
         if flow.carries_data() {
             let (entry, association) = (flow.entry(), flow.association);
@@ -150,6 +153,7 @@ impl Sal {
         self.asked(id);
         self.forget_stack_changes(id);
         self.reconfigurations.forget_flow(id);
+        self.splice_ends(id);
         self.quiet_ends.forget(id);
         self.unlock_gone_flow(self.now, id);
         self.let_side_path_go(flow.side);
@@ -322,7 +326,7 @@ impl Sal {
             if !is_from_peer {
                 return Err(DropReason::WrongPath);
             }
-            if !entry.directions.has_ingress() {
+            if !entry.directions.has_ingress() && !entry.directions.gives_up() {
                 return self.hold_overtaking(now, data.dst_flow, from, datagram);
             }
             self.announce_path(association);

@@ -8,7 +8,7 @@ use margay_wire::BOXES_MAX;
 use crate::types::name::ServiceId;
 
 /// Kinds of [`Edit`].
-pub const EDITS: usize = 3;
+pub const EDITS: usize = 4;
 
 /// What is to become of the boxes of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,12 @@ pub enum Edit {
         service: ServiceId,
         /// The name of the box that is put in.
         by: ServiceId,
+    },
+    /// The program at the other end leaves, and the session goes on with whom it had connected to. It says so itself:
+    /// nobody orders that at the client's host.
+    Leave {
+        /// The name that it is reached by.
+        service: ServiceId,
     },
 }
 
@@ -55,13 +61,14 @@ impl Edit {
     }
 
     /// Names of all kinds, in the order in which they are counted.
-    pub const LABELS: [&'static str; EDITS] = ["insert", "remove", "replace"];
+    pub const LABELS: [&'static str; EDITS] = ["insert", "remove", "replace", "leave"];
 
     pub(crate) const fn number(&self) -> usize {
         match self {
             Self::Insert { .. } => 0,
             Self::Remove { .. } => 1,
             Self::Replace { .. } => 2,
+            Self::Leave { .. } => 3,
         }
     }
 
@@ -91,6 +98,7 @@ impl Edit {
                 is_new(by)?;
                 boxes[find(service)?] = *by;
             }
+            Self::Leave { .. } => boxes.clear(),
         }
         Ok(boxes)
     }

@@ -4,13 +4,17 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId};
+use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
+use super::parting::STUCK;
+use super::splice::facts_of;
 use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
 use crate::act::chain::{Read, service_of};
 use crate::act::stack_change::Sends;
+use crate::association::auth::Verified;
 use crate::association::draft::Arrival;
 use crate::cache::entry::Directions;
+use crate::leg::delta::SpliceFacts;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
@@ -34,6 +38,8 @@ enum FollowingState {
     Ready,
     /// It sends by the new way.
     Turned,
+    /// A program leaves: both ways are in use, each end's data by their numbers.
+    Parting,
     /// So does the left anchor. The old way is there until it is taken down.
     Finished,
 }
@@ -45,11 +51,28 @@ pub(super) struct Following {
     state: FollowingState,
     sends: Sends,
     until: Instant,
+    /// Of a session whose program between two connections leaves.
+    spliced: Option<Spliced>,
+}
+
+/// What the host of a program that leaves has said.
+#[derive(Clone, Copy, Debug)]
+struct Spliced {
+    /// The host of the session's client from now on.
+    client: HostId,
+    /// The session that the flow was of before.
+    session: SessionId,
+    facts: SpliceFacts,
+    /// When that was heard.
+    heard_at: Instant,
+    /// The left anchor awaits nothing more by the old way.
+    is_finishing: bool,
 }
 
 impl Following {
     pub fn due(&self) -> Instant {
-        let next = self.sends.next.into_iter().chain(self.ways.held_until).min();
+        let parting = self.ways.parting.as_ref().and_then(|parting| parting.due());
+        let next = self.sends.next.into_iter().chain(self.ways.held_until).chain(parting).min();
         next.map_or(self.until, |next| next.min(self.until))
     }
 
@@ -64,11 +87,12 @@ impl Sal {
         &mut self,
         now: Instant,
         id: FlowId,
+        message: &Verified<'_>,
         said: ReconfigurationRepr,
     ) -> Result<(), DropReason> {
         use ReconfigurationStep as Step;
         if said.step == Step::Request {
-            return self.asked_for_way(now, id, said);
+            return self.asked_for_way(now, id, said, message.splice());
         }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         let known = self.reconfigurations.following.get(&session).filter(|one| one.ways.has(id));
@@ -78,6 +102,10 @@ impl Sal {
         let is_old = following.ways.old == id;
         let state = following.state;
         match (said.step, is_old) {
+            (Step::Confirm, false) if following.spliced.is_some() => {
+                self.confirmed_cut(now, session, message.cut());
+            }
+            (Step::Finish, false) if following.spliced.is_some() => self.finished_cut(now, session),
             (Step::Confirm, false) => self.confirmed_way(now, session, id),
             (Step::Finish, false) => self.finished_way(now, session, id),
             (Step::Fence, true) => self.hear_fence(session, Role::Responder),
@@ -91,6 +119,8 @@ impl Sal {
             }
             (Step::Left, true) if state == FollowingState::Finished => self.leave_old(now, session),
             (Step::Left, false) if state != FollowingState::Finished => self.leave_new(now, session),
+            // Bytes may have come by the new way that are acknowledged.
+            (Step::Cancel, true) if self.has_parted(session) => return Err(DropReason::Unexpected),
             (Step::Cancel, true) => {
                 self.leave_new(now, session);
                 self.say_step(id, Step::Canceled, said.number);
@@ -115,9 +145,17 @@ impl Sal {
     }
 
     /// The left anchor asks whether the session may go another way.
-    fn asked_for_way(&mut self, now: Instant, id: FlowId, said: ReconfigurationRepr) -> Result<(), DropReason> {
-        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
-        let last = self.reconfigurations.numbers.get(&id).copied();
+    fn asked_for_way(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        said: ReconfigurationRepr,
+        splice: Option<SpliceRepr>,
+    ) -> Result<(), DropReason> {
+        let own = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        // Of the two sessions the left one's number stays.
+        let session = splice.map_or(own, |splice| splice.session);
+        let last = self.reconfigurations.numbers.get(&id).copied().filter(|_| splice.is_none());
         if last.is_some_and(|last| said.number.wrapping_sub(last).cast_signed() <= 0) {
             return Err(DropReason::Stale);
         }
@@ -130,15 +168,27 @@ impl Sal {
             _ if self.reconfigurations.following.len() >= RECONFIGURATIONS_MAX => {
                 Some(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX })
             }
-            _ => self.may_go_another_way(id, Role::Responder).err(),
+            _ => match splice {
+                None => self.may_go_another_way(id, Role::Responder).err(),
+                Some(splice) => self.why_not_spliced(id, own, &splice),
+            },
         };
         if let Some(refused) = refused {
             let no = bare(ReconfigurationStep::Refuse, said.number);
             self.say_step_repr(id, no, Some(refused.code()));
             return Ok(());
         }
+        let spliced = splice.map(|splice| Spliced {
+            client: HostId(splice.host),
+            session: own,
+            facts: facts_of(&splice),
+            heard_at: now,
+            is_finishing: false,
+        });
+        self.flows.set_session(id, session);
         self.reconfigurations.following.entry(session).or_insert(Following {
             ways: Ways::of(id, said.number),
+            spliced,
             state: FollowingState::Asked,
             sends: Sends { next: None, ..Sends::starting(now) },
             until: now + AWAITED,
@@ -153,6 +203,24 @@ impl Sal {
         let yes = ReconfigurationRepr { address, ..bare(ReconfigurationStep::Answer, said.number) };
         self.say_step_repr(id, yes, None);
         Ok(())
+    }
+
+    /// Why a session does not go on with another client's host.
+    fn why_not_spliced(&self, id: FlowId, own: SessionId, splice: &SpliceRepr) -> Option<ReconfigurationRefused> {
+        let is_known = splice.session != own && self.flows.of_session(splice.session).next().is_some();
+        let is_self = HostId(splice.host) == self.host_id();
+        match self.may_be_spliced(id, Role::Responder) {
+            Err(refused) => Some(refused),
+            // Program and client, or program and server, on this host.
+            Ok(_) if is_known || is_self => Some(ReconfigurationRefused::SameHost),
+            Ok(_) => None,
+        }
+    }
+
+    /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
+    fn has_parted(&self, session: SessionId) -> bool {
+        let parting = self.reconfigurations.following.get(&session).and_then(|one| one.ways.parting.as_ref());
+        parting.is_some_and(|parting| parting.cut.has_peer())
     }
 
     /// Where a session's client may reach this host.
@@ -184,7 +252,9 @@ impl Sal {
         };
         let client = read.chained.as_ref().and_then(|chained| chained.setup.as_ref());
         let client = client.map_or(claimed, |setup| setup.origin.host_key.id());
-        if self.far_end(flow) != Some(client) {
+        let spliced = known.and_then(|one| one.spliced);
+        let far_end = spliced.map(|spliced| spliced.client).or_else(|| self.far_end(flow));
+        if far_end != Some(client) {
             return Some(ErrorCode::NotAllowed);
         }
         let boxes = read.chained.as_ref().map(|chained| &chained.boxes[..]).unwrap_or_default();
@@ -225,10 +295,79 @@ impl Sal {
         following.ways.new = Some(id);
         following.state = FollowingState::Ready;
         following.until = now + AWAITED;
+        if let Some(spliced) = following.spliced {
+            let old = following.ways.old;
+            let before = self.flows.get(old).and_then(|flow| flow.delta.as_deref().copied());
+            let delta = spliced.facts.delta(spliced.heard_at);
+            let delta = before.map_or(delta, |before| delta.then(before));
+            let scale = spliced.facts.right.own_scale;
+            self.begin_parting(now, session, Role::Responder, (scale, Some(delta)));
+            return held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
+        }
         for (from, datagram) in held {
             // It is the new way's, and waits as what comes next.
             let _ = self.hold_overtaking(now, id, from, &datagram);
         }
+    }
+
+    /// The left anchor's end of the new way stands; `cut`: and it has turned.
+    fn confirmed_cut(&mut self, now: Instant, session: SessionId, cut: Option<CutRepr>) {
+        if !self.turn_at_cut(now, session, Role::Responder) {
+            // It asks again.
+            return;
+        }
+        if let Some(cut) = cut {
+            self.hear_cut(now, session, Role::Responder, cut);
+        }
+        let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        if following.state == FollowingState::Ready {
+            following.state = FollowingState::Parting;
+            following.sends.next = Some(now + ASK_EVERY);
+            following.until = now + STUCK;
+            self.take_held_of_new(now, session, Role::Responder);
+        }
+        self.say_cut(session, Role::Responder, ReconfigurationStep::Done);
+        self.follower_parted(now, session, false);
+    }
+
+    /// The left anchor awaits nothing more by the old way.
+    fn finished_cut(&mut self, now: Instant, session: SessionId) {
+        let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        let number = following.ways.number;
+        match (following.state, &mut following.spliced, following.ways.new) {
+            (FollowingState::Finished, _, Some(new)) => self.say_step(new, ReconfigurationStep::Finished, number),
+            (FollowingState::Parting, Some(spliced), _) => {
+                spliced.is_finishing = true;
+                self.follower_parted(now, session, false);
+                if self.reconfigurations.following.get(&session).is_some_and(|one| one.state == FollowingState::Parting)
+                {
+                    // It lives, and waits.
+                    self.say_cut(session, Role::Responder, ReconfigurationStep::Done);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Something has passed by one of the two ways of a session whose program leaves.
+    pub(super) fn follower_parted(&mut self, now: Instant, session: SessionId, has_moved: bool) {
+        let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        if following.state != FollowingState::Parting {
+            return;
+        }
+        let Some((parting, spliced)) = following.ways.parting.as_deref().zip(following.spliced) else { return };
+        let is_over = parting.is_over();
+        // Who awaits nothing more is waited for as long as it is heard.
+        if has_moved || is_over {
+            following.until = now + STUCK;
+        }
+        let Some(new) = following.ways.new.filter(|_| is_over && spliced.is_finishing) else { return };
+        let number = following.ways.number;
+        following.state = FollowingState::Finished;
+        following.until = now + AWAITED + PATIENCE;
+        following.sends.next = None;
+        self.end_parting(now, session, Role::Responder);
+        self.say_step(new, ReconfigurationStep::Finished, number);
     }
 
     /// The new way stands at both ends.
@@ -274,8 +413,15 @@ impl Sal {
 
     /// The session stays as it was.
     pub(super) fn leave_new(&mut self, now: Instant, session: SessionId) {
+        if self.has_parted(session) {
+            return self.lose_session(now, session, Role::Responder);
+        }
         self.turn_ways_back(now, session, Role::Responder);
+        self.undo_parting(now, session, Role::Responder);
         let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        if let Some(spliced) = following.spliced.filter(|_| !following.ways.has_turned) {
+            self.flows.set_session(following.ways.old, spliced.session);
+        }
         if following.ways.has_turned {
             // There is no other way any more.
             return following.ways.new.into_iter().for_each(|new| self.settle_way(now, new));
@@ -300,6 +446,7 @@ impl Sal {
         let due: Vec<SessionId> = due.map(|(session, _)| *session).collect();
         for session in due {
             self.give_up_holding(now, session, Role::Responder);
+            self.ask_for_numbers_due(now, session, Role::Responder);
             let Some(following) = self.reconfigurations.following.get_mut(&session) else { continue };
             let number = following.ways.number;
             let old = following.ways.old;
@@ -315,7 +462,9 @@ impl Sal {
             }
             if following.sends.next.is_some_and(|next| next <= now) {
                 following.sends.next = Some(now + ASK_EVERY);
-                if let Some(new) = following.ways.new {
+                if following.spliced.is_some() {
+                    self.say_cut(session, Role::Responder, ReconfigurationStep::Done);
+                } else if let Some(new) = following.ways.new {
                     self.say_step(new, ReconfigurationStep::Done, number);
                 }
             }

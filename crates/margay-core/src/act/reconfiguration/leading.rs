@@ -6,8 +6,11 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{BoxFlags, BoxRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId};
+use margay_wire::{
+    BoxFlags, BoxRepr, CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr,
+};
 
+use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::{
     Edit, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome, ReconfigurationRefused,
@@ -42,6 +45,9 @@ const LINGER_TCP: Duration = Duration::from_millis(100);
 const LINGER_UDP: Duration = Duration::from_secs(2);
 /// For so long a word is waited for that changes nothing more.
 const CLOSING: Duration = Duration::from_secs(3);
+/// While two ways are in use the right anchor is told of it so often, and so often if it has not heard.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+const TELL_AGAIN: Duration = Duration::from_millis(200);
 /// A round trip that is not known.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 
@@ -54,6 +60,8 @@ pub enum LeadingState {
     SettingUp,
     /// It stands at this end; the right anchor is to say that it sends by it.
     Confirming,
+    /// A program leaves: both ways are in use, each end's data by their numbers.
+    TwoWays,
     /// Both send by it. The right anchor's last word by the old way has not come.
     Turned,
     /// The right anchor is told that the old way is needed no more.
@@ -79,6 +87,8 @@ pub enum LeadingEvent {
     SetUp,
     /// The right anchor sends by the new way.
     Done,
+    /// It sends new data by the new way, and so does this end.
+    Parted,
     /// The last of the old way has come.
     Fenced,
     /// The right anchor has heard that the old way is needed no more.
@@ -95,12 +105,14 @@ pub enum LeadingEvent {
 
 /// The declared life of a reconfiguration at its left anchor.
 pub const LEADING: Machine<LeadingState, LeadingEvent> = {
-    use LeadingEvent::{Answered, Canceled, Done, Failed, Fenced, Finished, OldGone, Refused, SetUp, TimeOut};
-    use LeadingState::{Asking, Canceling, Confirming, Finishing, Leaving, Lingering, Over, SettingUp, Turned};
+    use LeadingEvent::{Answered, Canceled, Done, Failed, Fenced, Finished, OldGone, Parted, Refused, SetUp, TimeOut};
+    use LeadingState::{
+        Asking, Canceling, Confirming, Finishing, Leaving, Lingering, Over, SettingUp, Turned, TwoWays,
+    };
     Machine {
         name: "reconfiguration at the left anchor",
-        states: &[Asking, SettingUp, Confirming, Turned, Finishing, Lingering, Leaving, Canceling, Over],
-        events: &[Answered, Refused, SetUp, Done, Fenced, Finished, Failed, OldGone, Canceled, TimeOut],
+        states: &[Asking, SettingUp, Confirming, TwoWays, Turned, Finishing, Lingering, Leaving, Canceling, Over],
+        events: &[Answered, Refused, SetUp, Done, Parted, Fenced, Finished, Failed, OldGone, Canceled, TimeOut],
         transitions: &[
             (Asking, Answered, SettingUp),
             (Asking, Refused, Over),
@@ -110,8 +122,12 @@ pub const LEADING: Machine<LeadingState, LeadingEvent> = {
             (SettingUp, Failed, Canceling),
             (SettingUp, TimeOut, Canceling),
             (Confirming, Done, Turned),
+            (Confirming, Parted, TwoWays),
             (Confirming, Failed, Canceling),
             (Confirming, TimeOut, Canceling),
+            (TwoWays, Finished, Lingering),
+            (TwoWays, Failed, Over),
+            (TwoWays, TimeOut, Over),
             (Turned, Fenced, Finishing),
             (Turned, Failed, Canceling),
             (Turned, OldGone, Finishing),
@@ -151,11 +167,16 @@ pub(super) struct Leading {
     until: Instant,
     /// Why it comes to nothing, where that is known.
     why: String,
+    /// Nothing more is awaited by the old way; the right anchor is told so.
+    is_finishing: bool,
+    /// What the program at the other end stands between, where that is to leave.
+    splice: Option<SpliceRepr>,
 }
 
 impl Leading {
     pub fn due(&self) -> Instant {
-        let next = self.sends.next.into_iter().chain(self.ways.held_until).min();
+        let parting = self.ways.parting.as_ref().and_then(|parting| parting.due());
+        let next = self.sends.next.into_iter().chain(self.ways.held_until).chain(parting).min();
         next.map_or(self.until, |next| next.min(self.until))
     }
 
@@ -189,7 +210,7 @@ impl Sal {
         self.may_go_another_way(id, Role::Initiator)?;
         let boxes = edit.of(&self.boxes_of(id)).map_err(ReconfigurationRefused::Edit)?;
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
-        match self.begin_leading(now, id, Wish { edit, boxes }) {
+        match self.begin_leading(now, id, Wish { edit, boxes }, None) {
             Err(ReconfigurationRefused::Busy(LockError::Busy { .. })) => self.wait_for_session(now, session, edit),
             begun => begun,
         }
@@ -229,7 +250,7 @@ impl Sal {
             };
             let boxes = edit.of(&self.boxes_of(id));
             let begun = match boxes {
-                Ok(boxes) => self.begin_leading(now, id, Wish { edit, boxes }),
+                Ok(boxes) => self.begin_leading(now, id, Wish { edit, boxes }, None),
                 Err(error) => Err(ReconfigurationRefused::Edit(error)),
             };
             match begun {
@@ -252,8 +273,23 @@ impl Sal {
     }
 
     /// Takes the lock, and asks the right anchor.
-    fn begin_leading(&mut self, now: Instant, id: FlowId, wish: Wish) -> Result<(), ReconfigurationRefused> {
-        let far_end = self.may_go_another_way(id, Role::Initiator)?;
+    fn begin_leading(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        wish: Wish,
+        splice: Option<SpliceRepr>,
+    ) -> Result<(), ReconfigurationRefused> {
+        let far_end = match splice {
+            None => self.may_go_another_way(id, Role::Initiator)?,
+            Some(splice) => {
+                self.may_be_spliced(id, Role::Initiator)?;
+                HostId(splice.host)
+            }
+        };
+        if far_end == self.host_id() {
+            return Err(ReconfigurationRefused::SameHost);
+        }
         if self.reconfigurations.leading.len() >= RECONFIGURATIONS_MAX || self.flows.len() >= self.config.limits.flows {
             return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
         }
@@ -272,10 +308,68 @@ impl Sal {
             sends: Sends::starting(now),
             until: now + PATIENCE,
             why: String::new(),
+            is_finishing: false,
+            splice,
         };
         self.reconfigurations.leading.insert(session, leading);
         self.leaders_due(now);
         Ok(())
+    }
+
+    /// The program at the other end of a session leaves. The session is to go on with the host that it names.
+    pub(super) fn begin_leaving(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        splice: SpliceRepr,
+    ) -> Result<(), ReconfigurationRefused> {
+        let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        if self.reconfigurations.leading.contains_key(&flow.session) {
+            return Err(ReconfigurationRefused::UnderWay);
+        }
+        let edit = Edit::Leave { service: flow.service };
+        self.begin_leading(now, id, Wish { edit, boxes: Vec::new() }, Some(splice))
+    }
+
+    /// Something has passed by one of the two ways of a session whose program leaves.
+    pub(super) fn leader_parted(&mut self, now: Instant, session: SessionId, has_moved: bool) {
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        let Some(parting) = leading.ways.parting.as_deref() else { return };
+        let is_over = parting.is_over();
+        match leading.state {
+            LeadingState::Confirming if parting.cut.has_peer() => self.leader_turns(now, session),
+            LeadingState::TwoWays => {
+                if has_moved {
+                    leading.until = now + STUCK;
+                }
+                if is_over && !core::mem::replace(&mut leading.is_finishing, true) {
+                    leading.sends.next = Some(now);
+                    leading.until = now + STUCK;
+                    self.leaders_due(now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The right anchor has turned at its cut: so does this end, as soon as its program has shown what it has sent.
+    fn leader_turns(&mut self, now: Instant, session: SessionId) {
+        if self.turn_at_cut(now, session, Role::Initiator) {
+            self.leader_event(now, session, LeadingEvent::Parted, "");
+        }
+    }
+
+    /// The right anchor says where its cut is.
+    fn leader_hears_cut(&mut self, now: Instant, session: SessionId, cut: Option<CutRepr>) {
+        let Some(cut) = cut else { return };
+        self.hear_cut(now, session, Role::Initiator, cut);
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        match leading.state {
+            LeadingState::Confirming => self.leader_turns(now, session),
+            // It lives, and its own side moves or is over: nothing more is awaited here.
+            LeadingState::TwoWays if leading.is_finishing => leading.until = now + STUCK,
+            _ => {}
+        }
     }
 
     /// What the right anchor says.
@@ -287,6 +381,9 @@ impl Sal {
         said: ReconfigurationRepr,
     ) -> Result<(), DropReason> {
         use ReconfigurationStep as Step;
+        if said.step == Step::Wish {
+            return self.wished(now, id, message, said);
+        }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         let known = self.reconfigurations.leading.get_mut(&session).filter(|one| one.ways.has(id));
         let Some(leading) = known.filter(|one| one.ways.number == said.number) else {
@@ -302,6 +399,7 @@ impl Sal {
                 let code = message.error().map_or(margay_wire::ErrorCode::Refused, |error| error.code);
                 self.leader_event(now, session, LeadingEvent::Refused, refusal_text(code));
             }
+            Step::Done if !is_old && leading.splice.is_some() => self.leader_hears_cut(now, session, message.cut()),
             Step::Done if !is_old => self.leader_event(now, session, LeadingEvent::Done, ""),
             Step::Fence if is_old => {
                 self.hear_fence(session, Role::Initiator);
@@ -354,12 +452,15 @@ impl Sal {
             // There is no other way any more.
             return;
         }
-        if before == LeadingState::Confirming && after == LeadingState::Turned {
+        if before == LeadingState::Confirming && matches!(after, LeadingState::Turned | LeadingState::TwoWays) {
             let is_lost = !self.locks.is_held_by(leading.guard, now);
             if is_lost {
                 // Whatever the lock protects may have changed.
                 return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
             }
+        }
+        if before == LeadingState::TwoWays && after == LeadingState::Over {
+            return self.lose_session(now, session, Role::Initiator);
         }
         leading.state = after;
         leading.sends.next = None;
@@ -368,7 +469,18 @@ impl Sal {
         }
         match after {
             LeadingState::SettingUp => self.set_new_way_up(now, session),
-            LeadingState::Confirming => leading.sends = Sends::starting(now),
+            LeadingState::Confirming => {
+                leading.sends = Sends::starting(now);
+                if let Some(splice) = leading.splice {
+                    self.begin_parting(now, session, Role::Initiator, (splice.left.own_scale, None));
+                }
+            }
+            LeadingState::TwoWays => {
+                leading.until = now + STUCK;
+                leading.sends.next = Some(now);
+                self.take_held_of_new(now, session, Role::Initiator);
+                self.leader_parted(now, session, false);
+            }
             LeadingState::Turned => {
                 leading.until = now + FENCE_WAIT + FENCE_WAIT;
                 let is_fenced = leading.ways.is_fenced;
@@ -382,7 +494,10 @@ impl Sal {
                 leading.until = now + CLOSING;
                 self.hear_fence(session, Role::Initiator);
             }
-            LeadingState::Lingering => self.linger(now, session),
+            LeadingState::Lingering => {
+                self.end_parting(now, session, Role::Initiator);
+                self.linger(now, session);
+            }
             LeadingState::Leaving => {
                 leading.sends = Sends::starting(now);
                 leading.until = now + CLOSING;
@@ -433,6 +548,7 @@ impl Sal {
     /// The session is as it was.
     fn cancel(&mut self, now: Instant, session: SessionId) {
         self.turn_ways_back(now, session, Role::Initiator);
+        self.undo_parting(now, session, Role::Initiator);
         let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
         if leading.why.is_empty() {
             leading.why = "the new way of the session did not come to stand in time".to_string();
@@ -489,6 +605,7 @@ impl Sal {
         };
         let Some(old) = self.flows.get(leading.ways.old) else { return };
         let Flow { service, app, .. } = *old;
+        let service = leading.splice.map_or(service, |splice| ServiceId(splice.service));
         let is_sealed = old.is_sealed();
         let id = self.fresh_flow_id();
         let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
@@ -574,24 +691,50 @@ impl Sal {
         self.leader_event(now, session, LeadingEvent::OldGone, "");
     }
 
+    /// Tells the right anchor where this end's cut is, and when nothing more is awaited by the old way.
+    fn say_two_ways(&mut self, now: Instant, session: SessionId) {
+        let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
+        if leading.sends.next.is_none_or(|next| next > now) {
+            return;
+        }
+        let is_finishing = leading.is_finishing;
+        let is_heard = leading.ways.parting.as_ref().is_some_and(|parting| parting.is_heard);
+        leading.sends.next = Some(now + if is_heard && !is_finishing { TELL_EVERY } else { TELL_AGAIN });
+        if !is_heard || is_finishing {
+            self.tell_new_way(now, session, Role::Initiator);
+        }
+        let step = if is_finishing && is_heard { ReconfigurationStep::Finish } else { ReconfigurationStep::Confirm };
+        self.say_cut(session, Role::Initiator, step);
+    }
+
     /// Says again what has not been answered, and ends what has waited for too long.
     pub(super) fn leaders_due(&mut self, now: Instant) {
         let due = self.reconfigurations.leading.iter().filter(|(_, one)| one.due() <= now);
         let due: Vec<SessionId> = due.map(|(session, _)| *session).collect();
         for session in due {
             self.give_up_holding(now, session, Role::Initiator);
+            self.ask_for_numbers_due(now, session, Role::Initiator);
             let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { continue };
             if leading.until <= now {
                 self.leader_event(now, session, LeadingEvent::TimeOut, "");
                 continue;
             }
+            if leading.state == LeadingState::TwoWays {
+                self.say_two_ways(now, session);
+                continue;
+            }
             if !leading.sends.take(now) {
                 continue;
             }
+            let splice = leading.splice;
             let number = leading.ways.number;
             let old = leading.ways.old;
             let new = leading.ways.new;
             let (id, step) = match leading.state {
+                LeadingState::Asking if let Some(splice) = splice => {
+                    self.say_request_spliced(old, number, splice);
+                    continue;
+                }
                 LeadingState::Asking => (Some(old), ReconfigurationStep::Request),
                 LeadingState::Confirming => (new, ReconfigurationStep::Confirm),
                 LeadingState::Finishing => (new, ReconfigurationStep::Finish),

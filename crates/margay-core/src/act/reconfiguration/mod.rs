@@ -26,9 +26,11 @@
 //! Until the right anchor has said that it sends by the new way there is a way back, and whatever happens the session
 //! is as it was. From then on it goes on by the new one.
 
+mod cut;
 mod edit;
 mod following;
 mod leading;
+mod parting;
 mod passing;
 mod refusal;
 mod splice;
@@ -146,6 +148,8 @@ struct Ways {
     held_bytes: usize,
     /// Until then at most.
     held_until: Option<Instant>,
+    /// Both are in use at once: the old one leads through a program that leaves.
+    parting: Option<Box<parting::Parting>>,
 }
 
 impl Ways {
@@ -159,6 +163,7 @@ impl Ways {
             held: Vec::new(),
             held_bytes: 0,
             held_until: None,
+            parting: None,
         }
     }
 
@@ -182,6 +187,8 @@ pub(crate) struct Reconfigurations {
     histories: BTreeMap<FlowId, Vec<Reconfigured>>,
     /// Of sessions that end here, the last reconfiguration that was heard of.
     numbers: BTreeMap<FlowId, u32>,
+    /// Programs here that leave sessions.
+    splices: splice::Splices,
     last_number: u32,
 }
 
@@ -191,7 +198,7 @@ impl Reconfigurations {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
         let waiting = self.waiting.values().map(leading::Waiting::due);
-        leading.chain(following).chain(waiting).min()
+        leading.chain(following).chain(waiting).chain(self.splices.next_deadline()).min()
     }
 
     /// Those of a flow's session that are over.
@@ -263,8 +270,9 @@ impl Sal {
         }
         match flow.role {
             _ if flow.is_at_box() => self.pass_step_on(now, id, message, said),
+            _ if self.reconfigurations.splices.of(id).is_some() => self.pass_spliced(now, id, message, said),
             Role::Initiator => self.leader_hears(now, id, message, said),
-            Role::Responder => self.follower_hears(now, id, said),
+            Role::Responder => self.follower_hears(now, id, message, said),
         }
     }
 
@@ -350,6 +358,9 @@ impl Sal {
         ways.held_until = None;
         ways.held_bytes = 0;
         let held = core::mem::take(&mut ways.held);
+        if ways.parting.is_some() {
+            return;
+        }
         let has_turned = ways.has_turned;
         let directions = if has_turned { Directions::Both } else { Directions::Ingress };
         if let Some(association) = self.flows.get(new).map(|flow| flow.association) {
@@ -550,6 +561,7 @@ impl Sal {
         self.leaders_due(now);
         self.followers_due(now);
         self.waiting_due(now);
+        self.splices_due(now);
     }
 
     fn give_up_holding(&mut self, now: Instant, session: SessionId, role: Role) {

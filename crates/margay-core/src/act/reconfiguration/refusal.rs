@@ -39,6 +39,9 @@ pub enum ReconfigurationRefused {
     /// It begins or ends at a proxy.
     #[error("the session begins or ends at a proxy, and such sessions keep their boxes")]
     Proxied,
+    /// Boxes are between a program that leaves and one of the two ends.
+    #[error("the session goes through boxes before or behind the program that leaves, and keeps it therefore")]
+    BoxesBetween,
     /// It waits: another act has it.
     #[error("the connection is on its way to another host, or waits to be sealed; try again in a moment")]
     Held,
@@ -87,12 +90,9 @@ impl Sal {
         }
     }
 
-    /// Whether an end of a session agrees that it goes another way. Gives the host at the other end.
+    /// Whether an end of a session agrees that it goes through other boxes. Gives the host at the other end.
     pub(super) fn may_go_another_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
         let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
-        let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
-        let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        let is_set_up = is_proved && !matches!(flow.setup, Setup::Initiator(_) | Setup::Responder(_));
         let ends = |chained: &crate::act::chain::Chained| {
             chained.boxes.iter().any(|one| one.flags.contains(margay_wire::BoxFlags::ENDS))
                 || matches!(chained.place, crate::act::chain::Place::Proxy { .. })
@@ -100,12 +100,25 @@ impl Sal {
         let begins_here = |chained: &crate::act::chain::Chained| {
             flow.role == Role::Initiator && chained.hosts.first() == Some(&self.host_id())
         };
+        match flow.chain.as_deref() {
+            Some(chained) if !flow.is_at_box() && flow.role == role && (ends(chained) || begins_here(chained)) => {
+                Err(ReconfigurationRefused::Proxied)
+            }
+            _ if self.reconfigurations.splices.of(id).is_some() => Err(ReconfigurationRefused::UnderWay),
+            _ => self.may_leave_way(id, role),
+        }
+    }
+
+    fn may_leave_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
+        let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
+        let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
+        let is_set_up = is_proved && !matches!(flow.setup, Setup::Initiator(_) | Setup::Responder(_));
         let far_end = self.far_end(flow);
         Err(match flow.chain.as_deref() {
             _ if flow.is_at_box() => ReconfigurationRefused::AtBox,
             _ if flow.role != role => ReconfigurationRefused::Served,
             _ if !is_open || !is_set_up || !flow.directions.has_egress() => ReconfigurationRefused::NotOpen,
-            Some(chained) if ends(chained) || begins_here(chained) => ReconfigurationRefused::Proxied,
             _ if flow.stripe.is_some() => ReconfigurationRefused::Striped,
             _ if flow.is_held || flow.has(seen::GUARDED) || self.fetches.is_between(id) => ReconfigurationRefused::Held,
             _ if self.queue.is_frozen(id) => ReconfigurationRefused::Held,
@@ -115,6 +128,20 @@ impl Sal {
                 Some(host) => return Ok(host),
             },
         })
+    }
+
+    /// Whether one of the two sessions of a program that leaves may go another way, at either of its ends. Gives the
+    /// host at the other end. Of boxes it has none but that program itself.
+    pub(super) fn may_be_spliced(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
+        let ends = |one: &margay_wire::BoxRepr| one.flags.contains(margay_wire::BoxFlags::ENDS);
+        let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
+        match chained {
+            Some(chained) if !chained.boxes.iter().all(ends) || chained.boxes.len() > 1 => {
+                Err(ReconfigurationRefused::BoxesBetween)
+            }
+            Some(chained) if chained.is_at_box() => Err(ReconfigurationRefused::AtBox),
+            _ => self.may_leave_way(id, role),
+        }
     }
 
     /// The boxes that a session goes through, in order.
@@ -134,7 +161,9 @@ impl ReconfigurationRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::SameHost | Self::Proxied | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
+            Self::SameHost | Self::Proxied | Self::BoxesBetween | Self::UnknownEnd | Self::Edit(_) => {
+                ErrorCode::Refused
+            }
         }
     }
 }

@@ -1,19 +1,54 @@
-//! The host of a program that leaves: of its two connections one is made.
+//! The host of a program that leaves (docs/decisions/0088): of its two connections one is made. The two sessions'
+//! anchors find each other through it, by steps that it passes on from one flow to the other; it says what the numbers
+//! of the two connections differ by, and vouches at each end for the other one.
 
-use alloc::string::String;
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::time::Duration;
 
-use margay_wire::FlowId;
+use margay_wire::{
+    ErrorCode, Extension, FlowId, ReconfigurationRepr, ReconfigurationStep, SpliceRepr, SpliceSocketRepr,
+};
 
-use crate::leg::delta::SpliceFacts;
+use super::refusal::refusal_text;
+use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, TCP, bare, kind_of, nowhere};
+use crate::act::stack_change::{Sends, number_after};
+use crate::association::auth::Verified;
+use crate::association::draft::Draft;
+use crate::leg::delta::{SocketFacts, SpliceFacts};
 use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::session::{Act, Holder, LockError, LockGuardId};
+use crate::types::drop_reason::DropReason;
+use crate::types::role::Role;
 use crate::types::time::Instant;
+
+/// How often the lock of the right session is taken anew.
+const RENEW: Duration = Duration::from_secs(10);
+const LEASE: Duration = crate::session::LEASE_MAX;
+/// Clocks of timestamps are said to be so much further than they are: no packet of the new way is to have an earlier
+/// one than the last packet of the old way, whose way may have been shorter.
+const CLOCK_AHEAD_MS: u32 = 1000;
 
 /// Why a program cannot leave; nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpliceRefused {
-    /// This version has no such act.
-    #[error("this agent makes no one connection of two; install a newer one")]
-    Unknown,
+    /// No such flow, or of the other role.
+    #[error("flow {0} is not one that a program here has {1}; `margay flow list` shows those that there are")]
+    UnknownFlow(FlowId, &'static str),
+    /// It is leaving already.
+    #[error("the two connections are being made one already")]
+    UnderWay,
+    /// One of the two sessions cannot go another way.
+    #[error("{0}")]
+    Refused(ReconfigurationRefused),
+    /// All of it is on one host, or two thirds are.
+    #[error("client, program and server must be on three hosts, and two of them are on one")]
+    SameHost,
+    /// No TCP.
+    #[error("only TCP connections are made one")]
+    NotTcp,
 }
 
 /// What has become of a program's wish to leave.
@@ -23,6 +58,71 @@ pub enum SpliceOutcome {
     Done,
     /// It goes on as before, and so does whoever relays.
     Failed(String),
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpliceState {
+    /// The left anchor is asked.
+    Wishing,
+    /// It leads.
+    Led,
+}
+
+/// Two connections that are being made one.
+#[derive(Debug)]
+struct Splice {
+    right: FlowId,
+    state: SpliceState,
+    number: u32,
+    facts: SpliceFacts,
+    taken_at: Instant,
+    guard: LockGuardId,
+    sends: Sends,
+    until: Instant,
+}
+
+/// Those of this host, by the left flow.
+#[derive(Debug, Default)]
+pub(super) struct Splices {
+    by_left: BTreeMap<FlowId, Splice>,
+    lefts: BTreeMap<FlowId, FlowId>,
+}
+
+impl Splices {
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.by_left.values().map(|one| one.sends.next.map_or(one.until, |next| next.min(one.until))).min()
+    }
+
+    /// The left and the right flow of the one that a flow is of.
+    pub fn of(&self, id: FlowId) -> Option<(FlowId, FlowId)> {
+        let left = self.lefts.get(&id).copied().unwrap_or(id);
+        self.by_left.get(&left).map(|one| (left, one.right))
+    }
+}
+
+fn socket(facts: &SocketFacts, elapsed_ms: u32) -> SpliceSocketRepr {
+    SpliceSocketRepr {
+        unread: facts.unread,
+        written: facts.written,
+        timestamp: facts.timestamp.map(|clock| clock.wrapping_add(elapsed_ms).wrapping_add(CLOCK_AHEAD_MS)),
+        peer_scale: facts.peer_scale.min(14),
+        own_scale: facts.own_scale.min(14),
+        has_sack: facts.has_sack,
+    }
+}
+
+/// What a message says of two connections.
+pub(super) fn facts_of(said: &SpliceRepr) -> SpliceFacts {
+    let socket = |one: &SpliceSocketRepr| SocketFacts {
+        unread: one.unread,
+        written: one.written,
+        timestamp: one.timestamp,
+        peer_scale: one.peer_scale,
+        own_scale: one.own_scale,
+        has_sack: one.has_sack,
+    };
+    SpliceFacts { left: socket(&said.left), right: socket(&said.right) }
 }
 
 impl Sal {
@@ -36,11 +136,214 @@ impl Sal {
     pub fn splice(
         &mut self,
         now: Instant,
-        _left: FlowId,
-        _right: FlowId,
-        _facts: SpliceFacts,
+        left: FlowId,
+        right: FlowId,
+        facts: SpliceFacts,
     ) -> Result<(), SpliceRefused> {
         self.now = now;
-        Err(SpliceRefused::Unknown)
+        let flow = |id: FlowId, role: Role, what: &'static str| {
+            let found = self.flows.get(id).filter(|flow| flow.role == role && !flow.is_at_box());
+            found.ok_or(SpliceRefused::UnknownFlow(id, what))
+        };
+        let accepted = flow(left, Role::Responder, "accepted")?;
+        let opened = flow(right, Role::Initiator, "opened")?;
+        if accepted.app.protocol != TCP || opened.app.protocol != TCP {
+            return Err(SpliceRefused::NotTcp);
+        }
+        let session = opened.session;
+        let is_between = self.reconfigurations.following.contains_key(&accepted.session)
+            || self.reconfigurations.leading.contains_key(&session);
+        if is_between || [left, right].iter().any(|id| self.reconfigurations.splices.of(*id).is_some()) {
+            return Err(SpliceRefused::UnderWay);
+        }
+        let client = self.may_be_spliced(left, Role::Responder).map_err(SpliceRefused::Refused)?;
+        let server = self.may_be_spliced(right, Role::Initiator).map_err(SpliceRefused::Refused)?;
+        if client == server {
+            return Err(SpliceRefused::SameHost);
+        }
+        let refused = SpliceRefused::Refused;
+        if self.reconfigurations.splices.by_left.len() >= RECONFIGURATIONS_MAX {
+            return Err(refused(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX }));
+        }
+        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        let guard = self.locks.acquire(session, holder, now, LEASE);
+        let guard = guard.map_err(|busy: LockError| refused(ReconfigurationRefused::Busy(busy)))?;
+        let number = number_after(self.reconfigurations.last_number, now);
+        self.reconfigurations.last_number = number;
+        let splice = Splice {
+            right,
+            state: SpliceState::Wishing,
+            number,
+            facts,
+            taken_at: now,
+            guard,
+            sends: Sends::starting(now),
+            until: now + PATIENCE,
+        };
+        self.reconfigurations.splices.by_left.insert(left, splice);
+        self.reconfigurations.splices.lefts.insert(right, left);
+        self.splices_due(now);
+        Ok(())
+    }
+
+    /// What the receiver is told of the two connections: who is at the end that is not its own.
+    fn said_of_splice(&self, now: Instant, left: FlowId, to_left: bool) -> Option<SpliceRepr> {
+        let splice = self.reconfigurations.splices.by_left.get(&left)?;
+        let accepted = self.flows.get(left)?;
+        let opened = self.flows.get(splice.right)?;
+        let other = if to_left { opened } else { accepted };
+        let host = self.associations.get(other.association)?.host;
+        let elapsed_ms = now.since(splice.taken_at).as_millis() as u32;
+        Some(SpliceRepr {
+            host: host.0,
+            session: accepted.session,
+            service: opened.service.0,
+            left: socket(&splice.facts.left, elapsed_ms),
+            right: socket(&splice.facts.right, elapsed_ms),
+        })
+    }
+
+    /// Says a step that has SPLICE.
+    pub(super) fn say_spliced(&mut self, id: FlowId, repr: ReconfigurationRepr, splice: SpliceRepr) {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.association != 0) else { return };
+        let association = flow.association;
+        let extensions = [Extension::Reconfiguration(repr), Extension::Splice(splice)];
+        let mut draft = Draft::new(kind_of(repr.step), flow.peer_flow, id);
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+
+    /// Says again what has not been answered, and ends what has waited for too long.
+    pub(super) fn splices_due(&mut self, now: Instant) {
+        let is_due = |one: &Splice| one.until <= now || one.sends.next.is_some_and(|next| next <= now);
+        let splices = self.reconfigurations.splices.by_left.iter();
+        let due: Vec<FlowId> = splices.filter(|(_, one)| is_due(one)).map(|(left, _)| *left).collect();
+        for left in due {
+            let Some(splice) = self.reconfigurations.splices.by_left.get_mut(&left) else { continue };
+            match splice.state {
+                SpliceState::Wishing if splice.until <= now => {
+                    let why = "the agent of the client's host has not answered in time, or is of a version that \
+                               cannot have a program leave";
+                    self.splice_over(left, SpliceOutcome::Failed(why.to_string()));
+                }
+                SpliceState::Wishing => {
+                    let is_to_say = splice.sends.take(now);
+                    let wish = bare(ReconfigurationStep::Wish, splice.number);
+                    if let Some(said) = self.said_of_splice(now, left, true).filter(|_| is_to_say) {
+                        self.say_spliced(left, wish, said);
+                    }
+                }
+                SpliceState::Led => {
+                    splice.until = now + RENEW;
+                    // A lease that has ended lets others lock the session; what they do the steps refuse.
+                    let _ = self.locks.renew(splice.guard, now, LEASE);
+                }
+            }
+        }
+    }
+
+    /// It is over, one way or the other.
+    fn splice_over(&mut self, left: FlowId, outcome: SpliceOutcome) {
+        let Some(splice) = self.reconfigurations.splices.by_left.remove(&left) else { return };
+        self.reconfigurations.splices.lefts.remove(&splice.right);
+        // The lease may have ended by itself: then the lock is free already.
+        let _ = self.locks.release(splice.guard, self.now);
+        let is_done = outcome == SpliceOutcome::Done;
+        let counter = if is_done { &mut self.counters.splices_done } else { &mut self.counters.splices_failed };
+        *counter += 1;
+        self.events.push(Event::SpliceOver { left, right: splice.right, outcome });
+    }
+
+    /// One of the two flows is gone.
+    pub(crate) fn splice_ends(&mut self, id: FlowId) {
+        if let Some((left, _)) = self.reconfigurations.splices.of(id) {
+            let why = "one of the two connections has ended meanwhile";
+            self.splice_over(left, SpliceOutcome::Failed(why.to_string()));
+        }
+    }
+
+    /// A step comes by one of the two flows, for the other one.
+    pub(super) fn pass_spliced(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Verified<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        use ReconfigurationStep as Step;
+        let (left, right) = self.reconfigurations.splices.of(id).ok_or(DropReason::UnknownFlow)?;
+        let code = message.error().map(|error| error.code);
+        let is_left = id == left;
+        let Some(splice) = self.reconfigurations.splices.by_left.get_mut(&left) else {
+            return Err(DropReason::UnknownFlow);
+        };
+        match said.step {
+            Step::Request if is_left && message.splice().is_some() => {
+                splice.state = SpliceState::Led;
+                splice.sends.next = None;
+                splice.until = now + RENEW;
+                let to_right = self.said_of_splice(now, left, false).ok_or(DropReason::UnknownFlow)?;
+                self.say_spliced(right, said, to_right);
+            }
+            // The client's operator orders something else at the same time.
+            Step::Request if is_left => {
+                let no = bare(Step::Refuse, said.number);
+                self.say_step_repr(left, no, Some(ErrorCode::Overloaded));
+            }
+            Step::Refuse if is_left && splice.state == SpliceState::Wishing && said.number == splice.number => {
+                let why = refusal_text(code.unwrap_or(ErrorCode::Refused)).replace("server's", "client's");
+                self.splice_over(left, SpliceOutcome::Failed(why));
+            }
+            Step::Refuse if !is_left => {
+                self.say_step_repr(left, said, code);
+                let why = refusal_text(code.unwrap_or(ErrorCode::Refused));
+                self.splice_over(left, SpliceOutcome::Failed(why.to_string()));
+            }
+            Step::Answer | Step::Canceled if !is_left => self.say_step_repr(left, said, code),
+            Step::Cancel if is_left => {
+                self.say_step_repr(right, said, code);
+                let why = "the way without the program did not come to stand; the log of the client's host has more";
+                self.splice_over(left, SpliceOutcome::Failed(why.to_string()));
+            }
+            Step::Leave => {
+                let other = if is_left { right } else { left };
+                self.say_left(id, said.number);
+                self.say_step_repr(other, said, code);
+                self.splice_over(left, SpliceOutcome::Done);
+                [left, right].into_iter().for_each(|half| self.forget_way(half));
+            }
+            _ => return Err(DropReason::Unexpected),
+        }
+        Ok(())
+    }
+
+    /// The left anchor is asked to have a session go on without the program at its other end.
+    pub(super) fn wished(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Verified<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        let splice = message.splice().ok_or(DropReason::Malformed)?;
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        if splice.session != session {
+            return Err(DropReason::Malformed);
+        }
+        match self.begin_leaving(now, id, splice) {
+            // It is asked again.
+            Ok(()) | Err(ReconfigurationRefused::Busy(_) | ReconfigurationRefused::UnderWay) => {}
+            Err(refused) => {
+                let no = bare(ReconfigurationStep::Refuse, said.number);
+                self.say_step_repr(id, no, Some(refused.code()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The request by which the left anchor takes up a wish.
+    pub(super) fn say_request_spliced(&mut self, id: FlowId, number: u32, splice: SpliceRepr) {
+        let repr = ReconfigurationRepr { address: nowhere(), ..bare(ReconfigurationStep::Request, number) };
+        self.say_spliced(id, repr, splice);
     }
 }

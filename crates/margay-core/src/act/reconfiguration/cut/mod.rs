@@ -1,0 +1,299 @@
+//! Two ways of one TCP connection, parted by sequence number (Dysco §3.4; docs/decisions/0088). Behind the old way is a
+//! program that acknowledges: what it has acknowledged goes no other way.
+//!
+//! Each end has a *cut*: the first number that its program had not sent when it turned. Data below it go by the old way,
+//! others by the new one, and a FIN is a byte. What the other end acknowledges below this end's cut it says by the old
+//! way, the rest by the new one. Pure: packets go in, packets come out. All numbers are those of the local TCP.
+
+mod segment;
+#[cfg(test)]
+mod test;
+
+use alloc::vec::Vec;
+
+use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
+
+use segment::{Blocks, Segment, after, before, largest};
+
+/// What comes by the new way before the other end's cut is known waits; so many packets at most.
+const HELD_MAX: usize = 256;
+
+/// One of the two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through the program that leaves.
+    Old,
+    /// Without it.
+    New,
+}
+
+/// The cut of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerCut {
+    /// From this number on its data come by the new way.
+    pub number: u32,
+    /// Its FIN is right below.
+    pub is_closed: bool,
+}
+
+/// What becomes of a packet of the other end's.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// The program's TCP is given it.
+    Deliver(Vec<u8>),
+    /// The same, and the connection ends: it is a RST that counts.
+    Ends(Vec<u8>),
+    /// It is nothing to the connection, or waits.
+    Nothing,
+    /// The program that leaves has ended too early: bytes that it has acknowledged do not come any more.
+    Lost,
+}
+
+/// What one end of a connection knows of its two ways.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    /// The number after the last byte that the program has sent, as far as it was seen.
+    sent: Option<u32>,
+    /// The program's TCP has shown what it sends next: nothing beyond `sent` has gone before anybody looked.
+    is_shown: bool,
+    /// The last of what it said without data.
+    bare: Vec<u8>,
+    /// This end's cut, once it has turned.
+    own: Option<u32>,
+    peer: Option<PeerCut>,
+    /// What the program's TCP has acknowledged last.
+    acknowledged: Option<u32>,
+    /// The largest acknowledgement that the program's TCP was given, and the largest by the old way.
+    given: Option<u32>,
+    given_by_old: Option<u32>,
+    /// What each way has been told last of what is here.
+    old_told: Option<u32>,
+    new_told: Option<u32>,
+    /// Data have come by the old way since.
+    is_old_waiting: bool,
+    /// By how many bits windows are shifted that the program's TCP is told.
+    scale: u8,
+    /// Has come by the new way too early.
+    held: Vec<Vec<u8>>,
+    /// Rises with whatever the old way carries that is new.
+    progress: u32,
+}
+
+impl Cut {
+    /// Nothing has been seen yet. `scale`: by how many bits windows are shifted that the program's TCP is told.
+    pub fn new(scale: u8) -> Self {
+        Self { scale, ..Self::default() }
+    }
+
+    /// Whether this end may turn: what its program has sent is known.
+    pub const fn may_turn(&self) -> bool {
+        self.is_shown && self.sent.is_some()
+    }
+
+    /// This end's cut.
+    pub const fn own(&self) -> Option<u32> {
+        self.own
+    }
+
+    pub const fn has_peer(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// From here on data beyond what the program has sent go by the new way. Gives what that is told of how far this
+    /// end is, the last word of its TCP.
+    pub fn turn(&mut self) -> Option<Vec<u8>> {
+        let sent = self.sent.filter(|_| self.is_shown)?;
+        self.own.get_or_insert(sent);
+        let Parsed::Transport(packet) = packet::parse(&self.bare).ok()? else { return None };
+        let segment = Segment::of(&packet)?;
+        self.new_told = largest(self.new_told, segment.acknowledgement);
+        let blocks = self.peer.map_or(Blocks::None, |peer| Blocks::From(peer.number));
+        segment.write(segment.bare().with(segment.acknowledgement, blocks).bare_at(sent))
+    }
+
+    /// Whether the program's FIN is right below this end's cut, if it has sent one at all.
+    pub fn closes_own(&self) -> bool {
+        self.own.is_some() && self.own == self.sent
+    }
+
+    /// What has come by the new way too early, which is to come in again.
+    pub fn take_held(&mut self) -> Vec<Vec<u8>> {
+        core::mem::take(&mut self.held)
+    }
+
+    /// The other end's cut is known. Gives what has waited for that, which is to come in again.
+    pub fn hear(&mut self, peer: PeerCut) -> Vec<Vec<u8>> {
+        self.peer.get_or_insert(peer);
+        core::mem::take(&mut self.held)
+    }
+
+    /// Whether everything has come that comes by the old way.
+    pub fn has_all_of_old(&self) -> bool {
+        self.peer.zip(self.acknowledged).is_some_and(|(peer, acknowledged)| !before(acknowledged, peer.number))
+    }
+
+    /// A number that changes as long as the old way is of use.
+    pub const fn progress(&self) -> u32 {
+        self.progress
+    }
+
+    /// A packet of the program's: which pieces of it go by which way.
+    pub fn egress(&mut self, packet: &AppPacket<'_>) -> Vec<(Way, Vec<u8>)> {
+        let whole = |way: Way| (way, packet.whole.to_vec());
+        let Some(segment) = Segment::of(packet) else { return Vec::new() };
+        if segment.has(tcp_flags::RST) {
+            let ways = [Some(Way::Old), self.own.map(|_| Way::New)];
+            return ways.into_iter().flatten().map(whole).collect();
+        }
+        if segment.has(tcp_flags::SYN) {
+            return alloc::vec![whole(Way::Old)];
+        }
+        let is_probe = segment.is_bare() && self.sent.is_some_and(|sent| before(segment.sequence, sent));
+        self.note_sent(&segment, is_probe, packet.whole);
+        match self.own {
+            None => alloc::vec![whole(Way::Old)],
+            Some(own) => self.part(&segment, own, is_probe),
+        }
+    }
+
+    fn note_sent(&mut self, segment: &Segment<'_>, is_probe: bool, whole: &[u8]) {
+        self.sent = largest(self.sent, segment.end());
+        if segment.is_bare() && !is_probe && self.given.is_none_or(|given| !before(segment.sequence, given)) {
+            self.is_shown = true;
+        }
+        if segment.is_bare() && !is_probe {
+            self.bare = whole.to_vec();
+        }
+        if !segment.has(tcp_flags::ACK) {
+            return;
+        }
+        let before_this = self.acknowledged;
+        self.acknowledged = largest(before_this, segment.acknowledgement);
+        let is_old = self.peer.is_none_or(|peer| !after(segment.acknowledgement, peer.number));
+        if is_old && self.acknowledged != before_this {
+            self.progress = self.progress.wrapping_add(1);
+        }
+    }
+
+    /// Parts a packet at this end's cut, and its acknowledgement at the other end's.
+    fn part(&mut self, segment: &Segment<'_>, own: u32, is_probe: bool) -> Vec<(Way, Vec<u8>)> {
+        let acknowledgement = segment.acknowledgement;
+        let peer = self.peer.map(|peer| peer.number);
+        let is_beyond = peer.is_some_and(|peer| !before(acknowledgement, peer));
+        let old_acknowledgement = peer.filter(|_| is_beyond).unwrap_or(acknowledgement);
+        let [old_blocks, new_blocks] = match peer {
+            None => [Blocks::All, Blocks::None],
+            Some(_) if is_beyond => [Blocks::None, Blocks::All],
+            Some(peer) => [Blocks::Below(peer), Blocks::From(peer)],
+        };
+        let below = segment.len_below(own);
+        let old = segment.part(0..below).with(old_acknowledgement, old_blocks);
+        let new = segment.part(below..segment.len()).with(acknowledgement, new_blocks);
+        let is_all_given = self.given_by_old.is_some_and(|given| !before(given, own));
+        let probes_old = is_probe && before(segment.sequence, own) && !is_all_given;
+        let has_ack = segment.has(tcp_flags::ACK);
+        let is_new_to_new = self.new_told.is_none_or(|told| after(acknowledgement, told));
+        let beyond_blocks = peer.is_some_and(|peer| segment.has_block_from(peer));
+        let is_new_to_old = self.old_told.is_none_or(|told| after(old_acknowledgement, told));
+        let tells_old = is_new_to_old || self.is_old_waiting || segment.is_bare() && !is_beyond;
+        let goes_old = below > 0 || probes_old || has_ack && tells_old;
+        let goes_new = below < segment.len()
+            || is_probe && !probes_old
+            || has_ack && (is_beyond || is_new_to_new || beyond_blocks);
+        let sent = self.sent.unwrap_or(own);
+        let mut pieces = Vec::new();
+        if goes_old {
+            self.old_told = largest(self.old_told, old_acknowledgement);
+            self.is_old_waiting = false;
+            let sequence = if before(segment.sequence, own) { segment.sequence } else { own };
+            let piece = if below > 0 || probes_old { old } else { old.bare_at(sequence) };
+            pieces.extend(segment.write(piece).map(|packet| (Way::Old, packet)));
+        }
+        if goes_new {
+            self.new_told = largest(self.new_told, acknowledgement);
+            let has_data = below < segment.len() || is_probe && !probes_old;
+            let piece = if has_data { new } else { new.bare_at(sent) };
+            pieces.extend(segment.write(piece).map(|packet| (Way::New, packet)));
+        }
+        pieces
+    }
+
+    /// A packet of the other end's.
+    pub fn ingress(&mut self, way: Way, packet: &AppPacket<'_>) -> Arrival {
+        let Some(segment) = Segment::of(packet) else { return Arrival::Nothing };
+        if segment.has(tcp_flags::RST) {
+            // Who has left a session does not end it.
+            let is_late = way == Way::Old && self.own.is_some() && self.has_all_of_old();
+            return if is_late { Arrival::Nothing } else { Arrival::Ends(packet.whole.to_vec()) };
+        }
+        match (way, self.peer) {
+            (Way::Old, _) => self.by_old(&segment),
+            (Way::New, Some(_)) if self.own.is_some() => self.by_new(&segment),
+            (Way::New, _) => {
+                if self.held.len() < HELD_MAX {
+                    self.held.push(packet.whole.to_vec());
+                }
+                Arrival::Nothing
+            }
+        }
+    }
+
+    fn by_old(&mut self, segment: &Segment<'_>) -> Arrival {
+        let mut piece = segment.part(0..segment.len());
+        if let Some(peer) = self.peer {
+            let end = segment.end();
+            let is_early_end = segment.has(tcp_flags::FIN)
+                && if peer.is_closed { before(end, peer.number) } else { before(end.wrapping_sub(1), peer.number) };
+            if is_early_end {
+                return Arrival::Lost;
+            }
+            // A FIN of the program that leaves is at the cut, or beyond, and is nobody's.
+            piece = segment.part(0..segment.len_below(peer.number));
+        }
+        if !piece.is_bare() {
+            self.is_old_waiting = true;
+            if self.acknowledged.is_none_or(|acknowledged| after(segment.end(), acknowledged)) {
+                self.progress = self.progress.wrapping_add(1);
+            }
+        }
+        if segment.has(tcp_flags::ACK) {
+            let before_this = self.given_by_old;
+            self.given_by_old = largest(before_this, segment.acknowledgement);
+            if self.given_by_old != before_this {
+                self.progress = self.progress.wrapping_add(1);
+            }
+            if !piece.is_bare() {
+                // TCP throws data away whose acknowledgement is too old (RFC 5961 §5).
+                piece = self.raised(segment, piece);
+            }
+            self.given = largest(self.given, piece.acknowledgement);
+        }
+        segment.write(piece).map_or(Arrival::Nothing, Arrival::Deliver)
+    }
+
+    fn by_new(&mut self, segment: &Segment<'_>) -> Arrival {
+        let mut piece = segment.part(0..segment.len());
+        // The clocks of two programs stand behind the timestamps until the old way is gone, and the later one would
+        // have the earlier one's segments thrown away (RFC 7323 §5).
+        piece.drops_timestamps = true;
+        if segment.has(tcp_flags::ACK) {
+            piece = self.raised(segment, piece);
+            self.given = largest(self.given, piece.acknowledgement);
+        }
+        if let Some(acknowledged) = self.acknowledged.filter(|_| segment.is_bare()) {
+            // The window is as wide as what has come leaves it, and what the old way still has is not in it.
+            piece.sequence = if after(piece.sequence, acknowledged) { acknowledged } else { piece.sequence };
+        }
+        segment.write(piece).map_or(Arrival::Nothing, Arrival::Deliver)
+    }
+
+    /// No acknowledgement is below one that was given; the right edge of the window stays where it is.
+    fn raised(&self, segment: &Segment<'_>, mut piece: segment::Piece) -> segment::Piece {
+        if let Some(given) = self.given.filter(|given| after(*given, piece.acknowledgement)) {
+            let by = given.wrapping_sub(piece.acknowledgement).div_ceil(1 << self.scale.min(14));
+            piece.window = segment.window().saturating_sub(u16::try_from(by).unwrap_or(u16::MAX));
+            piece.acknowledgement = given;
+        }
+        piece
+    }
+}

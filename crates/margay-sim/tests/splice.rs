@@ -1,0 +1,326 @@
+//! A program between two connections leaves, in virtual time: what it stood between becomes one session, with data both
+//! ways, with loss, with ends that close, and with programs and agents that die.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, SpliceOutcome, SpliceRefused};
+use margay_core::{Cipher, Event};
+use margay_sim::check::{ends_agree, nothing_left_over};
+use margay_sim::stream::{Plan, State, Stream};
+use margay_sim::world::service;
+use margay_sim::{HostId, Relay, Weather, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 600, closes: true };
+const BYTES: u64 = 600 * 700;
+const FRONT: &str = "front.shop";
+const CHAT: &str = "chat.shop";
+
+/// A client, a program that relays, a server.
+struct Relayed {
+    world: World,
+    router: HostId,
+    client: HostId,
+    proxy: HostId,
+    server: HostId,
+    stream: usize,
+}
+
+fn relayed(seed: u64, plan: Plan, lag: Duration) -> Relayed {
+    let mut world = World::new(seed, Weather::FAIR);
+    let router = world.add_host(true);
+    let [client, proxy, server] = [(); 3].map(|()| world.add_host(false));
+    for host in [client, proxy, server] {
+        world.register(router, host);
+        world.host(host).speaks_plainly = true;
+    }
+    world.publish_streams(router, proxy, FRONT, Plan::LISTEN);
+    world.publish_streams(router, server, CHAT, plan);
+    let to = SocketAddr::new(world.host(proxy).ranges().virtual_v6(&service(CHAT)).into(), 80);
+    world.host(proxy).relays.push(Relay::new(81, to, lag));
+    Relayed { world, router, client, proxy, server, stream: usize::MAX }
+}
+
+impl Relayed {
+    fn begin(&mut self, plan: Plan) {
+        self.stream = self.world.connect_stream(self.client, FRONT, plan);
+    }
+
+    fn all(&self) -> [HostId; 4] {
+        [self.router, self.client, self.proxy, self.server]
+    }
+
+    fn set_direct(&mut self, is_on: bool) {
+        self.all().into_iter().for_each(|host| self.world.set_direct(host, is_on));
+    }
+
+    /// The program wishes to leave.
+    fn leave(&mut self) -> Result<(), SpliceRefused> {
+        let now = self.world.now;
+        let said = self.world.host(self.proxy).splice(now, 0);
+        self.world.touch(self.proxy);
+        said
+    }
+
+    fn outcomes(&mut self) -> Vec<SpliceOutcome> {
+        self.world.host(self.proxy).relays[0].outcomes.clone()
+    }
+
+    fn ends(&mut self) -> [Stream; 2] {
+        let client = self.world.host(self.client).streams[self.stream].clone();
+        [client, self.world.host(self.server).streams.last().expect("it was accepted").clone()]
+    }
+
+    fn flows_at(&mut self, host: HostId) -> usize {
+        self.world.host(host).sal.flow_count()
+    }
+
+    fn nothing_stays(&mut self, what: &str) {
+        for host in self.all() {
+            assert_eq!(self.flows_at(host), 0, "{host:?} forgets it: {what}");
+            let now = self.world.now;
+            assert_eq!(self.world.host(host).sal.locked_sessions(now), 0, "{what}");
+        }
+        nothing_left_over(&self.world).unwrap_or_else(|left| panic!("{what}: {left}"));
+    }
+
+    fn ends_well(&mut self, what: &str) {
+        self.world.run_for(360 * SECOND);
+        for end in self.ends() {
+            let said = (end.was_reset, end.was_wrong, end.received, end.state, end.retransmissions);
+            assert!(!end.was_reset && !end.was_wrong && end.received == BYTES, "{what}: {said:?}");
+            assert!(matches!(end.state, State::TimeWait | State::Gone), "{what}: {said:?}");
+        }
+        self.nothing_stays(what);
+    }
+
+    /// Whatever has become of it: no byte is wrong, and who was told that all is well has all.
+    fn ends_somehow(&mut self, what: &str) -> bool {
+        self.world.run_for(240 * SECOND);
+        let ends = self.ends();
+        for end in &ends {
+            let said = (end.was_reset, end.was_wrong, end.received, end.state);
+            assert!(!end.was_wrong, "{what}: {said:?}");
+            assert!(end.was_reset || end.received == BYTES, "{what}: {said:?}");
+        }
+        ends.iter().any(|end| end.was_reset)
+    }
+
+    /// What the client's host remembers.
+    fn reconfigurations(&mut self) -> Vec<(&'static str, ReconfigurationOutcome)> {
+        let events = self.world.host(self.client).events.iter();
+        let outcome = |event: &Event| match event {
+            Event::Reconfigured { change, .. } => Some((change.edit.label(), change.outcome.clone())),
+            _ => None,
+        };
+        events.filter_map(outcome).collect()
+    }
+}
+
+#[test]
+fn a_program_leaves_and_its_session_goes_on_without_it() {
+    for is_direct in [false, true] {
+        for is_sealed in [false, true] {
+            for lag in [1, 60] {
+                let what = format!("direct {is_direct}, sealed {is_sealed}, lag {lag} ms");
+                let mut relayed = relayed(7, TALK, Duration::from_millis(lag));
+                relayed.set_direct(is_direct);
+                if is_sealed {
+                    for host in relayed.all() {
+                        relayed.world.host(host).set_secure(&[Cipher::ChaCha20Poly1305], true);
+                    }
+                }
+                relayed.begin(TALK);
+                relayed.world.run_for(SECOND);
+                relayed.leave().expect("it may");
+                assert_eq!(relayed.leave(), Err(SpliceRefused::UnderWay));
+                relayed.world.run_for(SECOND);
+                assert_eq!(relayed.outcomes(), [SpliceOutcome::Done], "{what}");
+                assert_eq!(relayed.reconfigurations(), [("leave", ReconfigurationOutcome::Done)], "{what}");
+                let proxy = relayed.proxy;
+                assert_eq!(relayed.flows_at(proxy), 0, "{what}");
+                let received = relayed.ends().map(|end| end.received);
+                relayed.world.run_for(SECOND);
+                let later = relayed.ends().map(|end| end.received);
+                assert!(later.iter().zip(received).all(|(later, before)| *later > before), "{what}: it goes on");
+                let client = relayed.client;
+                let stream = relayed.stream;
+                let shown = relayed.world.host(client).flow_of(stream).expect("it goes on");
+                assert_eq!(shown.service, service(CHAT), "{what}");
+                assert_eq!(shown.carriage.sends(), is_direct && !is_sealed, "{what}");
+                ends_agree(&relayed.world).expect("they do");
+                relayed.ends_well(&what);
+            }
+        }
+    }
+}
+
+#[test]
+fn loss_delays_it_and_costs_nobody_the_session() {
+    for seed in 0..15 {
+        let mut relayed = relayed(100 + seed, TALK, Duration::from_millis(seed % 5 * 11 + 1));
+        relayed.set_direct(seed % 2 == 0);
+        relayed.begin(TALK);
+        relayed.world.run_for(SECOND);
+        let delay_max = Duration::from_millis(1 + seed % 3 * 7);
+        let bad = Weather { loss_per_mille: 40, duplicate_per_mille: 40, delay_max, ..Weather::FAIR };
+        relayed.world.network.weather = bad;
+        relayed.leave().expect("it may");
+        relayed.world.run_for(4 * SECOND);
+        relayed.world.network.weather = Weather::FAIR;
+        relayed.world.run_for(2 * SECOND);
+        assert_eq!(relayed.outcomes().len(), 1, "seed {seed}");
+        let what = format!("seed {seed}: {:?}", relayed.outcomes());
+        relayed.ends_well(&what);
+    }
+}
+
+#[test]
+fn either_end_may_close_at_every_step() {
+    const BRIEF: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 100, closes: true };
+    const QUIET: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 40, closes: false };
+    for (ours, theirs) in [(BRIEF, BRIEF), (QUIET, BRIEF), (BRIEF, QUIET)] {
+        for micros in (0..12).map(|step| 620_000 + step * 15_000) {
+            let what = format!("{} and {} writes, at {micros} us", ours.writes, theirs.writes);
+            let mut relayed = relayed(15, theirs, Duration::from_millis(5));
+            relayed.begin(ours);
+            relayed.world.run_for(Duration::from_micros(micros));
+            if relayed.leave().is_err() {
+                continue;
+            }
+            relayed.world.run_for(400 * SECOND);
+            for (end, writes) in relayed.ends().iter().zip([theirs.writes, ours.writes]) {
+                let said = (end.was_reset, end.was_wrong, end.received, end.state);
+                assert!(
+                    !end.was_reset && !end.was_wrong && end.received == u64::from(writes) * 700,
+                    "{what}: {said:?}"
+                );
+            }
+            relayed.nothing_stays(&what);
+        }
+    }
+}
+
+#[test]
+fn a_program_that_dies_meanwhile_costs_the_session_and_no_bytes() {
+    let mut kept = 0;
+    for lag in [1, 40] {
+        for micros in (0..12).map(|step| step * 9_000) {
+            let what = format!("lag {lag} ms, at {micros} us");
+            let mut relayed = relayed(13, TALK, Duration::from_millis(lag));
+            relayed.begin(TALK);
+            relayed.world.run_for(SECOND);
+            relayed.leave().expect("it may");
+            relayed.world.run_for(Duration::from_micros(micros));
+            let now = relayed.world.now;
+            let proxy = relayed.proxy;
+            relayed.world.host(proxy).kill_relay(now, 0);
+            relayed.world.touch(proxy);
+            kept += usize::from(!relayed.ends_somehow(&what));
+            relayed.nothing_stays(&what);
+        }
+    }
+    assert!(kept > 4, "who has left ends nothing: {kept}");
+}
+
+#[test]
+fn agents_may_die_at_every_step() {
+    for which in 0..3 {
+        for micros in (0..12).map(|step| step * 11_000) {
+            let mut relayed = relayed(14, TALK, Duration::from_millis(10));
+            relayed.begin(TALK);
+            relayed.world.run_for(SECOND);
+            relayed.leave().expect("it may");
+            relayed.world.run_for(Duration::from_micros(micros));
+            let dies = [relayed.client, relayed.proxy, relayed.server][which];
+            let what = format!("{dies:?} at {micros} us");
+            relayed.world.kill_agent(dies);
+            relayed.world.run_for(SECOND / 4);
+            relayed.world.start_agent(dies);
+            let router = relayed.router;
+            for host in [relayed.client, relayed.proxy, relayed.server] {
+                relayed.world.register_again(router, host);
+            }
+            relayed.ends_somehow(&what);
+            for host in relayed.all() {
+                let now = relayed.world.now;
+                assert_eq!(relayed.world.host(host).sal.locked_sessions(now), 0, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_way_that_does_not_come_to_stand_leaves_everything_as_it_was() {
+    let mut relayed = relayed(21, TALK, Duration::from_millis(5));
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND / 4);
+    let [client, server] = [relayed.client, relayed.server].map(|host| relayed.world.host(host).address);
+    relayed.world.network.cut(client, server);
+    for _ in 0..2 {
+        relayed.leave().expect("it may be asked");
+        relayed.world.run_for(2 * SECOND + SECOND / 8);
+    }
+    let outcomes = relayed.outcomes();
+    assert!(matches!(&outcomes[..], [SpliceOutcome::Failed(_), SpliceOutcome::Failed(_)]), "{outcomes:?}");
+    relayed.ends_well("no way");
+}
+
+#[test]
+fn who_may_not_have_the_service_does_not_get_it_by_a_program_that_leaves() {
+    let mut relayed = relayed(22, TALK, Duration::from_millis(5));
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND);
+    // From now on the service is for the program's host alone.
+    let proxy = relayed.world.host(relayed.proxy).sal.host();
+    let server = relayed.server;
+    let sal = &mut relayed.world.host(server).sal;
+    let (id, mut rule) = sal
+        .rules()
+        .find(|(prefix, ..)| prefix.id == service(CHAT))
+        .map(|(_, id, rule)| (id, rule.clone()))
+        .expect("its rule");
+    let margay_core::table::Action::Demux(demux) = &mut rule.action else { panic!("it is served") };
+    demux.allow = margay_core::table::Allow::List(vec![margay_core::table::AllowItem::Host(proxy)]);
+    assert!(sal.change_rule(id, rule));
+    relayed.leave().expect("it may be asked");
+    relayed.world.run_for(4 * SECOND);
+    assert!(matches!(&relayed.outcomes()[..], [SpliceOutcome::Failed(_)]), "{:?}", relayed.outcomes());
+    relayed.ends_well("not allowed");
+}
+
+#[test]
+fn two_connections_that_are_none_of_a_program_are_refused() {
+    let mut relayed = relayed(23, TALK, Duration::from_millis(5));
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND);
+    let now = relayed.world.now;
+    let proxy = relayed.proxy;
+    let flows: Vec<_> = relayed.world.host(proxy).sal.flows().collect();
+    let of = |role| flows.iter().find(|flow| flow.role == role).expect("it has one").flow;
+    let [accepted, opened] = [margay_core::Role::Responder, margay_core::Role::Initiator].map(of);
+    let nobody = margay_core::delta::SocketFacts {
+        unread: 0,
+        written: 0,
+        timestamp: None,
+        peer_scale: 0,
+        own_scale: 0,
+        has_sack: false,
+    };
+    let facts = margay_core::delta::SpliceFacts { left: nobody, right: nobody };
+    let sal = &mut relayed.world.host(proxy).sal;
+    assert!(matches!(sal.splice(now, opened, accepted, facts), Err(SpliceRefused::UnknownFlow(..))));
+    assert!(matches!(sal.splice(now, accepted, accepted, facts), Err(SpliceRefused::UnknownFlow(..))));
+    let client = relayed.client;
+    let own = relayed.world.host(client).sal.flows().next().expect("the session").flow;
+    let edit = Edit::Insert { service: service("box.shop"), before: None };
+    relayed.leave().expect("it may");
+    // Another order meanwhile finds the session busy, and waits.
+    relayed.world.run_for(Duration::from_millis(5));
+    let now = relayed.world.now;
+    relayed.world.host(client).sal.reconfigure(now, own, edit).expect("it waits");
+    relayed.world.run_for(2 * SECOND);
+    assert_eq!(relayed.outcomes(), [SpliceOutcome::Done]);
+    relayed.ends_well("another order");
+}

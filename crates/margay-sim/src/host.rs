@@ -16,7 +16,7 @@ use margay_core::{
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
 use crate::cache::{Cache, Carried};
-use crate::kernel::{Kernel, Told};
+use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::relay::Relay;

@@ -48,8 +48,8 @@ pub struct SpliceFacts {
 pub enum Clock {
     /// Added on the way from the wire to the local TCP.
     Fixed(u32),
-    /// Follows from the first packet that bears a timestamp: the clock of the socket that has left goes on, and shows so
-    /// many milliseconds more than have passed since [`Instant::ZERO`].
+    /// Follows from the first packet that bears a timestamp: the clock of the socket that has left goes on, and shows
+    /// so many milliseconds more than have passed since [`Instant::ZERO`].
     Awaited(u32),
     /// One of the two connections has no timestamps: the option is overwritten.
     Absent,

@@ -10,6 +10,7 @@ use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::{Plan, State, Stream};
 use margay_sim::world::service;
 use margay_sim::{HostId, Relay, Weather, World};
+use margay_wire::Message;
 
 const SECOND: Duration = Duration::from_secs(1);
 const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 600, closes: true };
@@ -323,4 +324,35 @@ fn two_connections_that_are_none_of_a_program_are_refused() {
     relayed.world.run_for(2 * SECOND);
     assert_eq!(relayed.outcomes(), [SpliceOutcome::Done]);
     relayed.ends_well("another order");
+}
+
+#[test]
+fn what_is_said_again_or_altered_changes_nothing() {
+    let mut relayed = relayed(31, TALK, Duration::from_millis(5));
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND);
+    relayed.world.recording = Some(Vec::new());
+    relayed.leave().expect("it may");
+    relayed.world.run_for(SECOND);
+    let said = relayed.world.recording.take().expect("it was recorded");
+    assert_eq!(relayed.outcomes(), [SpliceOutcome::Done]);
+    let is_step = |bytes: &[u8]| Message::parse(bytes).is_ok_and(|message| message.reconfiguration().is_some());
+    let steps: Vec<_> = said.into_iter().filter(|(_, _, bytes)| is_step(bytes)).collect();
+    let has = |is_it: fn(&Message<'_>) -> bool| {
+        steps.iter().any(|(_, _, bytes)| Message::parse(bytes).is_ok_and(|m| is_it(&m)))
+    };
+    assert!(has(|message| message.splice().is_some()) && has(|message| message.cut().is_some()));
+    let before = relayed.reconfigurations().len();
+    for (from, to, bytes) in steps {
+        for at in [20, bytes.len() / 2, bytes.len() - 30] {
+            let mut altered = bytes.clone();
+            altered[at] ^= 0x10;
+            relayed.world.inject(from, to, altered);
+        }
+        relayed.world.inject(from, to, bytes);
+        relayed.world.run_for(Duration::from_millis(3));
+    }
+    assert_eq!(relayed.reconfigurations().len(), before);
+    assert_eq!(relayed.outcomes(), [SpliceOutcome::Done]);
+    relayed.ends_well("said again");
 }

@@ -228,6 +228,8 @@ pub const ALL: &[Scenario] = &[
     chain::policy::SCENARIO,
     chain::attacks::SCENARIO,
     chain::insert_remove::SCENARIO,
+    chain::leaving::REMOVAL,
+    chain::leaving::OFFSET,
     handover::SCENARIO,
     handover_attacks::SCENARIO,
     handover_weather::SCENARIO,

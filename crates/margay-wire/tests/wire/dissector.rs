@@ -421,11 +421,7 @@ impl Expected {
             0x98 => self.change(value),
             0x9a => self.reconfiguration(value),
             0xcc => self.splice(value),
-            0xcd => {
-                self.number("cut.number", &value["number"]);
-                self.put("cut.is_closed", u8::from(value["is_closed"].as_bool().expect("a flag")));
-                self.put("cut.has_heard", u8::from(value["has_heard"].as_bool().expect("a flag")));
-            }
+            0xcd => self.cut(value),
             _ => {}
         }
     }
@@ -435,6 +431,13 @@ impl Expected {
         self.number("reconfiguration.number", &value["number"]);
         self.text("reconfiguration.host", &value["host"]);
         self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
+    }
+
+    fn cut(&mut self, value: &Value) {
+        self.number("cut.number", &value["number"]);
+        for field in ["is_closed", "has_heard"] {
+            self.put(&format!("cut.{field}"), u8::from(value[field].as_bool().expect("a flag")));
+        }
     }
 
     fn splice(&mut self, value: &Value) {

@@ -122,6 +122,20 @@ fn cut() -> impl Strategy<Value = Value> {
     })
 }
 
+fn loss() -> impl Strategy<Value = Value> {
+    any::<[u32; 5]>().prop_map(|[basis, sent, expected, received, gaps]| {
+        json!({
+            "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
+        })
+    })
+}
+
+fn location() -> impl Strategy<Value = Value> {
+    (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
+        json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
+    })
+}
+
 /// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
@@ -165,9 +179,6 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
         critical,
     );
-    let location = (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
-        json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
-    });
     let shared = (0..3_u8, any::<u8>());
     let stripe = (any::<u32>(), 0..4_u8, any::<[bool; 2]>(), shared).prop_map(|(number, place, flags, shared)| {
         let ([ends, leads], (sharing, weight)) = (flags, shared);
@@ -186,17 +197,12 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let loss = any::<[u32; 5]>().prop_map(|[basis, sent, expected, received, gaps]| {
-        json!({
-            "type": "LOSS", "basis": basis, "sent": sent, "expected": expected, "received": received, "gaps": gaps,
-        })
-    });
     let timing = (any::<[u32; 3]>(), option::of(0..u32::MAX)).prop_map(|([at_us, judged, late], jitter_us)| {
         json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
     });
     let splices = (splice(), cut());
-    let last = (chain(), seen, fence, change(), loss, timing, reconfiguration(), splices);
-    let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
+    let last = (chain(), seen, fence, change(), loss(), timing, reconfiguration(), splices);
+    let third = (location(), stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
         |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, timing, z, (splice, cut))))| {
             vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, timing, z, splice, cut]

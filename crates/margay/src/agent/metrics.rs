@@ -441,6 +441,8 @@ fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEnc
                 "Times that a change of a session's boxes found the session busy with another act",
                 core.reconfigurations_locked,
             ),
+            ("programs_left", "Times that a program here has left between two connections", core.splices_done),
+            ("programs_stayed", "Times that a program here was to leave and has not", core.splices_failed),
         ],
     )?;
     let help = "Changes of running sessions' boxes that were ordered here and are over";

@@ -366,7 +366,9 @@ fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
         let ago = span(Duration::from_millis(change.ms_ago));
         let boxes = if change.boxes.is_empty() { "no boxes".to_owned() } else { change.boxes.join(", ") };
         let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
-        format!("{ago} ago, {} to {boxes}: {}{why}", change.act, change.outcome)
+        let what =
+            if change.act == "leave" { "the proxy leaves".to_owned() } else { format!("{} to {boxes}", change.act) };
+        format!("{ago} ago, {what}: {}{why}", change.outcome)
     };
     changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }

@@ -1,8 +1,9 @@
 //! A delta in the record of a flow, for the next start of the agent.
 //!
 //! ```text
-//! 0 the peer's numbers | 4 this end's | 8 the peer's clock | 12 this end's | 16 shift of windows that come | 17 of those
-//! that go | 18 flags: 1, 2 kind of the peer's clock, 4, 8 of this end's, 16 no selective acknowledgements | 19 zero
+//! 0 the peer's numbers | 4 this end's | 8 the peer's clock | 12 this end's
+//! 16 shift of windows that come | 17 of windows that go | 18 flags | 19 zero
+//! flags: 1, 2 kind of the peer's clock, 4, 8 of this end's, 16 no selective acknowledgements
 //! kind of a clock: 0 what is added, 1 awaited: what it shows when the record is written, 2 absent (zero)
 //! ```
 //! Numbers are big-endian.
@@ -24,7 +25,7 @@ impl Clock {
     fn encode(self, now: Instant) -> (u8, u32) {
         match self {
             Self::Fixed(shift) => (FIXED, shift),
-            Self::Awaited { value, at } => (AWAITED, value.wrapping_add(millis(now.since(at)))),
+            Self::Awaited(ahead) => (AWAITED, ahead.wrapping_add(millis(now))),
             Self::Absent => (ABSENT, 0),
         }
     }
@@ -32,7 +33,7 @@ impl Clock {
     fn decode(kind: u8, value: u32, now: Instant) -> Option<Self> {
         match kind & KIND_BITS {
             FIXED => Some(Self::Fixed(value)),
-            AWAITED => Some(Self::Awaited { value, at: now }),
+            AWAITED => Some(Self::awaited(value, now)),
             ABSENT if value == 0 => Some(Self::Absent),
             _ => None,
         }

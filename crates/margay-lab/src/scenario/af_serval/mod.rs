@@ -2,7 +2,7 @@
 //! and against the library: streams and datagrams, names and prefixes, what each end is called; and what is refused, or
 //! dies half-way.
 
-mod programs;
+pub mod programs;
 
 use std::ffi::OsString;
 use std::path::Path;

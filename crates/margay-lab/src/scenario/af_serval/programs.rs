@@ -19,7 +19,7 @@ macro_rules! sdk {
     };
 }
 
-const FILES: [(&str, &str); 20] = sdk!(
+const FILES: [(&str, &str); 22] = sdk!(
     "Makefile",
     "margay.pc.in",
     "include/margay.h",
@@ -34,7 +34,9 @@ const FILES: [(&str, &str); 20] = sdk!(
     "src/name.c",
     "src/preload.c",
     "src/real.h",
+    "src/relay.c",
     "src/socket.c",
+    "src/splice.c",
     "src/table.c",
     "test/client.c",
     "test/program.h",
@@ -97,6 +99,11 @@ impl Programs {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
         }
         Ok(Self { dir: dir.join("build") })
+    }
+
+    /// The shim.
+    pub fn shim(&self) -> PathBuf {
+        self.dir.join("libmargay-preload.so")
     }
 
     /// The command line of a program.

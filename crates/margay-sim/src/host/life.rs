@@ -1,0 +1,78 @@
+//! Agents that are killed, and start again with what they had written down.
+
+use margay_core::Instant;
+use margay_core::handover::HandoverRecord;
+use margay_wire::FlowId;
+
+use super::{Host, Start};
+use crate::cache::Cache;
+use crate::kernel::Kernel;
+
+/// What an agent has written down for its next start.
+struct Kept {
+    associations: Vec<u8>,
+    flows: Vec<HandoverRecord>,
+}
+
+impl Host {
+    /// The agent's epoch.
+    pub const fn epoch(&self) -> u32 {
+        self.start.epoch
+    }
+
+    /// From now on its agent does not run.
+    pub fn kill_agent(&mut self) {
+        self.is_dead = true;
+    }
+
+    /// Whether its agent runs.
+    pub const fn has_agent(&self) -> bool {
+        !self.is_dead
+    }
+
+    /// The agent starts again, with what the one before had written down when it was killed. The user-space cache is
+    /// empty, the kernel's has gone on meanwhile.
+    pub(crate) fn start_agent(&mut self, now: Instant, seed: [u8; 32]) {
+        let kept = self.kept(now);
+        let start = Start { epoch: self.start.epoch + 1, ..self.start };
+        let mut next = Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits);
+        for (prefix, id, rule) in self.sal.rules() {
+            // An empty table has room for what another had room for.
+            let _ = next.sal.add_rule_as(now, id, prefix, rule.clone());
+        }
+        next.sal.set_chain_policy(self.sal.chain_policy().clone()).expect("it was gone by before");
+        self.leases.iter().for_each(|(address, service)| next.sal.bind_name(*address, *service));
+        std::mem::swap(&mut next.sal, &mut self.sal);
+        let mut cache = Cache::new(self.cache.own);
+        cache.kernel = self.cache.kernel.take();
+        (self.cache, self.start, self.is_dead) = (cache, start, false);
+        if !self.secure.0.is_empty() {
+            self.sal.set_secure(&self.secure.0, self.secure.1, Vec::new());
+        }
+        self.sal.take_up_associations(now, &kept.associations).expect("kept whole");
+        for record in &kept.flows {
+            // One that is over may be refused.
+            let _ = self.sal.adopt_flow(now, record);
+        }
+        self.sal.forget_superseded();
+        if self.cache.kernel.is_some() {
+            self.sal.set_flow_ports(now, Some(61_000..=65_535));
+        }
+        let entries = self.cache.kernel.as_ref().map(Kernel::entries).unwrap_or_default();
+        for (flow, _, wire) in entries {
+            if !self.sal.adopt_direct(now, flow, 1, &wire)
+                && let Some(kernel) = &mut self.cache.kernel
+            {
+                kernel.follow(flow, None);
+            }
+        }
+        self.drain(now);
+    }
+
+    fn kept(&mut self, now: Instant) -> Kept {
+        let associations = self.sal.keep_associations().to_vec();
+        let flows: Vec<FlowId> = self.sal.flows().map(|flow| flow.flow).collect();
+        let flows = flows.into_iter().filter_map(|flow| self.sal.export_flow(now, flow)).collect();
+        Kept { associations, flows }
+    }
+}

@@ -166,11 +166,11 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let last = (chain(), seen, fence, change(), loss, timing, reconfiguration());
     let third = (location, stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z)))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z]
+        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, z, last)))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, last]
         },
     );
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=26)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=27)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

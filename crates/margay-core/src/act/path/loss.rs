@@ -112,6 +112,8 @@ impl Jitter {
 struct Measured {
     /// When the peer is asked; nothing while the flow is not active.
     next: Option<Instant>,
+    /// When the peer last asked. Its jitter is reckoned for it, whether this end wants to know or not.
+    asked: Option<Instant>,
     /// The flow cache has been asked for counts, for these.
     asks: bool,
     question: Option<LossRepr>,
@@ -127,6 +129,11 @@ struct Measured {
 }
 
 impl Measured {
+    /// Whether the peer has asked of late.
+    fn is_asked(&self, now: Instant) -> bool {
+        self.asked.is_some_and(|asked| now.since(asked) < ACTIVE)
+    }
+
     fn timing(&self) -> FlowTiming {
         let of = |jitter_us, order: &Meter| Timing { jitter_us, reordered_ppm: order.loss().map(|late| late.ppm) };
         FlowTiming {
@@ -176,6 +183,25 @@ impl Losses {
 
     pub fn forget(&mut self, id: FlowId) {
         self.flows.remove(&id);
+    }
+
+    /// Nobody here wants to know of a flow; but the peer may, and asks again.
+    fn forget_unless_asked(&mut self, now: Instant, id: FlowId) {
+        let Some(measured) = self.flows.get_mut(&id) else { return };
+        match measured.asked.filter(|_| measured.is_asked(now)) {
+            Some(asked) => {
+                measured.next = Some(asked + ACTIVE);
+                self.next = Some(self.next.map_or(asked + ACTIVE, |next| next.min(asked + ACTIVE)));
+            }
+            None => self.forget(id),
+        }
+    }
+
+    /// The peer asks about a flow.
+    fn note_asked(&mut self, now: Instant, id: FlowId) {
+        if let Some(measured) = self.entry(id) {
+            measured.asked = Some(now);
+        }
     }
 
     /// The flow carries something again.
@@ -230,7 +256,7 @@ impl Sal {
         for id in due {
             let flow = self.flows.get(id).filter(|flow| self.wants_loss(flow));
             let Some(active) = flow.map(|flow| flow.active) else {
-                self.losses.forget(id);
+                self.losses.forget_unless_asked(now, id);
                 continue;
             };
             let is_active = now.since(active) < ACTIVE;
@@ -255,6 +281,9 @@ impl Sal {
         let now = self.now;
         if is_answer && !self.losses.flows.contains_key(&id) {
             return Err(DropReason::Unexpected);
+        }
+        if !is_answer {
+            self.losses.note_asked(now, id);
         }
         let measured = self.losses.entry(id).ok_or(DropReason::Full)?;
         timing.into_iter().for_each(|timing| measured.note_timing(now, timing));
@@ -289,7 +318,7 @@ impl Sal {
             self.say_loss(id, count, 0, Flags::empty());
         }
         let Some(flow) = self.flows.get(id).filter(|flow| self.wants_loss(flow)) else {
-            self.losses.forget(id);
+            self.losses.forget_unless_asked(now, id);
             return;
         };
         let sends_fec = flow.stacks.sends.repairs();
@@ -367,6 +396,21 @@ mod tests {
             meter.note(at);
         }
         assert!(meter.loss().is_some_and(|loss| loss.ppm < 10));
+    }
+
+    #[test]
+    fn what_the_peer_asks_about_is_kept_as_long_as_it_asks() {
+        let mut losses = Losses::default();
+        let id = FlowId(7);
+        let at = |ms| Instant::from_millis(ms);
+        losses.note_asked(at(0), id);
+        losses.forget_unless_asked(at(1), id);
+        assert_eq!((losses.flows.len(), losses.next_deadline()), (1, Some(at(10_000))));
+        losses.note_asked(at(9_000), id);
+        losses.forget_unless_asked(at(10_000), id);
+        assert_eq!(losses.flows.len(), 1);
+        losses.forget_unless_asked(at(19_000), id);
+        assert_eq!(losses.flows.len(), 0);
     }
 
     #[test]

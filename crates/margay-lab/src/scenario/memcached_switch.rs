@@ -262,8 +262,8 @@ impl Stage<'_> {
         Ok(cost)
     }
 
-    /// The binary protocol, by clients of libmemcached: some thousand requests of memcaslap, with many keys at once, and
-    /// a value that one program stores and another one reads.
+    /// The binary protocol, by clients of libmemcached: some thousand requests of memcaslap, with many keys at once,
+    /// and a value that one program stores and another one reads.
     fn ask_in_binary(&self, findings: &mut Findings) -> Result<()> {
         let way = &self.ways[0];
         let mix = mix_of(self.client).display().to_string();

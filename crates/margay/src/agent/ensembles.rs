@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use parking_lot::Mutex;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -174,11 +174,13 @@ impl Switch {
     /// Until a switch ends, or is told to.
     async fn follow(&mut self, mut child: Child, mut current: EnsembleSection) -> Ended {
         let mut pause = PAUSE;
+        // Whoever waits for a child closes its standard input, if that is still the child's.
+        let attends = child.stdin.take();
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
             let step = Step::between(&current, &wanted);
             if step == Step::Restart {
-                end(child).await;
+                end(child, attends).await;
                 return Ended::Restart;
             }
             let is_behind = step == Step::Module;
@@ -200,7 +202,7 @@ impl Switch {
                 changed = self.wanted.changed() => match changed {
                     Ok(()) => pause = PAUSE,
                     Err(_) => {
-                        end(child).await;
+                        end(child, attends).await;
                         return Ended::Withdrawn;
                     }
                 },
@@ -243,8 +245,8 @@ fn words_of(section: &EnsembleSection) -> Vec<OsString> {
 }
 
 /// Tells a switch to end, and waits for that; one that does not is killed.
-async fn end(mut child: Child) {
-    drop(child.stdin.take());
+async fn end(mut child: Child, attends: Option<ChildStdin>) {
+    drop(attends);
     if timeout(END_LIMIT, child.wait()).await.is_err() {
         // It may end in this moment.
         let _ = child.kill().await;

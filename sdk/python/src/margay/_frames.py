@@ -246,6 +246,9 @@ class FramesListener:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(value[: len(value) - len(value) % descriptors.itemsize])
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        for sock in sockets:
+            # The kernel passes it as its process has it: without blocking.
+            sock.setblocking(True)
         try:
             head += self._stream.exactly(_LENGTH.size - len(head))
             message = self._stream.body(head) if len(head) == _LENGTH.size else None

@@ -23,6 +23,8 @@ pub(super) const DATAGRAM_MAX: usize = 2048;
 const LINGER: Duration = Duration::from_secs(5);
 /// Frames that may be numbered beyond the oldest that waits for an answer: a switch remembers no more.
 const OPEN_MAX: u64 = 60_000;
+/// Numbers that are remembered as settled: as many as a switch remembers.
+const SETTLED_MAX: usize = 1 << 16;
 /// A timer that is not wanted.
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -100,11 +102,23 @@ struct Numbers {
     next: u64,
     /// Those that wait for an answer.
     awaited: BTreeSet<u64>,
+    /// Those that have one, or were told as lost: a switch may say so of them once more.
+    settled: BTreeSet<u64>,
 }
 
 impl Numbers {
     fn oldest(&self) -> u64 {
         self.awaited.first().copied().unwrap_or(self.next)
+    }
+
+    /// An answer has come to a number, or none will. Whether the program is to hear of it.
+    fn settle(&mut self, number: u64) -> bool {
+        self.awaited.remove(&number);
+        let is_new = self.settled.insert(number);
+        if self.settled.len() > SETTLED_MAX {
+            self.settled.pop_first();
+        }
+        is_new
     }
 
     /// The whole number of one that has come.
@@ -234,7 +248,7 @@ impl Driver {
             let Some(repr) = OwnFrameRepr::parse(&frame.bytes) else { continue };
             if let Some(numbers) = self.numbers.as_mut().filter(|_| repr.is_answer)
                 && let Some(number) = numbers.whole(repr.number)
-                && !numbers.awaited.remove(&number)
+                && !numbers.settle(number)
             {
                 // It is late: the program was told that there is none.
                 continue;
@@ -248,13 +262,13 @@ impl Driver {
                 bytes: repr.payload.to_vec(),
             }));
         }
-        let number = self.connection.poll_lost()?;
-        if let Some(numbers) = &mut self.numbers
-            && let Some(whole) = numbers.whole(number)
-        {
-            numbers.awaited.remove(&whole);
+        while let Some(number) = self.connection.poll_lost() {
+            let numbers = self.numbers.as_mut()?;
+            if numbers.whole(number).is_some_and(|number| numbers.settle(number)) {
+                return Some(Arrival::Lost(number));
+            }
         }
-        Some(Arrival::Lost(number))
+        None
     }
 
     fn send_frames(&mut self, now: Instant) {

@@ -67,7 +67,8 @@ impl Sending {
         self
     }
 
-    /// Where nobody knows whether the server acted on it before it died, another one is given it.
+    /// Where a server has died without acknowledging it, and nobody knows whether it has acted on it, another one is
+    /// given it.
     #[must_use]
     pub fn safe(mut self) -> Self {
         self.is_safe = true;

@@ -63,6 +63,13 @@ pub extern "C" fn rm_member(member: i32) {
     let _ = IMAGES.compare_exchange(member, -1, Relaxed, Relaxed);
 }
 
+/// A connection of another module, or of none, may come to this one: 1; 0 has it stay. What the other module's
+/// `alrm_state` has left lies at `alrm_frame`, so many bytes; this module needs nothing of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn adopt(_len: i32) -> i32 {
+    1
+}
+
 /// Whose a request is: its number, or 0xff for nobody's now. Other bits are in the book.
 #[unsafe(no_mangle)]
 pub extern "C" fn redirect(_connection: i32, len: i32, _source: i32, _rtx: i64) -> i64 {

@@ -27,6 +27,10 @@
       (then (if (call $same (i32.const 4096) (i32.const 8192) (i32.const 6))
         (then (global.set $images (local.get $member)))))))
 
+  ;; A connection of another module, or of none, may come to this one: 1. What the other module's alrm_state has left
+  ;; lies at 0, so many bytes; this module needs nothing of it.
+  (func (export "adopt") (param $len i32) (result i32) (i32.const 1))
+
   (func (export "rm_member") (param $member i32)
     (if (i32.eq (local.get $member) (global.get $images))
       (then (global.set $images (i32.const -1)))))

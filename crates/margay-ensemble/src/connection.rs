@@ -48,6 +48,8 @@ pub struct ConnectionConfig {
     pub receive_buffer_bytes: usize,
     /// Of the programs, as HELLO names it.
     pub protocol: u8,
+    /// How an end that answers puts in order what comes: by watermarks where a switch has opened the connection.
+    pub reading: Reading,
 }
 
 impl Default for ConnectionConfig {
@@ -58,6 +60,7 @@ impl Default for ConnectionConfig {
             send_buffer_bytes: 1 << 20,
             receive_buffer_bytes: 1 << 20,
             protocol: 0,
+            reading: Reading::Watermarks,
         }
     }
 }
@@ -168,7 +171,7 @@ impl Connection {
     pub fn accept(now: Instant, number: u64, hello: &FramedTerms, label: &str, config: ConnectionConfig) -> Self {
         let mut this = Self::new(now, number, config);
         this.label = label.to_owned();
-        this.begin(hello, Reading::Watermarks);
+        this.begin(hello, this.config.reading);
         this.is_welcome_due = true;
         this
     }

@@ -22,12 +22,6 @@ pub struct Head {
     pub oldest: u32,
 }
 
-/// The number of the PING that asks a member as such: it is of no connection, and names the host that is meant. Zero
-/// where nobody knows the host.
-pub fn number_of_host(host: &[u8; 16]) -> u64 {
-    host[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
-}
-
 fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }

@@ -1,7 +1,7 @@
 //! What memcached clients say: the lines of the ASCII protocol (`doc/protocol.txt` of memcached).
 
 /// Longest key, in bytes.
-const KEY_MAX: usize = 250;
+pub const KEY_MAX: usize = 250;
 /// Largest value, in bytes: more than any server takes unless it is told to.
 pub const VALUE_MAX: usize = 8 << 20;
 

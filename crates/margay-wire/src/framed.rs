@@ -117,6 +117,12 @@ impl AbortReason {
     }
 }
 
+/// The number of the PING that asks a member as such: it is of no connection, and names the host that is meant. Zero
+/// where nobody knows the host.
+pub fn framed_host_number(host: &[u8; 16]) -> u64 {
+    host[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
 /// What an end begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FramedTerms {

@@ -16,6 +16,7 @@ mod header;
 mod loss;
 mod message;
 mod notice;
+mod own_frame;
 mod program;
 mod reconfiguration;
 mod resolvable;
@@ -32,7 +33,7 @@ pub use extension::*;
 pub use fec::{BLOCK_MAX, PLACE_LEN, PlaceRepr, REPAIR_HEADER_LEN, RepairRepr, SYMBOL_HEAD_LEN};
 pub use framed::{
     AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_LOST_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms,
-    LostNumbers,
+    LostNumbers, framed_host_number,
 };
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use handover::HandoverRepr;
@@ -40,6 +41,7 @@ pub use header::*;
 pub use loss::LossRepr;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;
+pub use own_frame::{OWN_FRAME_HEADER_LEN, OWN_FRAME_KEY_MAX, OWN_FRAMES, OwnFrameRepr};
 pub use program::{
     HANDED_DATA_MAX, LOAD_PERCENT_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION,
     ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, TAKE_OVER_GIVES,

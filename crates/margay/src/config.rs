@@ -10,6 +10,7 @@
 //! port = 80
 //! ```
 
+mod ensemble;
 mod service;
 mod stack_rule;
 
@@ -26,6 +27,7 @@ use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
+pub use self::ensemble::{EnsembleProtocol, EnsembleRouter, EnsembleSection, ProgramProtocol};
 pub use self::service::{OnDrain, Rebalance, ServiceSection};
 pub use self::stack_rule::StackRuleSection;
 
@@ -67,6 +69,8 @@ pub struct Config {
     pub multihoming: Vec<Spanned<MultihomingSection>>,
     /// When flows are carried plain and when sealed, by name.
     pub stack_rule: Vec<Spanned<StackRuleSection>>,
+    /// Switches of ensembles that run while the agent does.
+    pub ensemble: Vec<Spanned<EnsembleSection>>,
     /// Who is asked who serves a name.
     pub resolver: Vec<Spanned<ResolverSection>>,
     /// Plain addresses for names whose service has no instance.
@@ -97,6 +101,7 @@ impl Default for Config {
             bind: Vec::new(),
             multihoming: Vec::new(),
             stack_rule: Vec::new(),
+            ensemble: Vec::new(),
             resolver: Vec::new(),
             fallback: Vec::new(),
             ranges: RangesSection::default(),
@@ -475,15 +480,18 @@ impl Config {
         Self::load_and(path, |_| Ok(()))
     }
 
-    /// As [`load`](Self::load), and makes sure that users and groups that are named are there: for whoever has just
-    /// written the file. An agent that starts goes on without them.
+    /// As [`load`](Self::load), and makes sure that users, groups and modules that are named are there: for whoever has
+    /// just written the file. An agent that starts goes on without them.
     ///
     /// # Errors
     ///
-    /// As for [`load`](Self::load), or this host lacks one of them.
+    /// As for [`load`](Self::load), or this host lacks one of them, or no switch would take the module.
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
     pub fn load_written(path: Option<&Path>) -> Result<Self, ConfigError> {
-        Self::load_and(path, Self::check_people)
+        Self::load_and(path, |config| {
+            config.check_people()?;
+            ensemble::check_modules(&config.ensemble)
+        })
     }
 
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
@@ -571,6 +579,7 @@ impl Config {
         self.check_multihoming()?;
         self.router.check()?;
         self.check_resolvers()?;
+        ensemble::check(&self.ensemble)?;
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {
@@ -662,6 +671,11 @@ impl Config {
     pub fn stack_rules(&self, host_name: &str) -> Vec<StackRule> {
         // They were read once already, when the file was: what is wrong with one has been said then.
         stack_rule::rules(&self.stack_rule, "", host_name).unwrap_or_default()
+    }
+
+    /// Switches that run while the agent does.
+    pub fn ensembles(&self) -> impl Iterator<Item = &EnsembleSection> {
+        self.ensemble.iter().map(Spanned::get_ref)
     }
 
     /// Names that this file wants sealed, whoever connects to them or serves them here.

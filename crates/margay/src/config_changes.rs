@@ -67,7 +67,7 @@ fn take_resolvers(into: &mut Config, from: &Config, are_nodes: bool) {
 }
 
 /// Every key.
-pub static KEYS: [Key; 38] = keys! {
+pub static KEYS: [Key; 39] = keys! {
     Restart "direct" direct;
     Restart "secure" secure;
     Nothing "inside" inside;
@@ -95,6 +95,7 @@ pub static KEYS: [Key; 38] = keys! {
     Nothing "[[bind]]" bind;
     Nothing "[[multihoming]]" multihoming;
     Nothing "[[stack_rule]]" stack_rule;
+    Nothing "[[ensemble]]" ensemble;
     Nothing "[[fallback]]" fallback;
     Down "[ranges] ipv4" ranges.ipv4;
     Down "[ranges] ipv6" ranges.ipv6;

@@ -392,3 +392,51 @@ fn stack_rules_are_read_with_their_defaults() {
     assert_eq!((rule.hold.as_secs(), rule.release.as_secs(), rule.uses), (3, 10, margay_core::Stack::Secure));
     assert_ne!(rules, config.stack_rules("other"), "the host's name stands in the condition");
 }
+
+#[test]
+fn what_is_wrong_with_an_ensemble_is_pointed_at() {
+    let section =
+        |name: &str, lines: &str| format!("[[ensemble]]\nname = \"{name}\"\nmembers = \"members.shop\"\n{lines}\n");
+    for (lines, pointed, said) in [
+        ("window = 8", "8", "8 is no window; it is 16 to 4096"),
+        ("window = 70000", "70000", "70000 is no window"),
+        ("module = \"prefix.wasm\"", "\"prefix.wasm\"", "no absolute path"),
+        ("protocol = \"http\"", "\"http\"", "http"),
+        ("router = \"random\"", "\"random\"", "random"),
+        ("modul = \"/a\"", "modul", "unknown field `modul`"),
+        ("router = \"ketama\"\nmodule = \"/a.wasm\"", "[[ensemble]]", "in the router's place"),
+    ] {
+        let (what, at, _) = wrong(&section("cache.shop", lines));
+        assert!(what.contains(said), "{lines}: {what}");
+        assert!(at.contains(pointed), "{lines}: {at}");
+    }
+    let (what, _, advice) = wrong(&section("members.shop", ""));
+    assert!(what.contains("are not apart") && advice.contains("a name of their own"), "{what}: {advice}");
+    let (what, _, _) = wrong(&format!("{}{}", section("cache.shop", ""), section("cache.shop", "window = 16")));
+    assert!(what.contains("two switches"), "{what}");
+    let (what, _, _) = wrong("[[ensemble]]\nname = \"cache.shop\"");
+    assert!(what.contains("missing field `members`"), "{what}");
+}
+
+#[test]
+fn ensembles_are_read_with_their_defaults() {
+    let config = parse("[[ensemble]]\nname = \"cache.shop\"\nmembers = \"members.shop\"").expect("a configuration");
+    let section = config.ensembles().next().expect("one section");
+    assert_eq!((section.protocol, section.router), (EnsembleProtocol::Memcached, None));
+    assert_eq!((section.window, &section.module), (384, &None));
+}
+
+#[test]
+fn a_module_that_no_switch_would_take_is_found_when_the_file_was_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let module = dir.path().join("a.wasm");
+    let path = dir.path().join("margay.toml");
+    let text = format!("[[ensemble]]\nname = \"a.shop\"\nmembers = \"b.shop\"\nmodule = \"{}\"", module.display());
+    std::fs::write(&path, text).expect("written");
+    assert!(Config::load(Some(&path)).is_ok(), "an agent starts without the module");
+    let refused = Config::load_written(Some(&path)).expect_err("there is no module");
+    assert!(refused.to_string().contains("the module of a.shop is not taken"), "{refused}");
+    std::fs::write(&module, "no module").expect("written");
+    let refused = Config::load_written(Some(&path)).expect_err("it is none");
+    assert!(refused.to_string().contains("no module that a switch runs"), "{refused}");
+}

@@ -22,6 +22,9 @@
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
 //! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
+//! [`Frames`] and [`FramesListener`] are framed sockets: messages that arrive whole, over a connection with one server,
+//! or with an ensemble of them that a switch divides the frames among.
+//!
 //! A server that has much to do says so by [`report_load()`], and has fewer new connections.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
@@ -30,6 +33,7 @@ mod agent;
 mod datagram;
 mod error;
 mod event;
+mod frames;
 mod hand_over;
 mod instances;
 mod load;
@@ -43,10 +47,12 @@ pub use agent::{Addresses, Agent, DEFAULT_PATH};
 pub use datagram::{Connected, Datagrams};
 pub use error::Error;
 pub use event::{Event, EventKind, Events};
+pub use frames::{Arrival, FRAME_MAX, FRAME_STREAMS_MAX, Frames, FramesListener, Received, Sending};
 pub use hand_over::{Give, GivingTakeover, Incoming, NotHandedOver, Taken, Takeover, hand_over, hand_over_to};
 pub use instances::{Instance, Instances};
 pub use load::report_load;
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
+pub use margay_ensemble::Order;
 pub use options::Options;
 pub use stream::{Listener, Peer, Stream};
 pub use target::{Target, ToTarget};

@@ -75,6 +75,11 @@ impl Options {
         self
     }
 
+    /// As [`own_source`](Self::own_source), where no service is the source.
+    pub(crate) fn own_source_if_none(self) -> Self {
+        if self.source == Source::Host { self.own_source() } else { self }
+    }
+
     /// How many connections may wait for `accept` (1024).
     #[must_use]
     pub fn backlog(mut self, connections: u32) -> Self {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Standing, Tsn};
-use margay_wire::{AbortReason, Framed, FramedTerms};
+use margay_wire::{AbortReason, Framed, FramedTerms, framed_host_number};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::batch::{self, Datagram, bytes_of};
 use crate::clock::Clock;
-use crate::head::{ANSWER_IS, Head, number_of_host};
+use crate::head::{ANSWER_IS, Head};
 use crate::pipe::{self, Read};
 use crate::protocol::resp::{Carried, Version};
 use crate::protocol::{MESSAGE_MAX, Protocol, Shape, TOO_LARGE};
@@ -211,7 +211,7 @@ impl Server {
             }
             Framed::Hello { terms, host, .. } => self.accept(key, terms, host),
             // Of no connection: whether this member is there at all, and takes any.
-            Framed::Ping if number == number_of_host(&self.config.host) => {
+            Framed::Ping if number == framed_host_number(&self.config.host) => {
                 let is_leaving = *self.leave.borrow();
                 self.answer(key, &if is_leaving { LEAVES } else { Framed::Pong });
             }

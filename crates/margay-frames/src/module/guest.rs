@@ -52,6 +52,8 @@ pub(crate) struct Guest {
     rm_member: Upcall<i32>,
     retire: Upcall<i64>,
     uninit: Upcall<()>,
+    state: Option<TypedFunc<(), i32>>,
+    adopt: Option<TypedFunc<i32, i32>>,
     connection: u32,
     /// Why nothing is asked of it any more.
     fault: Option<String>,
@@ -107,6 +109,8 @@ impl Guest {
             rm_member: instance.get_typed_func(&store, "rm_member").ok(),
             retire: instance.get_typed_func(&store, "retire").ok(),
             uninit: instance.get_typed_func(&store, "alrm_uninit").ok(),
+            state: instance.get_typed_func(&store, "alrm_state").ok(),
+            adopt: instance.get_typed_func(&store, "adopt").ok(),
             connection: 0,
             fault: None,
             calls: 0,
@@ -114,6 +118,74 @@ impl Guest {
         };
         let has_room = this.frame_at.checked_add(FRAME_MAX).is_some_and(|end| end <= memory.data_size(&this.store));
         if has_room { Ok(this) } else { Err(Refused::Start(format!("alrm_frame has no {FRAME_MAX} bytes of memory"))) }
+    }
+
+    /// An instance that takes over a connection from `former`, or from none: members keep their numbers, and what the
+    /// former one leaves is handed over. None: the module does not want the connection, which keeps what it has.
+    ///
+    /// # Errors
+    ///
+    /// The module fails, in words. Where it is the former one that fails, that one has the fault, and nothing is given.
+    pub(crate) fn adopting(
+        module: &Module,
+        connection: u32,
+        members: &[(MemberId, String)],
+        former: Option<&mut Self>,
+    ) -> Result<Option<Self>, String> {
+        let mut this = Self::start(module).map_err(|error| error.to_string())?;
+        this.add_connection(connection);
+        let mut state = Vec::new();
+        match former {
+            Some(former) => {
+                let Some(left) = former.leave() else { return Ok(None) };
+                state = left;
+                this.calls += former.calls;
+                this.store.data_mut().members.clone_from(&former.store.data().members);
+                for number in 0..this.store.data().members.len() {
+                    if this.store.data().members[number].is_some() {
+                        this.tell("add_member", this.add_member, number as i32);
+                    }
+                }
+            }
+            None => members.iter().for_each(|(id, label)| this.add_member(*id, label)),
+        }
+        let is_taken = this.take(&state);
+        match (&this.fault, is_taken) {
+            (Some(why), _) => Err(why.clone()),
+            (None, true) => Ok(Some(this)),
+            (None, false) => Ok(None),
+        }
+    }
+
+    /// What the module leaves for the one after it: nothing unless it exports `alrm_state`. None: it fails.
+    fn leave(&mut self) -> Option<Vec<u8>> {
+        let Some(state) = self.state else { return self.fault.is_none().then(Vec::new) };
+        let said = self.call("alrm_state", state, ())?;
+        let len = usize::try_from(said).ok().filter(|len| *len <= FRAME_MAX);
+        let Some(len) = len else {
+            self.fail(format!("alrm_state leaves {said} bytes, and {FRAME_MAX} is the most"));
+            return None;
+        };
+        self.memory.data(&self.store).get(self.frame_at..self.frame_at + len).map(<[u8]>::to_vec)
+    }
+
+    /// Gives the module what the one before it has left. Whether it takes the connection.
+    fn take(&mut self, state: &[u8]) -> bool {
+        let Some(adopt) = self.adopt else { return false };
+        // There was room for it at the start, and memory does not shrink.
+        let Some(place) = self.memory.data_mut(&mut self.store).get_mut(self.frame_at..self.frame_at + state.len())
+        else {
+            return false;
+        };
+        place.copy_from_slice(state);
+        match self.call("adopt", adopt, state.len() as i32) {
+            None | Some(0) => false,
+            Some(1) => true,
+            Some(other) => {
+                self.fail(format!("adopt answers {other}, and 0 or 1 is an answer"));
+                false
+            }
+        }
     }
 
     /// Why nothing is asked of it any more: its connection must end.

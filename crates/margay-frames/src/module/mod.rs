@@ -64,7 +64,7 @@ pub enum Refused {
         name: String,
     },
     /// A function is missing, or is another.
-    #[error("the module exports no function {0}")]
+    #[error("the module exports no function {0} as the interface has it")]
     Export(&'static str),
     /// There is no memory for frames.
     #[error("the module exports no memory of its own under the name `memory`")]
@@ -85,7 +85,7 @@ fn imports() -> String {
 }
 
 /// What a module must export, and what it may; of which types.
-const EXPORTS: [Export; 10] = [
+const EXPORTS: [Export; 12] = [
     Export::required("alrm_version", &[], &[ValType::I32]),
     Export::required("alrm_frame", &[], &[ValType::I32]),
     Export::required("redirect", &[ValType::I32, ValType::I32, ValType::I32, ValType::I64], &[ValType::I64]),
@@ -96,6 +96,8 @@ const EXPORTS: [Export; 10] = [
     Export::optional("add_member", &[ValType::I32]),
     Export::optional("rm_member", &[ValType::I32]),
     Export::optional("retire", &[ValType::I64]),
+    Export::answering("alrm_state", &[]),
+    Export::answering("adopt", &[ValType::I32]),
 ];
 
 struct Export {
@@ -112,6 +114,11 @@ impl Export {
 
     const fn optional(name: &'static str, params: &'static [ValType]) -> Self {
         Self { name, params, results: &[], is_required: false }
+    }
+
+    /// As an optional one, with a number as its answer.
+    const fn answering(name: &'static str, params: &'static [ValType]) -> Self {
+        Self { name, params, results: &[ValType::I32], is_required: false }
     }
 
     fn check(&self, module: &wasmi::Module) -> Result<(), Refused> {
@@ -186,6 +193,11 @@ impl Module {
         // It shows now whether its first calls succeed.
         Guest::start(&module)?;
         Ok(module)
+    }
+
+    /// Whether connections that another module has, or none, may come to this one.
+    pub fn adopts(&self) -> bool {
+        self.compiled.get_export("adopt").is_some()
     }
 
     /// The BLAKE3 hash of its bytes, in hexadecimal digits.

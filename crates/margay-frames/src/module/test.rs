@@ -18,16 +18,52 @@ fn module_of(imports: &str, rest: &str) -> Result<Module, Refused> {
 
 /// One whose `redirect` does this.
 fn redirecting(body: &str) -> Result<Module, Refused> {
+    redirecting_and(body, "")
+}
+
+/// One whose `redirect` does this, with other exports.
+fn redirecting_and(body: &str, rest: &str) -> Result<Module, Refused> {
     let counts = r#"(import "margay" "member_at" (func $member_at (param i32) (result i32)))
                     (import "margay" "keep" (func $keep (param i64)))"#;
     let head = "(param $id i32) (param $len i32) (param $source i32) (param $rtx i64) (result i64)";
-    module_of(counts, &format!("(global $count (mut i32) (i32.const 0)) (func (export \"redirect\") {head} {body})"))
+    let count = "(global $count (mut i32) (i32.const 0))";
+    module_of(counts, &format!("{count} (func (export \"redirect\") {head} {body}) {rest}"))
 }
 
 /// A module of those that tests of others want.
 pub(crate) fn sample(name: &str) -> Module {
+    let count = "(global.set $count (i32.add (global.get $count) (i32.const 1)))
+                 (i64.extend_i32_u (call $member_at (i32.and (global.get $count) (i32.const 1))))";
+    let first = "(i64.extend_i32_u (call $member_at (i32.const 0)))";
+    let adopts = |body: &str| format!("(func (export \"adopt\") (param $len i32) (result i32) {body})");
+    let leaves = |body: &str| format!("(func (export \"alrm_state\") (result i32) {body})");
+    let with_state = match name {
+        // One after the other, and where it stands is left to the next.
+        "counts" => Some((count, leaves("(i32.store (i32.const 0) (global.get $count)) (i32.const 4)"))),
+        "counts-on" => {
+            let takes = "(if (local.get $len) (then (global.set $count (i32.load (i32.const 0))))) (i32.const 1)";
+            Some((count, adopts(takes)))
+        }
+        "leaves-too-much" => Some((first, leaves("(i32.const 2049)"))),
+        "declines" => Some(("(unreachable)", adopts("(i32.const 0)"))),
+        "fails-to-adopt" => Some((first, adopts("(unreachable)"))),
+        "answers-nonsense" => Some((first, adopts("(i32.const 2)"))),
+        "to-number-one" => Some(("(i64.const 1)", adopts("(i32.const 1)"))),
+        _ => None,
+    };
+    if let Some((body, rest)) = with_state {
+        return redirecting_and(body, &rest).expect("sound");
+    }
     let body = match name {
-        "to-first" => "(i64.extend_i32_u (call $member_at (i32.const 0)))",
+        "to-first" => first,
+        // Each time the same other letter, and a number that is kept.
+        "shouts" => {
+            "(if (i64.ne (local.get $rtx) (i64.const 0))
+                 (then (if (i64.ne (local.get $rtx) (i64.const 7)) (then (unreachable)))))
+             (call $keep (i64.const 7))
+             (i32.store8 (i32.const 4) (i32.const 88))
+             (i64.extend_i32_u (call $member_at (i32.const 0)))"
+        }
         "traps" => "(unreachable)",
         "loops" => "(loop $again (br $again)) (i64.const 0)",
         // Each time another letter in place of the first.
@@ -159,6 +195,8 @@ fn what_is_no_module_is_refused_in_words() {
     assert!(said(module_of("", &format!("{redirect} {init}"))).contains("does not start"));
     let start = "(func $begin) (start $begin)";
     module_of("", &format!("{redirect} {start}")).expect_err("what runs before it is asked");
+    let adopt = r#"(func (export "adopt") (param i32 i32) (result i32) (i32.const 1))"#;
+    assert!(said(module_of("", &format!("{redirect} {adopt}"))).contains("exports no function adopt"));
 }
 
 #[test]

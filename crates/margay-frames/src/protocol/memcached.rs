@@ -1,16 +1,13 @@
-//! memcached's text protocol as framers need it: where a request ends, which keys it is about, whether it may be
-//! repeated, and where an answer ends. Meta commands are part of it.
+//! memcached's protocols as framers need them: where a request ends, which keys it is about, whether it may be
+//! repeated, and where an answer ends. Here is the text protocol, with its meta commands; [`binary`] has the other one.
+//! The first byte of a client, or of a request, says which of the two it is.
+
+pub mod binary;
 
 use margay_memcached::request::{VALUE_MAX, is_key, number};
 
 use super::{Asked, Join, LINE_MAX, NoAnswer, Part, Shape, Step};
 
-/// First byte of a request of the binary protocol.
-const BINARY: u8 = 0x80;
-/// Bytes of the binary protocol's header.
-const BINARY_HEADER_LEN: usize = 24;
-/// Status of a binary answer: the command is not known.
-const BINARY_UNKNOWN: u8 = 0x81;
 /// The letters of `mg` that change something.
 const MG_CHANGES: &[u8] = b"NRTE";
 
@@ -36,11 +33,38 @@ impl Quiet {
     }
 }
 
-/// Reads a request from the beginning of what a client has sent.
-pub fn step(bytes: &[u8]) -> Step {
-    if bytes.first() == Some(&BINARY) {
-        return binary(bytes);
+/// Which of the two protocols a client speaks: its first byte says so, as memcached itself has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reader {
+    /// It has said nothing.
+    #[default]
+    New,
+    /// The text protocol.
+    Text,
+    /// The binary protocol.
+    Binary,
+}
+
+impl Reader {
+    /// Reads a request from the beginning of what a client has sent since the last one.
+    pub fn step(&mut self, bytes: &[u8]) -> Step {
+        if *self == Self::New && !bytes.is_empty() {
+            *self = if binary::is_binary(bytes) { Self::Binary } else { Self::Text };
+        }
+        match self {
+            Self::New => Step::More(None),
+            Self::Text => step_of_text(bytes),
+            Self::Binary => binary::step(bytes),
+        }
     }
+}
+
+/// Reads a request that stands alone.
+pub(super) fn step(bytes: &[u8]) -> Step {
+    Reader::default().step(bytes)
+}
+
+fn step_of_text(bytes: &[u8]) -> Step {
     let Some(end) = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n') else {
         let answer = b"CLIENT_ERROR line too long\r\n".to_vec();
         return if bytes.len() < LINE_MAX { Step::More(None) } else { Step::Taken(LINE_MAX, Asked::Last(answer)) };
@@ -186,16 +210,14 @@ fn meta(bytes: &[u8], line_len: usize, verb: &[u8], words: &[&[u8]]) -> Step {
     servers(line_len, vec![Part { bytes: line, is_safe }], quiet)
 }
 
-/// Refuses a request of the binary protocol in its own words.
-fn binary(bytes: &[u8]) -> Step {
-    let Some(header) = bytes.get(..BINARY_HEADER_LEN) else { return Step::More(Some(BINARY_HEADER_LEN)) };
-    let text = b"the binary protocol is not supported by an ensemble; use the text protocol";
-    let mut answer = [0; BINARY_HEADER_LEN];
-    (answer[0], answer[1], answer[7]) = (BINARY | 1, header[1], BINARY_UNKNOWN);
-    // It is short.
-    answer[11] = text.len() as u8;
-    answer[12..16].copy_from_slice(&header[12..16]);
-    Step::Taken(BINARY_HEADER_LEN, Asked::Last([&answer[..], text].concat()))
+/// Whether both requests are of the same of the two protocols.
+pub(super) fn is_mixable(one: &[u8], other: &[u8]) -> bool {
+    binary::is_binary(one) == binary::is_binary(other)
+}
+
+/// A request as people would write it, as far as it is there.
+pub(super) fn shown(request: &[u8]) -> Vec<u8> {
+    if binary::is_binary(request) { binary::shown(request) } else { request.to_vec() }
 }
 
 fn words_of(request: &[u8]) -> (impl Iterator<Item = &[u8]>, bool) {
@@ -206,6 +228,9 @@ fn words_of(request: &[u8]) -> (impl Iterator<Item = &[u8]>, bool) {
 
 /// The key of a request for servers, of which the beginning is enough; none in one that any server can answer.
 pub fn key_of(request: &[u8]) -> Option<&[u8]> {
+    if binary::is_binary(request) {
+        return binary::key_of(request);
+    }
     let (mut words, _) = words_of(request);
     match words.next()? {
         b"version" => None,
@@ -216,6 +241,9 @@ pub fn key_of(request: &[u8]) -> Option<&[u8]> {
 
 /// Whether a request for servers may be repeated, where nobody knows whether it was done: it changes nothing.
 pub fn is_safe(request: &[u8]) -> bool {
+    if binary::is_binary(request) {
+        return binary::is_safe(request);
+    }
     let (mut words, is_whole) = words_of(request);
     match words.next() {
         Some(b"get" | b"gets" | b"version" | b"me") => true,
@@ -229,6 +257,9 @@ pub fn is_safe(request: &[u8]) -> bool {
 
 /// How the answer to a request ends.
 pub fn shape_of(request: &[u8]) -> Shape {
+    if binary::is_binary(request) {
+        return Shape::Packet;
+    }
     match words_of(request).0.next() {
         Some(b"get" | b"gets" | b"gat" | b"gats") => Shape::Values,
         Some(b"mg" | b"ma" | b"ms" | b"md") => Shape::Meta,
@@ -328,7 +359,8 @@ mod test {
         assert_eq!(step(b""), Step::More(None));
         assert_eq!(step(b"get a"), Step::More(None));
         assert_eq!(step(b"set a 0 0 5\r\nhel"), Step::More(Some(20)));
-        assert_eq!(step(b"\x80\x00"), Step::More(Some(24)));
+        let mut reader = Reader::default();
+        assert_eq!((reader.step(b""), reader), (Step::More(None), Reader::New));
     }
 
     #[test]
@@ -352,15 +384,6 @@ mod test {
         let line = "set a 0 0 18446744073709551615\r\n";
         assert!(matches!(step(line.as_bytes()), Step::Taken(usize::MAX, Asked::Answer(_))));
         assert!(refused(&"x".repeat(LINE_MAX)).starts_with("CLIENT_ERROR line too long"));
-    }
-
-    #[test]
-    fn binary_requests_are_refused_in_their_own_words() {
-        let mut request = [0; 24];
-        (request[0], request[1], request[15]) = (0x80, 0x0a, 7);
-        let Step::Taken(24, Asked::Last(answer)) = step(&request) else { panic!("refused") };
-        assert_eq!(answer[..8], [0x81, 0x0a, 0, 0, 0, 0, 0, 0x81]);
-        assert_eq!((answer[11] as usize, answer[15]), (answer.len() - 24, 7));
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! of a request, and whether another member may get it ([`Protocol`]); a member's framer cuts answers apart
 //! ([`Protocol::answer_len`]).
 
+mod content;
 pub mod memcached;
 pub mod resp;
 
+pub use content::Content;
 use margay_memcached::request::VALUE_MAX;
 
 /// Longest line of a program, in bytes: a `get` of memcached with some hundred keys.
@@ -20,7 +22,7 @@ pub const TOO_LARGE: &str = "the value is larger than an ensemble carries";
 /// A protocol of programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// memcached's text protocol.
+    /// One of memcached's protocols, text or binary.
     #[default]
     Memcached,
     /// Redis' protocol, version 2 or 3.
@@ -43,6 +45,8 @@ pub enum Join {
     Only,
     /// Values of memcached, and which answers the client does not want.
     Values(memcached::Quiet),
+    /// There is one part, of memcached's binary protocol; its answer is given so.
+    Binary(memcached::binary::Answering),
     /// Arrays of one element become one array.
     Array,
     /// Numbers are added.
@@ -91,6 +95,8 @@ pub enum Shape {
     Meta,
     /// Where Redis' protocol has it, whatever was asked.
     Message,
+    /// Where its header says, as in memcached's binary protocol.
+    Packet,
 }
 
 /// How far an answer has been looked at.
@@ -142,9 +148,7 @@ impl Protocol {
 
     /// Why an end that speaks this protocol takes no connection with one that names another.
     pub fn refusal_of(self, number: u8) -> String {
-        let other = [Self::Memcached, Self::Resp].into_iter().find(|protocol| protocol.number() == number);
-        let other = other.map_or("a protocol that is not known here", Self::name);
-        format!("this end speaks {}, and the other one {other}", self.name())
+        Content::from(self).refusal_of(number)
     }
 
     /// An error in the program's own words.
@@ -185,10 +189,18 @@ impl Protocol {
         }
     }
 
+    /// Whether a server takes both requests on one connection: memcached's protocols cannot be mixed.
+    pub(crate) fn is_mixable(self, one: &[u8], other: &[u8]) -> bool {
+        match self {
+            Self::Memcached => memcached::is_mixable(one, other),
+            Self::Resp => true,
+        }
+    }
+
     /// A request for servers as people would write it, for lists.
     pub fn shown(self, request: &[u8]) -> Vec<u8> {
         match self {
-            Self::Memcached => request.to_vec(),
+            Self::Memcached => memcached::shown(request),
             Self::Resp => resp::words_of(request),
         }
     }
@@ -225,6 +237,9 @@ impl Protocol {
 ///
 /// [`NoAnswer`].
 pub fn answer_len(bytes: &[u8], shape: Shape, progress: &mut Progress) -> Result<Option<usize>, NoAnswer> {
+    if shape == Shape::Packet {
+        return memcached::binary::answer_len(bytes, progress);
+    }
     loop {
         if progress.left == Some(0) {
             return Ok((progress.from <= bytes.len()).then_some(progress.from));
@@ -237,6 +252,8 @@ pub fn answer_len(bytes: &[u8], shape: Shape, progress: &mut Progress) -> Result
         let (left, value_len) = match shape {
             Shape::Message => resp::line_of_answer(line, progress.left.unwrap_or(1))?,
             Shape::Line | Shape::Values | Shape::Meta => memcached::line_of_answer(line, shape)?,
+            // It was measured above.
+            Shape::Packet => return Err(NoAnswer),
         };
         progress.left = Some(left);
         // A value has an end of line of its own.
@@ -248,8 +265,8 @@ pub fn answer_len(bytes: &[u8], shape: Shape, progress: &mut Progress) -> Result
 /// What a client says, read as it comes.
 #[derive(Clone, Debug)]
 pub enum Reader {
-    /// memcached's text protocol: each request is read by itself.
-    Memcached,
+    /// One of memcached's protocols.
+    Memcached(memcached::Reader),
     /// Redis' protocol.
     Resp(resp::Reader),
 }
@@ -258,7 +275,7 @@ impl Reader {
     /// Of a client that has said nothing.
     pub fn new(protocol: Protocol) -> Self {
         match protocol {
-            Protocol::Memcached => Self::Memcached,
+            Protocol::Memcached => Self::Memcached(memcached::Reader::default()),
             Protocol::Resp => Self::Resp(resp::Reader::default()),
         }
     }
@@ -266,7 +283,7 @@ impl Reader {
     /// Reads a request from the beginning of what a client has sent since the last one.
     pub fn step(&mut self, bytes: &[u8]) -> Step {
         match self {
-            Self::Memcached => memcached::step(bytes),
+            Self::Memcached(reader) => reader.step(bytes),
             Self::Resp(reader) => reader.step(bytes),
         }
     }
@@ -274,7 +291,7 @@ impl Reader {
     /// Whether no request may be read before a greeting has been answered: the version is not known before.
     pub fn is_waiting(&self) -> bool {
         match self {
-            Self::Memcached => false,
+            Self::Memcached(_) => false,
             Self::Resp(reader) => reader.is_waiting(),
         }
     }
@@ -293,6 +310,7 @@ impl Join {
         match self {
             Self::Only | Self::Greeting => answers.into_iter().next(),
             Self::Values(quiet) => Some(memcached::join(&answers)).filter(|answer| !quiet.hides(answer)),
+            Self::Binary(answering) => answers.into_iter().next().and_then(|answer| answering.answer(answer)),
             Self::Array => Some(resp::join_arrays(&answers)),
             Self::Sum => Some(resp::join_sums(&answers)),
             Self::Okay => Some(resp::join_okays(&answers)),

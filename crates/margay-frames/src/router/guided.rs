@@ -8,8 +8,8 @@ use margay_ensemble::{MemberId, Members};
 
 use super::Choice;
 use super::ketama::Ring;
-use crate::module::{Answer, Guest};
-use crate::protocol::Protocol;
+use crate::module::{Answer, Guest, Module};
+use crate::protocol::Content;
 
 /// What is remembered of a request until its frame is retired.
 #[derive(Clone, Copy, Debug)]
@@ -18,13 +18,17 @@ struct Kept {
     rtx: u64,
     /// Of what the module has made of it, if that is something else.
     digest: Option<u64>,
+    /// The module before this one has decided it.
+    is_formers: bool,
 }
 
 /// The module's instance, and what is remembered for it.
 #[derive(Debug)]
 pub(super) struct Guided {
-    protocol: Protocol,
+    content: Content,
     guest: Guest,
+    /// The module before it, as long as there are requests that it has decided: what is repeated of them is its affair.
+    former: Option<Guest>,
     /// By the number of the request.
     kept: HashMap<u32, Kept>,
 }
@@ -37,12 +41,49 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 impl Guided {
-    pub(super) fn new(protocol: Protocol, guest: Guest) -> Self {
-        Self { protocol, guest, kept: HashMap::new() }
+    pub(super) fn new(content: Content, guest: Guest) -> Self {
+        Self { content, guest, former: None, kept: HashMap::new() }
     }
 
+    /// Whether another module may take over: not while the one before this one is needed.
+    pub(super) fn may_move(&self) -> bool {
+        self.former.is_none() && self.fault().is_none()
+    }
+
+    /// Another module takes over, if it wants to. Whether it does.
+    ///
+    /// # Errors
+    ///
+    /// That module fails, in words.
+    pub(super) fn move_to(&mut self, module: &Module, connection: u32) -> Result<bool, String> {
+        let Some(guest) = Guest::adopting(module, connection, &[], Some(&mut self.guest))? else { return Ok(false) };
+        self.former = Some(std::mem::replace(&mut self.guest, guest));
+        self.kept.values_mut().for_each(|kept| kept.is_formers = true);
+        self.part();
+        Ok(true)
+    }
+
+    /// Lets the module before this one go, once nothing is left of what it has decided.
+    fn part(&mut self) {
+        if !self.kept.values().any(|kept| kept.is_formers)
+            && let Some(mut former) = self.former.take()
+        {
+            former.remove_connection();
+        }
+    }
+
+    fn both(&mut self) -> impl Iterator<Item = &mut Guest> {
+        [&mut self.guest].into_iter().chain(&mut self.former)
+    }
+
+    /// Why there must be an end, of either module.
     pub(super) fn fault(&self) -> Option<&str> {
-        self.guest.fault()
+        self.guest.fault().or_else(|| self.former.as_ref()?.fault())
+    }
+
+    /// Whether the module that has taken over is not to blame for the fault.
+    pub(super) fn is_fault_of_former(&self) -> bool {
+        self.guest.fault().is_none()
     }
 
     pub(super) fn calls(&self) -> u64 {
@@ -54,32 +95,38 @@ impl Guided {
     }
 
     pub(super) fn remove_connection(&mut self) {
-        self.guest.remove_connection();
+        self.both().for_each(Guest::remove_connection);
     }
 
     pub(super) fn add_member(&mut self, id: MemberId, label: &str) {
-        self.guest.add_member(id, label);
+        self.both().for_each(|guest| guest.add_member(id, label));
     }
 
     pub(super) fn remove_member(&mut self, id: MemberId) {
-        self.guest.remove_member(id);
+        self.both().for_each(|guest| guest.remove_member(id));
     }
 
     pub(super) fn set_ring(&mut self, ring: &Arc<Ring>, members: &[MemberId]) {
-        self.guest.set_ring(ring, members);
+        self.both().for_each(|guest| guest.set_ring(ring, members));
     }
 
-    /// What the module says of a request, if that can be.
-    fn ask(&mut self, request: &[u8], is_whole: bool, members: Option<&Members>, rtx: u64) -> Option<Answer> {
-        let answer = self.guest.redirect(request, members, rtx)?;
+    /// What a module says of a request, if that can be.
+    fn ask(
+        content: Content,
+        guest: &mut Guest,
+        request: &[u8],
+        is_whole: bool,
+        members: Option<&Members>,
+        rtx: u64,
+    ) -> Option<Answer> {
+        let answer = guest.redirect(request, members, rtx)?;
         let why = match &answer.changed {
-            Some(_) if !is_whole => "redirect changes a request of which it has seen the beginning",
-            Some(changed) if !self.protocol.is_request(changed) => {
-                "redirect makes of a request what is no single request"
-            }
-            _ => return Some(answer),
+            Some(_) if !is_whole => Some("redirect changes a request of which it has seen the beginning"),
+            Some(changed) => content.objection(request, changed),
+            None => None,
         };
-        self.guest.fail(why.to_owned());
+        let Some(why) = why else { return Some(answer) };
+        guest.fail(why.to_owned());
         None
     }
 
@@ -91,19 +138,24 @@ impl Guided {
         is_whole: bool,
         members: &Members,
     ) -> Option<(Choice, Option<Vec<u8>>)> {
-        let rtx = self.kept.get(&number).map_or(0, |kept| kept.rtx);
-        let Answer { member, pins, is_safe, changed, rtx } = self.ask(request, is_whole, Some(members), rtx)?;
-        let is_safe = is_safe.unwrap_or_else(|| self.protocol.is_safe(request));
-        self.kept.insert(number, Kept { rtx, digest: changed.as_deref().map(digest) });
+        // What another module has kept means nothing to this one.
+        let rtx = self.kept.get(&number).filter(|kept| !kept.is_formers).map_or(0, |kept| kept.rtx);
+        let answer = Self::ask(self.content, &mut self.guest, request, is_whole, Some(members), rtx)?;
+        let Answer { member, pins, is_safe, changed, rtx } = answer;
+        let is_safe = is_safe.unwrap_or_else(|| self.content.is_safe(request));
+        self.kept.insert(number, Kept { rtx, digest: changed.as_deref().map(digest), is_formers: false });
+        self.part();
         Some((Choice { member: member?, is_safe, pins }, changed))
     }
 
     /// A request comes again: what is sent in its place, which must be the same. An error: it is not.
     pub(super) fn repeat(&mut self, number: u32, request: &[u8], is_whole: bool) -> Result<Option<Vec<u8>>, Differs> {
         let Some(kept) = self.kept.get(&number).copied() else { return Ok(None) };
-        let changed = self.ask(request, is_whole, None, kept.rtx).ok_or(Differs)?.changed;
+        let guest = if kept.is_formers { self.former.as_mut().ok_or(Differs)? } else { &mut self.guest };
+        let answer = Self::ask(self.content, guest, request, is_whole, None, kept.rtx);
+        let changed = answer.ok_or(Differs)?.changed;
         if changed.as_deref().map(digest) != kept.digest {
-            self.guest.fail("redirect makes something else of a request that is repeated".to_owned());
+            guest.fail("redirect makes something else of a request that is repeated".to_owned());
             return Err(Differs);
         }
         Ok(changed)
@@ -111,8 +163,13 @@ impl Guided {
 
     /// A request's frame will not come again.
     pub(super) fn retire(&mut self, number: u32) {
-        if let Some(kept) = self.kept.remove(&number) {
-            self.guest.retire(kept.rtx);
+        let Some(kept) = self.kept.remove(&number) else { return };
+        match &mut self.former {
+            Some(former) if kept.is_formers => {
+                former.retire(kept.rtx);
+                self.part();
+            }
+            _ => self.guest.retire(kept.rtx),
         }
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
 
 use crate::head::Head;
-use crate::module::Guest;
-use crate::protocol::Protocol;
+use crate::module::{Guest, Module};
+use crate::protocol::Content;
 use guided::{Differs, Guided};
 use ketama::Ring;
 
@@ -55,8 +55,10 @@ struct Choice {
 /// The plug-in for one connection.
 #[derive(Debug)]
 pub struct Router {
-    protocol: Protocol,
+    content: Content,
     policy: Policy,
+    /// A random number.
+    connection: u32,
     /// A module that decides in the policy's place.
     guided: Option<Guided>,
     /// Members by what they are called.
@@ -78,10 +80,11 @@ pub struct Router {
 
 impl Router {
     /// Of a connection without members.
-    pub fn new(protocol: Protocol, policy: Policy) -> Self {
+    pub fn new(content: impl Into<Content>, policy: Policy) -> Self {
         Self {
-            protocol,
+            content: content.into(),
             policy,
+            connection: 0,
             guided: None,
             labels: BTreeMap::new(),
             ring: Arc::default(),
@@ -96,8 +99,9 @@ impl Router {
     }
 
     /// Of a connection without members, whose requests a module divides.
-    pub(crate) fn guided(protocol: Protocol, guest: Guest) -> Self {
-        Self { guided: Some(Guided::new(protocol, guest)), ..Self::new(protocol, Policy::Ketama) }
+    pub(crate) fn guided(content: impl Into<Content>, guest: Guest) -> Self {
+        let content = content.into();
+        Self { guided: Some(Guided::new(content, guest)), ..Self::new(content, Policy::Ketama) }
     }
 
     /// A member that has joined is called so.
@@ -107,6 +111,41 @@ impl Router {
         if let Some(guided) = &mut self.guided {
             guided.add_member(member, label);
         }
+    }
+
+    /// Whether a module may take over from whatever divides requests now: not while one before that is needed.
+    pub(crate) fn may_move(&self) -> bool {
+        self.guided.as_ref().is_none_or(Guided::may_move)
+    }
+
+    /// A module takes over, if it wants to. Whether it does.
+    ///
+    /// # Errors
+    ///
+    /// The module fails, in words; what was there goes on.
+    pub(crate) fn move_to(&mut self, module: &Module) -> Result<bool, String> {
+        if !module.adopts() {
+            return Ok(false);
+        }
+        let is_moved = match &mut self.guided {
+            Some(guided) => guided.move_to(module, self.connection)?,
+            None => {
+                let members: Vec<_> = self.labels.iter().map(|(id, label)| (*id, label.clone())).collect();
+                let guest = Guest::adopting(module, self.connection, &members, None)?;
+                self.guided = guest.map(|guest| Guided::new(self.content, guest));
+                // The ring of the policy is another one where there is none.
+                self.policy = if self.guided.is_some() { Policy::Ketama } else { self.policy };
+                self.guided.is_some()
+            }
+        };
+        // It knows no ring yet.
+        self.is_arranged &= !is_moved;
+        Ok(is_moved)
+    }
+
+    /// Whether the fault is of a module that another one has taken over from.
+    pub(crate) fn is_fault_of_former(&self) -> bool {
+        self.guided.as_ref().is_some_and(Guided::is_fault_of_former)
     }
 
     /// Why the module can divide no more: the connection must end.
@@ -156,12 +195,12 @@ impl Router {
             return guided.choose(number, request, is_whole, members);
         }
         let member = self.choose(request, members)?;
-        Some((Choice { member, is_safe: self.protocol.is_safe(request), pins: false }, None))
+        Some((Choice { member, is_safe: self.content.is_safe(request), pins: false }, None))
     }
 
     fn choose(&mut self, request: &[u8], members: &Members) -> Option<MemberId> {
         // One that drains keeps its place in the ring, and others stand in for it: as if it were gone.
-        let key = self.protocol.key_of(request).filter(|_| self.policy == Policy::Ketama);
+        let key = self.content.key_of(request).filter(|_| self.policy == Policy::Ketama);
         if let Some(key) = key {
             let candidates = self.ring.servers_of(key).filter_map(|at| self.ring_members.get(at).copied());
             return candidates.into_iter().find(|id| members.is_active(*id));
@@ -220,17 +259,20 @@ fn number_of(rtx: u64) -> Option<u32> {
     u32::try_from((rtx & !REFUSED).checked_sub(1)?).ok()
 }
 
-/// Has a member answer for one that is dead.
-fn refuse(frame: &mut Frame<'_>, protocol: Protocol) -> bool {
-    let Some((head, _)) = Head::split(&frame.payload) else { return false };
-    frame.payload = Cow::Owned(head.answered(&protocol.error(MEMBER_DIED)));
-    true
+/// Has a member answer for one that is dead, if the client hears of its request's fate by that: whether it does, with
+/// the request's number.
+fn refuse(frame: &mut Frame<'_>, content: Content) -> Option<(u32, bool)> {
+    let (head, _) = Head::split(&frame.payload)?;
+    let (bytes, is_told) = content.in_place(head, MEMBER_DIED);
+    frame.payload = Cow::Owned(bytes);
+    Some((head.number, is_told))
 }
 
 impl Plugin for Router {
     fn add_connection(&mut self, connection: u32) {
         // Each connection begins elsewhere: many have one request alone.
         self.turn = connection as usize;
+        self.connection = connection;
         if let Some(guided) = &mut self.guided {
             guided.add_connection(connection);
         }
@@ -269,6 +311,8 @@ impl Plugin for Router {
         if is_new && !self.admit(head) {
             return Verdict::Drop;
         }
+        // What the client waits for, whatever a module makes of it.
+        let wants_answer = self.content.wants_answer(request);
         let decided = self.decide(head.number, request, frame.is_whole, members);
         let Some((Choice { member, is_safe, pins }, changed)) = decided else { return Verdict::Drop };
         if let Some(changed) = changed {
@@ -276,23 +320,25 @@ impl Plugin for Router {
         }
         *rtx = rtx_of(head.number);
         // One before the oldest comes again although its answer has come: of no interest any more.
-        if is_new || self.requests.contains_key(&head.number) {
+        if wants_answer && (is_new || self.requests.contains_key(&head.number)) {
             self.assign(head.number, member);
         }
         Verdict::To { member, is_safe, pins }
     }
 
     fn follow(&mut self, frame: &mut Frame<'_>, member: MemberId, rtx: &mut u64) {
-        let Some((head, _)) = Head::split(&frame.payload) else { return };
+        let Some((head, request)) = Head::split(&frame.payload) else { return };
         if *rtx != 0 || self.admit(head) {
             *rtx = rtx_of(head.number);
-            self.assign(head.number, member);
+            if self.content.wants_answer(request) {
+                self.assign(head.number, member);
+            }
         }
     }
 
     fn again(&mut self, frame: &mut Frame<'_>, rtx: &mut u64) {
         if *rtx & REFUSED != 0 {
-            refuse(frame, self.protocol);
+            refuse(frame, self.content);
             return;
         }
         let Some(guided) = &mut self.guided else { return };
@@ -307,18 +353,23 @@ impl Plugin for Router {
 
     fn refuse(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Option<MemberId> {
         let member = members.active().next()?;
-        if !refuse(frame, self.protocol) {
-            return None;
-        }
-        if let Some(number) = number_of(*rtx) {
+        let (number, is_told) = refuse(frame, self.content)?;
+        if is_told {
             self.assign(number, member);
+        } else if *rtx & REFUSED == 0 {
+            let request = self.requests.remove(&number);
+            self.settle(request);
+            self.lost.push(number);
         }
         *rtx |= REFUSED;
         Some(member)
     }
 
     fn answer(&mut self, frame: &mut Frame<'_>, from: MemberId) {
-        let Some((head, _)) = Head::split(&frame.payload) else { return };
+        let Some((head, answer)) = Head::split(&frame.payload) else { return };
+        if !self.content.is_answer(answer) {
+            return;
+        }
         let Some(request) = self.requests.get_mut(&head.number).filter(|request| request.member == Some(from)) else {
             return;
         };

@@ -1,9 +1,13 @@
 //! What a router decides, beside a switch that has the members alone.
 
+use std::collections::BTreeSet;
+
 use margay_core::Instant;
 use margay_ensemble::{Config, Joining, Kind, Lsn, Order, Switch};
+use margay_wire::OwnFrameRepr;
 
 use super::*;
+use crate::protocol::Protocol;
 
 struct Rig {
     router: Router,
@@ -17,9 +21,10 @@ impl Rig {
         Self::of(Protocol::Memcached, policy, labels)
     }
 
-    fn of(protocol: Protocol, policy: Policy, labels: &[&str]) -> Self {
-        let switch = Switch::new(Config::default(), Router::new(protocol, policy), 1 << 20);
-        let mut rig = Self { router: Router::new(protocol, policy), switch, ids: Vec::new() };
+    fn of(content: impl Into<Content>, policy: Policy, labels: &[&str]) -> Self {
+        let content = content.into();
+        let switch = Switch::new(Config::default(), Router::new(content, policy), 1 << 20);
+        let mut rig = Self { router: Router::new(content, policy), switch, ids: Vec::new() };
         labels.iter().for_each(|label| rig.join(label));
         rig
     }
@@ -272,4 +277,76 @@ fn what_is_no_frame_goes_nowhere() {
         assert_eq!(verdict, Verdict::Drop);
     }
     assert_eq!(rig.router.refuse(&mut frame(vec![0; 8]), rig.switch.members(), &mut 0), None);
+}
+
+/// A frame of a program's own, with these numbers.
+fn own<'a>(head: Head, wants_answer: bool, is_safe: bool, key: &[u8]) -> Frame<'a> {
+    let Head { number, oldest } = head;
+    let repr = OwnFrameRepr { number, oldest, is_safe, wants_answer, is_answer: false, key, payload: b"data" };
+    let mut bytes = vec![0; repr.len()];
+    repr.emit(&mut bytes).expect("room");
+    frame(bytes)
+}
+
+#[test]
+fn frames_go_by_their_keys_and_without_one_by_turns() {
+    let mut rig = Rig::of(Content::Frames, Policy::Ketama, &["a", "b", "c"]);
+    let ring = Ring::new(["a", "b", "c"]);
+    let to = |rig: &mut Rig, number, key: &str| {
+        let mut frame = own(Head { number, oldest: number }, false, true, key.as_bytes());
+        match rig.router.redirect(&mut frame, rig.switch.members(), &mut 0) {
+            Verdict::To { member, is_safe: true, pins: false } => rig.ids.iter().position(|id| *id == member),
+            other => panic!("{other:?}"),
+        }
+    };
+    for number in 0..30 {
+        let key = format!("key:{number}");
+        assert_eq!(to(&mut rig, number, &key), ring.servers_of(key.as_bytes()).next(), "{key}");
+    }
+    let turns: BTreeSet<_> = (30..33).map(|number| to(&mut rig, number, "")).collect();
+    assert_eq!(turns.len(), 3);
+    assert!((0..3).all(|at| rig.may_go(at)), "nobody wants an answer");
+    assert!(rig.router.requests.is_empty());
+}
+
+#[test]
+fn a_member_stays_for_the_answers_that_are_wanted_of_it_and_the_client_hears_of_those_that_will_not_come() {
+    let mut rig = Rig::of(Content::Frames, Policy::Ketama, &["a"]);
+    let head = Head { number: 5, oldest: 5 };
+    let mut rtx = 0;
+    rig.router.redirect(&mut own(head, true, false, b""), rig.switch.members(), &mut rtx);
+    rig.router.retire(rtx);
+    assert!(!rig.may_go(0));
+    // What is no answer is none, whatever its number.
+    rig.router.answer(&mut own(head, false, false, b""), rig.ids[0]);
+    assert!(!rig.may_go(0));
+    let mut answer = vec![0; 32];
+    let repr = OwnFrameRepr { number: 5, is_answer: true, payload: b"done", ..OwnFrameRepr::default() };
+    let len = repr.emit(&mut answer).expect("room");
+    answer.truncate(len);
+    rig.router.answer(&mut frame(answer), rig.ids[0]);
+    assert!(rig.may_go(0));
+    rig.router.redirect(&mut own(Head { number: 6, oldest: 6 }, true, false, b""), rig.switch.members(), &mut 0);
+    rig.retire(6);
+    assert_eq!(rig.die(0), [6]);
+}
+
+#[test]
+fn a_frame_that_is_not_safe_is_given_nobody_else_and_the_client_hears_so_once() {
+    let mut rig = Rig::of(Content::Frames, Policy::RoundRobin, &["a", "b"]);
+    let head = Head { number: 3, oldest: 3 };
+    let mut rtx = 0;
+    rig.router.redirect(&mut own(head, false, false, b""), rig.switch.members(), &mut rtx);
+    assert_eq!(rig.die(0), Vec::<u32>::new());
+    for _ in 0..2 {
+        let mut refused = own(head, false, false, b"");
+        assert_eq!(rig.router.refuse(&mut refused, rig.switch.members(), &mut rtx), Some(rig.ids[1]));
+        assert_eq!(*refused.payload, [0, 0, 0, 3, 0, 0, 0, 3, 0]);
+        assert_eq!(OwnFrameRepr::parse(&refused.payload), None);
+    }
+    assert_eq!(rig.lost(), [3]);
+    let mut again = own(head, false, false, b"");
+    rig.router.again(&mut again, &mut rtx);
+    assert_eq!(again.payload.len(), 9, "each time it comes");
+    assert!(rig.may_go(1));
 }

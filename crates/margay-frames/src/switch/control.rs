@@ -169,7 +169,7 @@ fn show(worker: &Worker, now: Instant) -> Value {
     json!({
         "name": config.name,
         "members_name": config.members,
-        "protocol": config.protocol.name(),
+        "protocol": config.content.name(),
         "window": config.window,
         "module": worker.module.as_ref().map(|placed| placed.show(now, has_module(placed))),
         "connection_count": connections.len(),

@@ -23,7 +23,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
-use crate::protocol::Protocol;
+use crate::protocol::Content;
 use crate::router::Policy;
 use crate::{batch, random_seed};
 use control::Command;
@@ -39,8 +39,8 @@ pub struct Config {
     pub name: String,
     /// The members' name, for lists.
     pub members: String,
-    /// What clients and members speak: others are refused.
-    pub protocol: Protocol,
+    /// What clients and members send each other: others are refused.
+    pub content: Content,
     /// How frames are divided.
     pub policy: Policy,
     /// Chunks under way in each direction of a connection.

@@ -8,7 +8,7 @@ use margay_core::Instant;
 use serde_json::{Value, json};
 
 use crate::module::{Guest, Module};
-use crate::protocol::Protocol;
+use crate::protocol::Content;
 use crate::router::Router;
 
 /// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place.
@@ -33,6 +33,8 @@ pub(super) struct Placed {
     since: Instant,
     faults: VecDeque<Instant>,
     fault_count: u64,
+    /// Connections that have come to it from another module, or from none.
+    moved: u64,
     last_fault: Option<String>,
     is_out: bool,
 }
@@ -40,23 +42,35 @@ pub(super) struct Placed {
 impl Placed {
     pub(super) fn new(now: Instant, loaded: Loaded, number: u64) -> Self {
         let faults = VecDeque::new();
-        Self { loaded, number, since: now, faults, fault_count: 0, last_fault: None, is_out: false }
+        Self { loaded, number, since: now, faults, fault_count: 0, moved: 0, last_fault: None, is_out: false }
     }
 
     /// For a new connection. An error says why there can be none.
-    pub(super) fn router(&mut self, now: Instant, protocol: Protocol) -> Result<Router, String> {
+    pub(super) fn router(&mut self, now: Instant, content: Content) -> Result<Router, String> {
         if self.is_out {
             let why = self.last_fault.as_deref().unwrap_or_default();
             return Err(format!("its module has lost its place: {why}"));
         }
         // Its first calls have succeeded before: the same calls have the same answers.
-        Guest::start(&self.loaded.module).map(|guest| Router::guided(protocol, guest)).map_err(|error| {
+        Guest::start(&self.loaded.module).map(|guest| Router::guided(content, guest)).map_err(|error| {
             self.note_fault(now, &error.to_string());
             format!("its module fails: {error}")
         })
     }
 
-    /// A connection is lost by the module's fault. Gives whether the module has lost its place with it.
+    /// Offers it a connection that has another module, or none. Whether it takes the connection, which goes on as it is
+    /// otherwise; an error is a fault, in words.
+    pub(super) fn adopt(&mut self, router: &mut Router) -> Result<bool, String> {
+        if self.is_out {
+            return Ok(false);
+        }
+        let is_moved = router.move_to(&self.loaded.module)?;
+        self.moved += u64::from(is_moved);
+        Ok(is_moved)
+    }
+
+    /// A connection is lost by the module's fault, or does not come to it. Gives whether the module has lost its place
+    /// with it.
     pub(super) fn note_fault(&mut self, now: Instant, why: &str) -> bool {
         self.fault_count += 1;
         self.last_fault = Some(why.to_owned());
@@ -77,6 +91,7 @@ impl Placed {
             "hash": self.loaded.module.hash(),
             "age_ms": u64::try_from(now.since(self.since).as_millis()).unwrap_or(u64::MAX),
             "connection_count": connection_count,
+            "adopted": self.moved,
             "faults": self.fault_count,
             "last_fault": self.last_fault,
             "state": if self.is_out { "out of its place" } else { "in its place" },
@@ -88,6 +103,7 @@ impl Placed {
 mod test {
     use super::*;
     use crate::module::sample;
+    use crate::protocol::Protocol;
 
     #[test]
     fn a_module_loses_its_place_by_faults_that_follow_each_other() {
@@ -97,11 +113,11 @@ mod test {
         let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), "redirect traps");
         assert!((0..10).all(|n| !is_out(&mut placed, n * 1000)));
         assert!(!is_out(&mut placed, 61_000), "two are of more than a minute ago");
-        assert!(placed.router(at(61_000), Protocol::Memcached).is_ok());
+        assert!(placed.router(at(61_000), Protocol::Memcached.into()).is_ok());
         assert!((0..1).all(|_| !is_out(&mut placed, 61_500)));
         assert!(is_out(&mut placed, 61_700));
         assert!(!is_out(&mut placed, 61_700), "that is told once");
-        assert!(placed.router(at(61_700), Protocol::Memcached).is_err_and(|why| why.contains("redirect traps")));
+        assert!(placed.router(at(61_700), Protocol::Memcached.into()).is_err_and(|why| why.contains("redirect traps")));
         let shown = placed.show(at(62_000), 3);
         assert_eq!((shown["state"].as_str(), shown["faults"].as_u64()), (Some("out of its place"), Some(14)));
     }

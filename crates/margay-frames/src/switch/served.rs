@@ -176,6 +176,8 @@ pub(super) struct Served {
     pub(super) lost: Lost,
     /// The number of the module that divides its requests.
     pub(super) module: Option<u64>,
+    /// The number of the module that it was offered to last, or has begun with.
+    pub(super) offered: Option<u64>,
     /// When members are told that the connection lives, though nothing is asked.
     pub(super) ping_at: Instant,
     /// Members that did not take this connection, until when.

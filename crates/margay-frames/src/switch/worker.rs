@@ -10,7 +10,7 @@ use margay_ensemble::{
     Config as ConnectionConfig, Counters, Csn, Event, Joining, Kind, LossDetection, Lsn, STREAMS_MAX, Switch,
 };
 use margay_wire::sctp::{Chunk, Chunks};
-use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms};
+use margay_wire::{AbortReason, FRAMED_HEADER_LEN, Framed, FramedTerms, framed_host_number};
 
 use super::gathered::{Gathered, Outgoing};
 use super::member::{Due, Host, Member, Reach};
@@ -18,7 +18,6 @@ use super::placed::{Loaded, Placed};
 use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::batch::{Datagram, bytes_of};
-use crate::head::number_of_host;
 use crate::router::Router;
 
 /// Connections at once.
@@ -88,10 +87,11 @@ impl Worker {
     }
 
     /// Another module divides the requests of connections that begin from now on, or none. Those that there are keep
-    /// theirs.
+    /// theirs, unless the module adopts them.
     pub(super) fn place(&mut self, now: Instant, loaded: Option<Loaded>) {
         self.modules += 1;
         self.module = loaded.map(|loaded| Placed::new(now, loaded, self.modules));
+        self.touched.extend(self.connections.keys());
     }
 
     /// Who is a member from now on.
@@ -137,7 +137,7 @@ impl Worker {
                 parting.push(*host);
             }
         }
-        parting.into_iter().for_each(|host| self.say_to_member(now, host, number_of_host(&host), &Framed::Ping));
+        parting.into_iter().for_each(|host| self.say_to_member(now, host, framed_host_number(&host), &Framed::Ping));
     }
 
     /// An operator drains a member, or takes that back. Gives whether there is one of this name.
@@ -235,8 +235,8 @@ impl Worker {
                 let text = "the switch has as many connections as it may; start another one of the same name";
                 self.say_to_peer(key, &Framed::abort(AbortReason::Full, text));
             }
-            Framed::Hello { protocol, .. } if *protocol != self.config.protocol.number() => {
-                let text = self.config.protocol.refusal_of(*protocol);
+            Framed::Hello { protocol, .. } if *protocol != self.config.content.number() => {
+                let text = self.config.content.refusal_of(*protocol);
                 self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
             }
             Framed::Hello { terms, .. } => self.accept(now, key, *terms),
@@ -258,8 +258,8 @@ impl Worker {
             ..ConnectionConfig::default()
         };
         let router = match &mut self.module {
-            None => Ok(Router::new(self.config.protocol, self.config.policy)),
-            Some(placed) => placed.router(now, self.config.protocol),
+            None => Ok(Router::new(self.config.content, self.config.policy)),
+            Some(placed) => placed.router(now, self.config.content),
         };
         let router = match router {
             Ok(router) => router,
@@ -276,6 +276,7 @@ impl Worker {
             is_welcome: false,
             lost: Lost::default(),
             module: self.module.as_ref().map(|placed| placed.number),
+            offered: self.module.as_ref().map(|placed| placed.number),
             ping_at: now + PING_EVERY,
             refused: BTreeMap::new(),
             due: None,
@@ -335,7 +336,7 @@ impl Worker {
         let Some(served) = self.connections.get(&key) else { return };
         let Some(leg) = served.legs.get(&host) else { return };
         let number = leg.number;
-        let protocol = self.config.protocol.number();
+        let protocol = self.config.content.number();
         let terms = FramedTerms { tsn: leg.first, window_bytes: served.hello.window_bytes, ..self.terms(key) };
         self.say_to_member(now, host, number, &Framed::Hello { terms, host, protocol });
     }
@@ -380,7 +381,7 @@ impl Worker {
     pub(super) fn take_from_member(&mut self, now: Instant, host: Host, datagram: &[u8]) {
         let Ok((number, says)) = Framed::parse(datagram) else { return };
         let leg = self.legs.get(&number).filter(|(_, of)| *of == host).map(|(key, _)| *key);
-        let is_of_host = number == number_of_host(&host);
+        let is_of_host = number == framed_host_number(&host);
         match (&says, leg) {
             (Framed::Abort { reason: AbortReason::Leaving, .. }, _) if is_of_host => self.leaves(now, host),
             // A flow whose instance is gone goes to another.
@@ -485,7 +486,7 @@ impl Worker {
         if !self.members.get_mut(&host).is_some_and(|member| member.is_doubted(now)) {
             return;
         }
-        self.say_to_member(now, host, number_of_host(&host), &Framed::Ping);
+        self.say_to_member(now, host, framed_host_number(&host), &Framed::Ping);
         let legs = self.connections.values().filter_map(|served| served.legs.get(&host));
         let numbers: Vec<u64> = legs.filter(|leg| leg.member().is_some()).map(|leg| leg.number).collect();
         numbers.into_iter().for_each(|number| self.say_to_member(now, host, number, &Framed::Ping));
@@ -543,6 +544,7 @@ impl Worker {
                 Event::Failed(failure) => return self.fail(now, key, AbortReason::Failed, &failure.to_string()),
             }
         }
+        self.offer(now, key);
         let fault = self.connections.get(&key).and_then(|served| served.switch.plugin().fault());
         if let Some(why) = fault.map(ToOwned::to_owned) {
             self.note_fault(now, key, &why);
@@ -563,10 +565,35 @@ impl Worker {
         self.close(now, key);
     }
 
+    /// Offers a connection to the module that was loaded since it began: once, as soon as it may move.
+    fn offer(&mut self, now: Instant, key: Key) {
+        let Some(placed) = &mut self.module else { return };
+        let Some(served) = self.connections.get_mut(&key) else { return };
+        if served.offered == Some(placed.number) || !served.switch.plugin().may_move() {
+            return;
+        }
+        served.offered = Some(placed.number);
+        match placed.adopt(served.switch.plugin_mut()) {
+            Ok(is_moved) => served.module = if is_moved { served.offered } else { served.module },
+            Err(why) => {
+                tracing::info!(client = %key.0, why, "a connection stays with what divides its requests");
+                self.blame(now, &why);
+            }
+        }
+    }
+
     /// A connection is lost by the fault of its module.
     fn note_fault(&mut self, now: Instant, key: Key, why: &str) {
-        let number = self.connections.get(&key).and_then(|served| served.module);
-        if let Some(placed) = self.module.as_mut().filter(|placed| Some(placed.number) == number)
+        let Some(served) = self.connections.get(&key) else { return };
+        let is_of_this = self.module.as_ref().is_some_and(|placed| Some(placed.number) == served.module);
+        if is_of_this && !served.switch.plugin().is_fault_of_former() {
+            self.blame(now, why);
+        }
+    }
+
+    /// The module that is in its place has a fault.
+    fn blame(&mut self, now: Instant, why: &str) {
+        if let Some(placed) = &mut self.module
             && placed.note_fault(now, why)
         {
             tracing::warn!(why, "the module has lost its place: there are no new connections until another is loaded");
@@ -680,7 +707,7 @@ impl Worker {
         for host in hosts {
             match self.members.get_mut(&host).map_or(Due::Nothing, |member| member.on_time(now)) {
                 Due::Nothing => {}
-                Due::Ping => self.say_to_member(now, host, number_of_host(&host), &Framed::Ping),
+                Due::Ping => self.say_to_member(now, host, framed_host_number(&host), &Framed::Ping),
                 Due::Dead => self.link_failed(now, host, "nothing comes from it"),
             }
         }
@@ -752,6 +779,8 @@ fn join(served: &mut Served, host: Host, terms: &FramedTerms, label: &str) {
     }
 }
 
+#[cfg(test)]
+mod adopt_test;
 #[cfg(test)]
 mod churn_test;
 #[cfg(test)]

@@ -82,7 +82,7 @@ fn start_switch(
     let config = Config {
         name: "cache.test".to_owned(),
         members: "members.test".to_owned(),
-        protocol,
+        content: protocol.into(),
         policy: Policy::Ketama,
         window: 384,
         module: None,

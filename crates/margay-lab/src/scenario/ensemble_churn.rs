@@ -1,7 +1,7 @@
 //! `ensemble-churn`: unmodified memcacheds behind one switch, and clients that ask all the time and check each answer.
 //! Members join, are drained, lose their weight, are told to stop, die by `kill -9`, lose their memcached, and lose
-//! their link. All connections live on, nothing is lost, done twice or answered wrongly, and only what is not safe is
-//! ever refused.
+//! their link. The switch is one of the agent's configuration, and is given modules that adopt its connections. All
+//! connections live on, nothing is lost, done twice or answered wrongly, and only what is not safe is ever refused.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 9] = [
+const BOUNDS: [Bound; 10] = [
     bound("lost", Exactly(0.0)),
     bound("duplicated", Exactly(0.0)),
     bound("wrong_answers", Exactly(0.0)),
@@ -40,6 +40,7 @@ const BOUNDS: [Bound; 9] = [
     bound("refused_without_a_death", Exactly(0.0)),
     bound("recover_ms_p99", Below(1000.0)),
     bound("deaths", AtLeast(3.0)),
+    bound("adopted", AtLeast(2.0 * CONNECTIONS as f64)),
     // Otherwise there was no load to speak of.
     bound("answers", AtLeast(2000.0)),
 ];
@@ -78,10 +79,22 @@ enum Act {
     KillProgram,
     /// Its link is cut, and mended.
     Cut,
+    /// No member's affair: the configuration names another module, which adopts all connections.
+    Module,
 }
 
-const ACTS: [(Act, usize); 6] =
-    [(Act::Stop, 1), (Act::Kill, 2), (Act::Drain, 1), (Act::Weight, 2), (Act::KillProgram, 0), (Act::Cut, 3)];
+const ACTS: [(Act, usize); 8] = [
+    (Act::Stop, 1),
+    (Act::Module, 0),
+    (Act::Kill, 2),
+    (Act::Drain, 1),
+    (Act::Weight, 2),
+    (Act::KillProgram, 0),
+    (Act::Module, 1),
+    (Act::Cut, 3),
+];
+/// The template of modules: where no member is called `images`, it divides requests as the ring does.
+const MODULE: &str = include_str!("../../../../examples/alrm/prefix.wat");
 
 impl Act {
     const fn is_death(self) -> bool {
@@ -96,6 +109,8 @@ struct Site<'a> {
     load: Series<Cached>,
     /// When members died.
     deaths_ms: Vec<f64>,
+    /// Connections that modules have adopted.
+    adopted: f64,
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
@@ -107,12 +122,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // The last one joins under load.
     let mut members =
         HOSTS.iter().map(|name| start_member(lab.host(name)?, *name != HOSTS[3])).collect::<Result<Vec<_>>>()?;
-    let _switch = switch.spawn("switch", ["margay", "ensemble", "serve", ENSEMBLE, "--members", MEMBERS])?;
+    configure(switch, "")?;
     await_members(switch, ENSEMBLE, 3)?;
     let _framer = client.spawn("framer", ["margay", "ensemble", "framer", "memcached", "--service", ENSEMBLE])?;
     await_listener(client)?;
     let load = start_load(client)?;
-    let mut site = Site { lab: &lab, switch, members: Vec::new(), load, deaths_ms: Vec::new() };
+    let mut site = Site { lab: &lab, switch, members: Vec::new(), load, deaths_ms: Vec::new(), adopted: 0.0 };
     site.members.append(&mut members);
     site.calm()?;
     site.members[3].framer = Some(start_framer(site.members[3].host)?);
@@ -128,6 +143,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let shown = shown(switch, ENSEMBLE)?;
     findings.set("deaths", shown["member_deaths"].as_f64().unwrap_or_default());
     findings.set("connections_open", shown["connection_count"].as_f64().unwrap_or_default());
+    findings.set("adopted", site.adopted);
     let Site { load, deaths_ms, .. } = site;
     judge(&load.finish(LIMIT)?, CONNECTIONS, &deaths_ms, findings);
     Ok(())
@@ -155,6 +171,19 @@ fn await_listener(host: &Host) -> Result<()> {
     wait_for(&format!("a listener on {}", host.name()), LIMIT, || host.shell(&script).map(drop))
 }
 
+/// Has the switch host's agent run the switch, by a section with these lines.
+fn configure(switch: &Host, lines: &str) -> Result<()> {
+    let script = format!(
+        "cd /etc/margay; touch margay.toml; test -e before.toml || cp margay.toml before.toml; cp before.toml \
+         next.toml; printf '\\n[[ensemble]]\\nname = \"{ENSEMBLE}\"\\nmembers = \"{MEMBERS}\"\\n{lines}\\n' >> \
+         next.toml; mv next.toml margay.toml"
+    );
+    switch.shell(&script)?;
+    agent::margay(switch, ["reload"])?;
+    // A process that starts.
+    wait_for("the switch", LIMIT, || shown(switch, ENSEMBLE).map(drop))
+}
+
 fn start_load(client: &Host) -> Result<Series<Cached>> {
     let words = ["cache-checked".to_owned(), format!("127.0.0.1:{PORT}"), format!("--count={CONNECTIONS}")];
     Series::start(client, &words)
@@ -175,7 +204,29 @@ impl Site<'_> {
         })
     }
 
+    /// Another module, of which nothing but the file is another.
+    fn change_module(&mut self, number: usize) -> Result<()> {
+        let path = self.switch.dir.join(format!("module-{number}.wasm"));
+        std::fs::write(&path, wat::parse_str(MODULE)?).with_context(|| format!("cannot write {}", path.display()))?;
+        let file = path.to_str().context("the path has odd letters")?;
+        configure(self.switch, &format!("module = \"{file}\""))?;
+        let mut adopted = 0.0;
+        wait_for("the module's connections", LIMIT, || {
+            let module = &shown(self.switch, ENSEMBLE)?["module"];
+            let all = &module["connection_count"];
+            adopted = module["adopted"].as_f64().unwrap_or_default();
+            ensure!(module["file"] == file && all.as_u64() == Some(u64::from(CONNECTIONS)), "it is {module}");
+            ensure!(module["faults"] == 0, "it has failed: {module}");
+            Ok(())
+        })?;
+        self.adopted += adopted;
+        Ok(())
+    }
+
     fn carry_out(&mut self, act: Act, at: usize) -> Result<()> {
+        if act == Act::Module {
+            return self.change_module(at);
+        }
         let lab = self.lab;
         let switch = self.switch;
         let member = &mut self.members[at];
@@ -184,6 +235,7 @@ impl Site<'_> {
             self.deaths_ms.push(now_ms());
         }
         match act {
+            Act::Module => {}
             Act::Drain => {
                 agent::margay(switch, ["ensemble", "drain", ENSEMBLE, name])?;
                 await_out(switch, ENSEMBLE, name)?;

@@ -68,6 +68,8 @@ struct Length {
 
 const SHORT: Length = Length { rounds: 2, window: Duration::from_millis(1500), paced_seconds: 1 };
 const LONG: Length = Length { rounds: 7, window: Duration::from_millis(4500), paced_seconds: 5 };
+/// What memcaslap asks in the binary protocol.
+const BINARY_REQUESTS: &str = "4000";
 /// Requests of all connections in a second, where the rate is given.
 const PACED_PER_S: u32 = 3000;
 
@@ -133,6 +135,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let stage = Stage { client, middle, ways, servers: servers(&lab)?, length };
     stage.compare_cost(findings)?;
     stage.compare_times(findings)?;
+    stage.ask_in_binary(findings)?;
     let shown = shown(middle, ENSEMBLE)?;
     for figure in ["failed", "lost_requests"] {
         findings.figures.add("failed", shown[figure].as_f64().unwrap_or_default());
@@ -257,6 +260,31 @@ impl Stage<'_> {
             cost.requests / cost.window_s
         ));
         Ok(cost)
+    }
+
+    /// The binary protocol, by clients of libmemcached: some thousand requests of memcaslap, with many keys at once,
+    /// and a value that one program stores and another one reads.
+    fn ask_in_binary(&self, findings: &mut Findings) -> Result<()> {
+        let way = &self.ways[0];
+        let mix = mix_of(self.client).display().to_string();
+        let words = ["memcaslap", "--binary", "-s", &way.to, "-F", &mix, "-T", "1", "-c", "8", "-d", "10", "-v", "1"];
+        let mut program =
+            self.client.spawn("memcaslap-binary", words.iter().copied().chain(["-x", BINARY_REQUESTS]))?;
+        program.finish(LIMIT)?;
+        let said = Said::parse(&program.log());
+        findings.figures.add("wrong_answers", said.wrong);
+        findings.figures.add("failed", said.errors);
+        ensure!(said.is_whole, "no answers in binary: {}", tail(&program.log()));
+        let file = self.client.dir.join("in-binary");
+        let value = "a line\r\nEND\r\n\u{80}".repeat(10_000);
+        std::fs::write(&file, &value).context("cannot write the value")?;
+        let path = file.display().to_string();
+        let servers = format!("--servers={}", way.to);
+        self.client.run(["memccp", "--binary", &servers, &path])?;
+        let read = output_within(&mut self.client.command(["memccat", "--binary", &servers, "in-binary"]), LIMIT)?;
+        let is_same = String::from_utf8_lossy(&read.stdout).trim_end() == value.trim_end();
+        findings.figures.add("wrong_answers", f64::from(u8::from(!is_same)));
+        Ok(())
     }
 
     /// The same number of requests a second by either way.

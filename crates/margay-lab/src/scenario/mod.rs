@@ -57,6 +57,7 @@ mod nat_first_contact;
 mod next_key;
 mod odd_hosts;
 mod odd_packets;
+mod own_frames;
 pub mod pair;
 mod patience;
 mod primary_failover;
@@ -200,6 +201,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
+    own_frames::SCENARIO,
     redis_switch::SCENARIO,
     memcached_switch::SCENARIO,
     alrm_hostile::SCENARIO,

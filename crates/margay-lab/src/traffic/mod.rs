@@ -21,6 +21,7 @@ mod memcached;
 mod mutated;
 mod numbered;
 mod odd;
+mod own_frames;
 mod paced;
 mod pingpong;
 mod pooled;
@@ -56,6 +57,7 @@ pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use numbered::{Came, Sent};
+pub use own_frames::Framed;
 pub use paced::Paced;
 pub use pingpong::RoundTrips;
 pub use pooled::{Pooled, Turn};
@@ -319,6 +321,18 @@ pub enum Traffic {
     CacheChecked(cached::Plan),
     /// Ask a memcached by many connections at a steady rate, and print how long answers take
     MemcachedPaced(paced::Plan),
+    /// Send frames to a name until the input ends, and check each answer
+    FramesAsk {
+        /// The name
+        name: String,
+    },
+    /// Serve a name with frames, and answer each
+    FramesServe {
+        /// The name
+        name: String,
+        /// What the server is called
+        label: String,
+    },
     /// Send mutated datagrams of framed connections to the switch of a name
     FramedMutations {
         /// The name
@@ -490,6 +504,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
         Traffic::CacheChecked(plan) => runtime.block_on(cached::ask(plan)),
         Traffic::MemcachedPaced(plan) => runtime.block_on(paced::ask(plan)),
+        Traffic::FramesAsk { name } => runtime.block_on(own_frames::ask(&name)),
+        Traffic::FramesServe { name, label } => runtime.block_on(own_frames::serve(&name, &label)),
         Traffic::FramedMutations { name, count } => runtime.block_on(mutated::send(&name, count)),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),

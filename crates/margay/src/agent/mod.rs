@@ -15,6 +15,7 @@ pub mod direct;
 pub mod dns;
 pub mod drain;
 pub mod ended;
+mod ensembles;
 pub mod failure;
 mod fencing;
 pub mod flows;
@@ -116,6 +117,8 @@ pub struct Agent {
     pub answering: search::Answering,
     /// What this host publishes.
     pub services: Arc<service::Services>,
+    /// Switches of ensembles.
+    pub ensembles: ensembles::Ensembles,
     /// What of it is drained.
     pub drains: drain::Drains,
     /// Whether what it publishes is well.

@@ -81,6 +81,11 @@ impl Configuration {
         Arc::clone(&self.effective.read())
     }
 
+    /// The file that was named, if one was.
+    pub async fn path(&self) -> Option<PathBuf> {
+        self.source.lock().await.config_path.clone()
+    }
+
     /// Ends when the agent is to start again.
     pub async fn restart(&self) {
         self.restart.notified().await;
@@ -134,6 +139,7 @@ pub async fn reload(agent: &Arc<Agent>, order: &ReloadRequest) -> Result<ReloadR
     }
     let effective = config_changes::effective(&before, &wanted);
     apply(agent, &before, effective).await?;
+    agent.ensembles.configure(&agent.config(), next.config_path.clone());
     *source = next;
     let restarts = order.restart && !need_restart.is_empty();
     if restarts {

@@ -31,6 +31,7 @@ use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::drain::{self, Drains};
+use super::ensembles::Ensembles;
 use super::health::{self, Health};
 use super::host_changes;
 use super::keepsake::Keepsake;
@@ -171,6 +172,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         metrics: metrics::Server::default(),
         answering,
         services,
+        ensembles: Ensembles::default(),
         drains,
         health,
         rules,
@@ -410,6 +412,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
+    // They ask the agent at once.
+    agent.ensembles.configure(&config, agent.configuration.path().await);
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
@@ -437,6 +441,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     [upkeep, rules, reloads, chains, programs, health, rebalances].iter().for_each(|task| task.abort());
     agent.health.end().await;
+    agent.ensembles.end().await;
     takers.into_iter().for_each(|task| task.abort());
     agent.relocations.end().await;
     agent.metrics.end().await;

@@ -6,11 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use margay_ensemble::{WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
 use margay_frames::framer::{ByName, Framer};
 use margay_frames::protocol::Protocol;
-use margay_frames::router::Policy;
 use margay_frames::switch::control::{self, Question};
 use margay_frames::{by_name, member, switch};
 use margay_sdk::{Agent, Options, Target, ToTarget};
@@ -24,10 +23,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Json, Out, output};
 use crate::agent::programs;
-use crate::config::Config;
+use crate::config::{Config, EnsembleProtocol, EnsembleRouter, EnsembleSection, ProgramProtocol};
 use crate::log;
 
 mod module;
+mod socket;
 
 /// Questions of operators that wait.
 const QUESTIONS_MAX: usize = 16;
@@ -57,6 +57,9 @@ pub enum EnsembleVerb {
     Unload(module::UnloadArgs),
     /// Try a module with requests, without a switch: which member it gives each, and how long that takes
     Try(module::TryArgs),
+    /// Carry the frames of a program that starts this with a stream as standard input
+    #[command(subcommand, hide = true)]
+    Socket(socket::SocketVerb),
 }
 
 #[derive(Args)]
@@ -67,11 +70,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     members: String,
     /// What clients and members speak
-    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
-    protocol: ProtocolArg,
+    #[arg(long, value_enum, default_value_t = EnsembleProtocol::Memcached)]
+    protocol: EnsembleProtocol,
     /// How requests are divided
-    #[arg(long, value_enum, default_value_t = RouterArg::Ketama)]
-    router: RouterArg,
+    #[arg(long, value_enum, default_value_t = EnsembleRouter::Ketama)]
+    router: EnsembleRouter,
     /// A module of WebAssembly that divides requests instead; root alone
     #[arg(long, value_name = "FILE", conflicts_with = "router")]
     module: Option<PathBuf>,
@@ -79,42 +82,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = WINDOW_DEFAULT,
         value_parser = clap::value_parser!(u16).range(i64::from(WINDOW_MIN)..=i64::from(WINDOW_MAX)))]
     window: u16,
-}
-
-/// What programs speak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProtocolArg {
-    /// memcached's text protocol
-    Memcached,
-    /// Redis' protocol, version 2 or 3
-    Resp,
-}
-
-impl From<ProtocolArg> for Protocol {
-    fn from(protocol: ProtocolArg) -> Self {
-        match protocol {
-            ProtocolArg::Memcached => Self::Memcached,
-            ProtocolArg::Resp => Self::Resp,
-        }
-    }
-}
-
-/// How requests are divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RouterArg {
-    /// By key, with the ring of libketama
-    Ketama,
-    /// One after the other
-    RoundRobin,
-}
-
-impl From<RouterArg> for Policy {
-    fn from(router: RouterArg) -> Self {
-        match router {
-            RouterArg::Ketama => Self::Ketama,
-            RouterArg::RoundRobin => Self::RoundRobin,
-        }
-    }
+    /// End when standard input does: the agent that has started this is gone
+    #[arg(long, hide = true)]
+    attended: bool,
 }
 
 #[derive(Args)]
@@ -122,8 +92,8 @@ pub struct MemberArgs {
     /// The name that members serve
     name: String,
     /// What the program speaks
-    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
-    protocol: ProtocolArg,
+    #[arg(long, value_enum, default_value_t = ProgramProtocol::Memcached)]
+    protocol: ProgramProtocol,
     /// Where the program is; on this host unless given, at port 11211 (memcached) or 6379 (Redis)
     #[arg(long, value_name = "ADDRESS:PORT")]
     to: Option<SocketAddr>,
@@ -135,7 +105,7 @@ pub struct MemberArgs {
 
 #[derive(Subcommand)]
 pub enum FramerVerb {
-    /// A memcached for clients of this host, by its text protocol
+    /// A memcached for clients of this host, by either of its protocols
     Memcached(FramerArgs),
     /// A Redis for clients of this host, by its protocol RESP
     Resp(FramerArgs),
@@ -186,11 +156,12 @@ pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Res
         EnsembleVerb::Load(args) => module::load(config, args, out).await,
         EnsembleVerb::Unload(args) => module::unload(config, args, out).await,
         EnsembleVerb::Try(args) => module::attempt(args, out),
+        EnsembleVerb::Socket(verb) => socket::socket(config, verb).await,
     }
 }
 
-async fn agent_of(config: &Config) -> Result<Agent> {
-    Agent::connect_to(&programs::path(&config.host.runtime_dir)).await.into_diagnostic()
+async fn agent_of(config: &Config) -> Result<Agent, margay_sdk::Error> {
+    Agent::connect_to(&programs::path(&config.host.runtime_dir)).await
 }
 
 /// A name as people write it, as the agent reads it.
@@ -268,7 +239,7 @@ async fn listen(path: &Path, name: &str) -> Result<UnixListener> {
 
 async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     log::start(&config.log);
-    let agent = agent_of(config).await?;
+    let agent = agent_of(config).await.into_diagnostic()?;
     let name = target_of(&agent, &args.name).await?;
     let members = target_of(&agent, &args.members).await?;
     if name.prefix.covers(&members.prefix) || members.prefix.covers(&name.prefix) {
@@ -293,17 +264,18 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     let set_up = switch::Config {
         name: written(&name),
         members: written(&members),
-        protocol: args.protocol.into(),
+        content: args.protocol.into(),
         policy: args.router.into(),
         window: args.window,
         module,
     };
-    eprintln!("margay: {} is an ensemble of {}, for {}", set_up.name, set_up.members, set_up.protocol.program());
+    eprintln!("margay: {} is an ensemble of {}, for {}", set_up.name, set_up.members, set_up.content.name());
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
     let ended = tokio::select! {
         ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
         ended = by_name::follow_members(&follower, &members, &listed) => ended.into_diagnostic(),
         never = control::serve(listener, sender) => match never {},
+        () = unattended(args.attended) => Ok(()),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     };
@@ -312,13 +284,22 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     ended
 }
 
+/// Ends when whoever attends to this is gone.
+async fn unattended(is_attended: bool) {
+    if !is_attended {
+        return std::future::pending().await;
+    }
+    // Nothing comes but its end.
+    let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
+}
+
 async fn run_member(config: &Config, args: MemberArgs) -> Result<()> {
     log::start(&config.log);
     let label = args.label.unwrap_or_default();
     if label.len() > FRAMED_LABEL_MAX {
         return Err(miette!("the label has {} bytes, and may have {FRAMED_LABEL_MAX}", label.len()));
     }
-    let agent = agent_of(config).await?;
+    let agent = agent_of(config).await.into_diagnostic()?;
     let name = target_of(&agent, &args.name).await?;
     let protocol = Protocol::from(args.protocol);
     let to = args.to.unwrap_or_else(|| usual_address(protocol));
@@ -350,7 +331,7 @@ fn usual_address(protocol: Protocol) -> SocketAddr {
 
 async fn run_framer(config: &Config, protocol: Protocol, args: FramerArgs) -> Result<()> {
     log::start(&config.log);
-    let agent = agent_of(config).await?;
+    let agent = agent_of(config).await.into_diagnostic()?;
     let name = target_of(&agent, &args.service).await?;
     let reach = ByName::new(agent, name.prefix, written(&name));
     let listen = args.listen.unwrap_or_else(|| usual_address(protocol));
@@ -393,8 +374,14 @@ async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
             found.push(shown);
         }
     }
+    let absent = config.ensembles().filter(|section| {
+        let name = section.name.to_string();
+        !found.iter().any(|shown| shown["name"] == name.as_str())
+    });
+    let absent: Vec<&EnsembleSection> = absent.collect();
     if json.json {
-        return out.json(&json!({ "ensembles": found }));
+        let names: Vec<String> = absent.iter().map(|section| section.name.to_string()).collect();
+        return out.json(&json!({ "ensembles": found, "not_running": names }));
     }
     let row = |shown: &Value| {
         let members = shown["members"].as_array().map_or(&[][..], Vec::as_slice);
@@ -409,7 +396,12 @@ async fn list(config: &Config, json: Json, out: &mut Out) -> Result<()> {
         ]
     };
     let header = ["NAME", "MEMBERS", "PROTOCOL", "UP", "CONNECTIONS", "MODULE"];
-    out.table(&header, found.iter().map(row).collect(), "no switch runs on this host")
+    out.table(&header, found.iter().map(row).collect(), "no switch runs on this host")?;
+    for section in absent {
+        let name = &section.name;
+        out.line(&format!("{name} is in the configuration, and no switch of it runs; the agent's log says why"))?;
+    }
+    Ok(())
 }
 
 async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
@@ -460,6 +452,7 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod test {
+    use margay_frames::router::Policy;
     use tokio::net::UdpSocket;
 
     use super::*;
@@ -475,7 +468,7 @@ mod test {
         let set_up = switch::Config {
             name: "cache.shop".to_owned(),
             members: "members.shop".to_owned(),
-            protocol: Protocol::Memcached,
+            content: Protocol::Memcached.into(),
             policy: Policy::Ketama,
             window: WINDOW_DEFAULT,
             module: None,

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 
 /// Where the structures are.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("../config.rs"),
     include_str!("../config/service.rs"),
     include_str!("../config/stack_rule.rs"),
+    include_str!("../config/ensemble.rs"),
     include_str!("../agent/health/spec.rs"),
     include_str!("../etcd_section.rs"),
     include_str!("../resolver.rs"),
@@ -104,6 +105,7 @@ fn default(item: &Item, field: &Field) -> Option<String> {
         ("StackRuleSection", _) => {
             of_example("[[stack_rule]]\nnames = [\"web.shop\"]\nwhen = \"true\"\nuse = \"secure\"")
         }
+        ("EnsembleSection", _) => of_example("[[ensemble]]\nname = \"a.shop\"\nmembers = \"b.shop\""),
         ("ResolverSection", _) => {
             of_example("[[resolver]]\nname = \"a\"\nkind = \"static\"\nfile = \"/a\"\nnames = [\"web.shop\"]")
         }

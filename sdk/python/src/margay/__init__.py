@@ -35,6 +35,7 @@ from ._calls import (
 )
 from ._errors import AgentDown, Denied, Error, Incompatible, Refused
 from ._events import Event, Events
+from ._frames import PER_SERVER, UNORDERED, Frame, Frames, FramesListener, Lost, connect_frames, listen_frames
 from ._names import Name, Prefix, ServiceId, Target
 from ._socket import OWN, Own, Peer, Socket
 from ._takeover import Give, GivingTakeover, Taken, Takeover
@@ -42,6 +43,8 @@ from ._takeover import Give, GivingTakeover, Taken, Takeover
 __all__ = [
     "DEFAULT_PATH",
     "OWN",
+    "PER_SERVER",
+    "UNORDERED",
     "Addresses",
     "Agent",
     "AgentDown",
@@ -50,9 +53,13 @@ __all__ = [
     "Error",
     "Event",
     "Events",
+    "Frame",
+    "Frames",
+    "FramesListener",
     "Give",
     "GivingTakeover",
     "Incompatible",
+    "Lost",
     "Name",
     "Own",
     "Peer",
@@ -65,12 +72,14 @@ __all__ = [
     "Target",
     "connect",
     "connect_datagrams",
+    "connect_frames",
     "create_datagram_endpoint",
     "datagrams",
     "events",
     "hand_over",
     "hand_over_async",
     "listen",
+    "listen_frames",
     "listen_prefix",
     "name",
     "open_connection",

@@ -65,6 +65,14 @@ fn the_echo_server_echoes() {
 }
 
 #[test]
+fn the_server_of_frames_answers_each() {
+    let fake = FakeAgent::start();
+    let _server = Server::start(&fake, "frames_server", &["work.shop", "first"]);
+    let said = output(example(&fake, "frames_client", &["work.shop", "k:one", "two"]));
+    assert_eq!(said, "first: k:one\nfirst: two\n");
+}
+
+#[test]
 fn the_prefix_server_greets_by_name() {
     let fake = FakeAgent::start();
     let _server = Server::start(&fake, "prefix_server", &["sid:3f00/8"]);

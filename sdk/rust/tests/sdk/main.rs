@@ -3,5 +3,6 @@
 mod agent;
 mod examples;
 mod fake;
+mod frames;
 mod hand_over;
 mod sockets;

@@ -63,7 +63,7 @@ impl Rig {
         let config = Config {
             name: "cache.test".to_owned(),
             members: "members.test".to_owned(),
-            protocol: Protocol::Memcached,
+            content: Protocol::Memcached.into(),
             policy: Policy::RoundRobin,
             window: 64,
             module: None,
@@ -153,7 +153,7 @@ impl Rig {
     fn member_hears(&mut self, host: Host, datagram: &[u8]) {
         let Some(end) = self.members.get_mut(&host).filter(|end| !end.is_cut) else { return };
         let (number, says) = Framed::parse(datagram).expect("sound");
-        let is_of_host = number == number_of_host(&host);
+        let is_of_host = number == framed_host_number(&host);
         match (end.connections.get_mut(&number), &says) {
             _ if end.is_elsewhere => {
                 let reason = match says {
@@ -410,16 +410,16 @@ fn a_client_that_goes_leaves_nothing() {
 }
 
 /// Another client, with a connection of its own.
-fn begin(rig: &mut Rig, number: u64) {
+pub(super) fn begin(rig: &mut Rig, number: u64) {
     rig.client = Connection::open(rig.now, number, [0; 16], EndConfig::default());
     rig.pass(200);
 }
 
-fn loaded(name: &str) -> Option<Loaded> {
+pub(super) fn loaded(name: &str) -> Option<Loaded> {
     Some(Loaded { module: std::sync::Arc::new(crate::module::sample(name)), file: format!("{name}.wasm") })
 }
 
-fn ended_by_module(rig: &Rig) -> String {
+pub(super) fn ended_by_module(rig: &Rig) -> String {
     match rig.client.standing() {
         Standing::Over(margay_ensemble::Over::Aborted(AbortReason::Module, why)) => why.clone(),
         other => panic!("the connection is {other:?}"),

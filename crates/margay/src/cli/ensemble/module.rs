@@ -13,9 +13,9 @@ use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
-use super::{ProtocolArg, ask, text};
+use super::{ask, text};
 use crate::cli::{Json, Out, connect, output, refused};
-use crate::config::Config;
+use crate::config::{Config, ProgramProtocol};
 
 /// Bytes of requests that are tried at most.
 const REQUESTS_MAX: u64 = 64 << 20;
@@ -48,8 +48,8 @@ pub struct TryArgs {
     #[arg(long, value_name = "LABEL,…", value_delimiter = ',', default_value = "a,b,c")]
     members: Vec<String>,
     /// What the requests are of
-    #[arg(long, value_enum, default_value_t = ProtocolArg::Memcached)]
-    protocol: ProtocolArg,
+    #[arg(long, value_enum, default_value_t = ProgramProtocol::Memcached)]
+    protocol: ProgramProtocol,
     /// Requests as clients send them: a file, or `-` for standard input
     #[arg(long, value_name = "FILE", default_value = "-")]
     requests: PathBuf,

@@ -1,0 +1,110 @@
+//! Framed sockets over the loopback: a client and a server, without a switch.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use margay_sdk::{Arrival, Error, FRAME_MAX, Frames, FramesListener, Options, Order, Received, Sending};
+use tokio::time::timeout;
+
+use crate::fake::FakeAgent;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+async fn pair(options: &Options) -> (FramesListener, Frames, Frames) {
+    let mut listener = options.bind_frames("work.shop", "a").await.expect("served");
+    let client = options.connect_frames("work.shop").await.expect("connected");
+    let (server, _) = timeout(LIMIT, listener.accept()).await.expect("in time").expect("accepted");
+    (listener, client, server)
+}
+
+async fn frame(end: &mut Frames) -> Received {
+    match timeout(LIMIT, end.recv()).await.expect("in time").expect("open") {
+        Some(Arrival::Frame(frame)) => frame,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn frames_arrive_whole_in_their_order_and_answers_know_what_they_answer() {
+    let fake = FakeAgent::start();
+    let (_listener, mut client, mut server) = pair(&Options::new().agent(&fake.agent().await)).await;
+    let large = vec![7; 300_000];
+    assert_eq!(client.send(b"one").await.expect("sent"), 0);
+    assert_eq!(client.send(&large).await.expect("sent"), 1);
+    let how = Sending::new().key(b"k").wants_answer().safe().order(Order::Stream(3));
+    let asked = client.send_with(b"", &how).await.expect("sent");
+    let one = frame(&mut server).await;
+    assert_eq!((&*one.bytes, one.number, one.wants_answer, one.order), (&b"one"[..], 0, false, Order::Member));
+    let mut rest = [frame(&mut server).await, frame(&mut server).await];
+    // A stream is another order.
+    rest.sort_by_key(|frame| frame.number);
+    assert!(rest[0].bytes == large);
+    assert_eq!((&*rest[1].key, rest[1].order, rest[1].wants_answer), (&b"k"[..], Order::Stream(3), true));
+    server.send(b"by the way").await.expect("sent");
+    server.answer(&rest[1], b"two").await.expect("sent");
+    let unasked = frame(&mut client).await;
+    assert_eq!((&*unasked.bytes, unasked.is_answer, unasked.number), (&b"by the way"[..], false, 0));
+    let answer = frame(&mut client).await;
+    assert_eq!((&*answer.bytes, answer.is_answer, answer.number), (&b"two"[..], true, asked));
+}
+
+#[tokio::test]
+async fn what_was_sent_before_the_end_arrives_and_the_end_is_told() {
+    let fake = FakeAgent::start();
+    let (_listener, client, mut server) = pair(&Options::new().agent(&fake.agent().await)).await;
+    for number in 0..200_u32 {
+        client.send(&number.to_be_bytes()).await.expect("sent");
+    }
+    timeout(LIMIT, client.close()).await.expect("in time");
+    for number in 0..200_u32 {
+        assert_eq!(*frame(&mut server).await.bytes, number.to_be_bytes());
+    }
+    assert_eq!(timeout(LIMIT, server.recv()).await.expect("in time").expect("in order"), None);
+    let error = server.send(b"late").await.expect_err("it is over");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn who_does_not_read_holds_its_sender_back_and_loses_nothing() {
+    let fake = FakeAgent::start();
+    let (_listener, client, mut server) = pair(&Options::new().agent(&fake.agent().await)).await;
+    let sending = tokio::spawn(async move {
+        for number in 0..64_u8 {
+            client.send(&vec![number; 1 << 20]).await.expect("sent");
+        }
+        client
+    });
+    // More than both ends hold.
+    for number in 0..64_u8 {
+        assert!(frame(&mut server).await.bytes == vec![number; 1 << 20], "{number}");
+    }
+    drop(timeout(LIMIT, sending).await.expect("in time").expect("it does not panic"));
+}
+
+#[tokio::test]
+async fn a_listener_that_is_dropped_takes_no_new_connections_and_keeps_the_others() {
+    let fake = FakeAgent::start();
+    let options = Options::new().agent(&fake.agent().await);
+    let (listener, client, mut server) = pair(&options).await;
+    drop(listener);
+    client.send(b"still").await.expect("sent");
+    assert_eq!(frame(&mut server).await.bytes, b"still");
+    let error = timeout(LIMIT, options.connect_frames("work.shop")).await.expect("in time").expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_sent_is_refused_and_what_nobody_serves_too() {
+    let fake = FakeAgent::start();
+    let options = Options::new().agent(&fake.agent().await);
+    let (_listener, client, _server) = pair(&options).await;
+    let long_key = Sending::new().key(&[0; 256]);
+    let no_stream = Sending::new().order(Order::Stream(0));
+    for (frame, how) in [(vec![0; FRAME_MAX + 1], Sending::new()), (vec![], long_key), (vec![], no_stream)] {
+        let error = client.send_with(&frame, &how).await.expect_err("refused");
+        assert!(matches!(&error, Error::Io(error) if error.kind() == ErrorKind::InvalidInput), "{error}");
+    }
+    assert!(options.bind_frames("other.shop", &"x".repeat(65)).await.is_err());
+    let error = timeout(LIMIT, options.connect_frames("nobody.shop")).await.expect("in time").expect_err("nobody");
+    assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::TimedOut | ErrorKind::ConnectionReset));
+}

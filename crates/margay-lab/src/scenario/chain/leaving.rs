@@ -76,8 +76,9 @@ fn await_left(proxy: &Host, findings: &mut Findings) -> Result<()> {
 
 fn haproxy(host: &Host, shim: &Path) -> Result<Program> {
     let text = format!(
-        "global\n  maxconn 512\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client \
-         1m\n  timeout server 1m\nlisten lines\n  bind 0.0.0.0:{PORT}\n  server bulk {BULK}.{ZONE}:{PORT}\n"
+        "global\n  maxconn 512\ndefaults\n  mode tcp\n  option splice-request\n  option splice-response\n  timeout \
+         connect 5s\n  timeout client 1m\n  timeout server 1m\nlisten lines\n  bind 0.0.0.0:{PORT}\n  server bulk \
+         {BULK}.{ZONE}:{PORT}\n"
     );
     let path = host.dir.join("leaving-haproxy.cfg");
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

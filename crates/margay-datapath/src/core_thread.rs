@@ -509,11 +509,7 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             if enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }
-            let wanted = entry.wire.map(|wire| {
-                let delta = entry.delta.and_then(|delta| delta.translations());
-                Wired { app: entry.app.into(), generation: entry.generation, wire, delta }
-            });
-            let removed = shared.direct.follow(entry.flow, wanted);
+            let removed = shared.direct.follow(entry.flow, Wired::of(&entry));
             if !enters {
                 shared.table.write().apply(EntryUpdate::Install(entry));
             }

@@ -410,21 +410,6 @@ impl Table {
         self.find(flow).map(|slot| slot.key)
     }
 
-    /// Whom packets of a flow's peer are given to.
-    pub fn recipient(&self, flow: FlowId) -> Option<Recipient> {
-        self.find(flow).map(|slot| self.recipient_of(slot))
-    }
-
-    fn recipient_of(&self, slot: &Slot) -> Recipient {
-        let delta = self.delta(slot.flow).map(|delta| delta.ingress);
-        Recipient { key: slot.key.reversed(), delta }
-    }
-
-    /// Few flows have one, so slots do not say it.
-    fn delta(&self, flow: FlowId) -> Option<&Translations> {
-        if self.deltas.is_empty() { None } else { self.deltas.get(&flow) }
-    }
-
     /// What the kernel's cache is to hold for the flow.
     pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
@@ -702,13 +687,6 @@ impl Table {
         }
     }
 
-    fn follow_delta(&mut self, entry: &Entry) {
-        match entry.delta.and_then(|delta| delta.translations()) {
-            Some(delta) => self.deltas.insert(entry.flow, delta),
-            None => self.deltas.remove(&entry.flow),
-        };
-    }
-
     fn follow_stripe(&mut self, entry: &Entry) {
         let Some(places) = entry.stripe else {
             self.stripes.remove(&entry.flow);
@@ -795,6 +773,7 @@ impl Table {
     }
 }
 
+mod delta;
 mod opening;
 mod route;
 mod shown;

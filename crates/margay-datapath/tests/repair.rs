@@ -657,6 +657,7 @@ fn both_ends_say_the_same_of_a_connection_that_goes_on() {
 #[test]
 fn a_connection_that_one_end_has_closed_says_nothing() {
     isolated("a_connection_that_one_end_has_closed_says_nothing", || {
+        own_loopback();
         let Connection { client, server, .. } = Connection::new(PLACES[0]);
         client.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(read_to_end(&server), b"");

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use margay_wire::{
     PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, ProgramError, ProgramKind, ProgramReplyRepr,
-    ProgramRequestRepr,
+    ProgramRequestRepr, SPLICE_RELAYS_ON,
 };
 use proptest::prelude::*;
 
@@ -23,6 +23,15 @@ fn a_report_of_load_has_its_percents_in_the_port() {
     assert_eq!(ProgramRequestRepr::parse(&bytes), Ok(request));
     let next = [&[1, 16], &bytes[2..]].concat();
     assert_eq!(ProgramRequestRepr::parse(&next), Err(ProgramError::Kind));
+}
+
+#[test]
+fn a_program_that_leaves_says_in_the_port_who_relays() {
+    let relays = SPLICE_RELAYS_ON;
+    let request = ProgramRequestRepr { protocol: 6, port: relays, ..ProgramRequestRepr::new(ProgramKind::Splice) };
+    let bytes = [&[1, 75, 6, 0, 0, 1][..], &[0; 50]].concat();
+    assert_eq!(request.emit()[..], bytes);
+    assert_eq!(ProgramRequestRepr::parse(&bytes), Ok(request));
 }
 
 proptest! {

@@ -128,9 +128,9 @@ int sv_report_load(const struct sockaddr *name, socklen_t length, unsigned int p
 
 /* Leaves between two TCP connections, `left` that the program has accepted by a name and `right` that it has opened to
  * one: they become one connection, without the program. All that was read of either has been written to the other one,
- * and nothing is read or written from now on. 0: both descriptors are closed, and the agent relays between the two until
- * they are one, or for as long as they cannot be. -1: both are still the caller's, but with ECONNABORTED, where nobody
- * can say who relays: then they are closed, too.
+ * and nothing is read or written from now on. 0: both descriptors are closed, and the agent relays between the two
+ * until they are one, or for as long as they cannot be. -1: both are still the caller's, but with ECONNABORTED, where
+ * nobody can say who relays: then they are closed, too.
  */
 int sv_splice(int left, int right);
 

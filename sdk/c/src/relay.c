@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Of the shim alone: which pairs of connections the program relays between by splice(2), and changes nothing, so that
- * it can leave. It counts for connections that were accepted at ports which the operator has named (MARGAY_SPLICE_PORTS,
- * set by `margay run --splice`): whoever speaks HTTP splices one body, and wants the next request again.
+ * it can leave. It counts for connections that were accepted at ports which the operator has named
+ * (MARGAY_SPLICE_PORTS, set by `margay run --splice`): whoever speaks HTTP splices one body, and wants the next request
+ * again.
  *
  * A direction is at rest when all that was read of one socket has been written to the other one. Of bytes that went
  * through a pipe this is so when the pipe is empty; a program splices when it has nothing else of that direction left

@@ -45,8 +45,8 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// The highest version that this program reads, and the one of a flow with a delta. Every other is written as version 1,
-/// which programs of before read.
+/// The highest version that this program reads, and the one of a flow with a delta. Every other flow's record is of
+/// version 1, which programs of before read.
 pub const HANDOVER_VERSION: u16 = 2;
 const WITHOUT_DELTA: u16 = 1;
 /// Most legs of a flow in a record.

@@ -4,6 +4,8 @@
 //! Nothing depends on it: whatever it does not carry comes to user space.
 
 mod address_pair;
+mod delta;
+mod error;
 mod grant;
 mod guard;
 mod interface;
@@ -18,6 +20,7 @@ pub(crate) mod ring;
 mod test;
 pub(crate) mod words;
 
+pub use error::{CacheError, Unavailable};
 pub use interface::{Inside, Interface};
 pub(crate) use interface::{host_words, prefix_v4, prefix_v6};
 pub(crate) use load::remove_pin;
@@ -290,80 +293,6 @@ pub enum Adopted {
     },
 }
 
-/// Why there is no cache. The flow path of user space carries everything.
-#[derive(Debug, thiserror::Error)]
-pub enum Unavailable {
-    /// Not root, or root of a user namespace only.
-    #[error("eBPF needs root of the host (CAP_BPF and CAP_NET_ADMIN), which this agent is not")]
-    Privilege,
-    /// A kernel before 6.6, or built without.
-    #[error("this kernel cannot attach eBPF programs to interfaces (tcx, Linux 6.6 and later): {0}")]
-    Kernel(String),
-    /// The verifier refused the programs.
-    #[error("the kernel refused the eBPF programs; report it with this log: {0}")]
-    Verifier(String),
-    /// No place for pins.
-    #[error("no BPF file system at {path}: {source}")]
-    Pins {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Anything else.
-    #[error("{what}: {why}")]
-    System {
-        /// What failed.
-        what: &'static str,
-        /// The system's word.
-        why: String,
-    },
-}
-
-impl Unavailable {
-    /// The system has refused something that is needed.
-    pub(crate) fn system(what: &'static str, why: impl ToString) -> Self {
-        Self::System { what, why: why.to_string() }
-    }
-
-    /// The kernel has not taken an object.
-    pub(crate) fn of_load(error: &libbpf_rs::Error) -> Self {
-        match error.kind() {
-            // The verifier refuses some programs by the same error.
-            ErrorKind::PermissionDenied if !words::has_verifier_log() => Self::Privilege,
-            ErrorKind::Unsupported => Self::Kernel(error.to_string()),
-            _ => Self::Verifier(format!("{error}; {}", words::last())),
-        }
-    }
-}
-
-/// Why the cache does not take something. The flow stays encapsulated.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CacheError {
-    /// A map is at its bound.
-    #[error("the kernel's flow cache is full: {limit} {what}")]
-    Full {
-        /// Which.
-        what: &'static str,
-        /// The bound.
-        limit: u32,
-    },
-    /// Two families in one path.
-    #[error("{local} and {remote} are of two IP versions")]
-    Families {
-        /// This host.
-        local: IpAddr,
-        /// The peer.
-        remote: IpAddr,
-    },
-    /// The pair of flow ports belongs to another flow, or the five-tuple does.
-    #[error("the pair of flow ports, or the five-tuple, belongs to another flow")]
-    Taken,
-    /// Anything else.
-    #[error("{0}")]
-    System(String),
-}
-
 /// For so long packets come by addresses that a path has left.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -619,7 +548,7 @@ impl KernelCache {
         let change = layout::flow_change_of(flow);
         if let Some(delta) = &flow.delta {
             // Before a packet that is translated by it.
-            put(&maps.deltas, &change.delta.to_ne_bytes(), layout::delta_of(delta).bytes(), "deltas")?;
+            self.put_delta(change.delta, delta)?;
         }
         match self.loaded.change_flow(&change) {
             Ok(layout::CHANGE_DONE) => {}
@@ -648,20 +577,6 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Forgets deltas of flows that have no entry: the agent before died while one was removed.
-    fn drop_strange_deltas(&self) {
-        let (map, index) = (&self.loaded.maps.deltas, self.index.lock());
-        let is_strange = |key: &Vec<u8>| {
-            let flow = key.as_slice().try_into().map(u32::from_ne_bytes);
-            flow.map_or(true, |flow| !index.contains_key(&FlowId(flow)))
-        };
-        let strange: Vec<_> = map.keys().filter(is_strange).collect();
-        for key in strange {
-            // Refused only when it is gone already.
-            let _ = map.delete(&key);
-        }
-    }
-
     /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or
     /// removed before.
     fn is_anothers(&self, app: &app_key, flow: FlowId) -> bool {
@@ -679,10 +594,7 @@ impl KernelCache {
         // Absent only where somebody has emptied the maps.
         let (key, entry) = self.entry_at(&key, flow)?;
         self.delete(&key, &entry.app);
-        if entry.delta != 0 {
-            // Refused only when it is gone already.
-            let _ = self.loaded.maps.deltas.delete(&entry.delta.to_ne_bytes());
-        }
+        self.drop_delta(entry.delta);
         Some(layout::state_of(&key, &entry))
     }
 

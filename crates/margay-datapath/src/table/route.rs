@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use margay_core::Stack;
 use margay_core::delta::{Translation, Translations};
-use margay_core::entry::{PathId, Wire};
+use margay_core::entry::{Entry, PathId, Wire};
 use margay_wire::FlowId;
 
 use crate::fec::Fec;
@@ -71,6 +71,14 @@ pub struct Wired {
     pub wire: Wire,
     /// What becomes of its numbers.
     pub delta: Option<Translations>,
+}
+
+impl Wired {
+    /// What an entry asks for, where it has a direct path.
+    pub(crate) fn of(entry: &Entry) -> Option<Self> {
+        let delta = entry.delta.and_then(|delta| delta.translations());
+        entry.wire.map(|wire| Self { app: entry.app.into(), generation: entry.generation, wire, delta })
+    }
 }
 
 /// What a DATA packet is for its flow.

@@ -45,8 +45,9 @@ pub struct RunArgs {
     /// Start nothing: serve what the systemd unit around this process listens on (what `margay enable` puts into units)
     #[arg(long, conflicts_with = "command")]
     unit: bool,
-    /// The program is a proxy that changes nothing of what comes at this port of its: it leaves between two connections
-    /// as soon as it relays by splice(2) (HAProxy: `option splice-auto`), and they become one. May be repeated
+    /// The program is a proxy that changes nothing more of a connection at this port of its once it relays by splice(2)
+    /// (HAProxy: `option splice-request`, `option splice-response`): it leaves then, and its two connections become
+    /// one. May be repeated
     #[arg(long, value_name = "PORT", conflicts_with = "unit", value_parser = clap::value_parser!(u16).range(1..))]
     splice: Vec<u16>,
     /// The program and its arguments

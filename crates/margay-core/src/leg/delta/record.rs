@@ -1,8 +1,9 @@
 //! A delta in the record of a flow, for the next start of the agent.
 //!
 //! ```text
-//! 0 the peer's numbers | 4 this end's | 8 the peer's clock | 12 this end's | 16 shift of windows that come | 17 of those
-//! that go | 18 flags: 1, 2 kind of the peer's clock, 4, 8 of this end's, 16 no selective acknowledgements | 19 zero
+//! 0 the peer's numbers | 4 this end's | 8 the peer's clock | 12 this end's
+//! 16 shift of windows that come | 17 of windows that go | 18 flags | 19 zero
+//! flags: 1, 2 kind of the peer's clock, 4, 8 of this end's, 16 no selective acknowledgements
 //! kind of a clock: 0 what is added, 1 awaited: what it shows when the record is written, 2 absent (zero)
 //! ```
 //! Numbers are big-endian.

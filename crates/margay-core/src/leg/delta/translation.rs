@@ -40,8 +40,8 @@ const OPTION_TIMESTAMPS: u8 = 8;
 const TIMESTAMPS_LEN: usize = 10;
 
 impl Translation {
-    /// Translates an IPv4 or IPv6 packet with TCP right behind the IP header; others stay as they are. Of a super-packet
-    /// these are the numbers of the first segment: who cuts it up adds to them. A SYN has a window that is not scaled.
+    /// Translates an IPv4 or IPv6 packet with TCP right behind the IP header; others stay as they are. The numbers of a
+    /// super-packet are those of its first segment: who cuts it up adds to them. The window of a SYN is not scaled.
     pub fn apply(&self, packet: &mut [u8], checksum: Checksum) {
         let Some(tcp) = tcp_header(packet) else { return };
         let before = sum(tcp);

@@ -36,3 +36,20 @@ pub fn watch(command: &mut Command, shim: &Path, ports: &[u16]) {
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     command.env("LD_PRELOAD", libraries).env("MARGAY_SPLICE_PORTS", ports.join(","));
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_program_has_the_shim_and_the_ports() {
+        let mut command = Command::new("haproxy");
+        watch(&mut command, Path::new("/usr/lib/libmargay-preload.so"), &[80, 8443]);
+        let of = |name: &str| {
+            let found = command.get_envs().find(|(known, _)| *known == name).and_then(|(_, value)| value);
+            found.map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
+        };
+        assert_eq!(of("MARGAY_SPLICE_PORTS"), "80,8443");
+        assert_eq!(of("LD_PRELOAD").split(':').next(), Some("/usr/lib/libmargay-preload.so"));
+    }
+}

@@ -125,7 +125,7 @@ fn delta() -> Delta {
     Delta {
         peer: 0x0102_0304,
         own: 0x0506_0708,
-        peer_clock: Clock::Awaited { value: 0x0a0b_0c0d, at: Instant::ZERO },
+        peer_clock: Clock::awaited(0x0a0b_0c0d, Instant::ZERO),
         own_clock: Clock::Absent,
         ingress_shift: -2,
         egress_shift: 3,
@@ -155,7 +155,7 @@ fn a_delta_goes_on_with_its_flow_and_its_clocks() {
     let adopted = HandoverRecord { fins: (false, false), delta: Some(delta()), ..record() };
     sal.adopt_flow(Instant::from_millis(5000), &adopted).expect("the peer is known");
     let again = sal.export_flow(Instant::from_millis(5300), adopted.flow).expect("it is carried on");
-    let peer_clock = Clock::Awaited { value: 0x0a0b_0c0d + 300, at: Instant::ZERO };
+    let peer_clock = Clock::awaited(0x0a0b_0c0d + 300, Instant::ZERO);
     assert_eq!(again.delta, Some(Delta { peer_clock, ..delta() }));
 }
 

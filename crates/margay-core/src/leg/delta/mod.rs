@@ -10,8 +10,6 @@ mod translation;
 #[cfg(test)]
 mod test;
 
-use core::time::Duration;
-
 pub use self::record::DELTA_RECORD_LEN;
 pub use self::translation::{Checksum, Translation};
 use crate::types::direction::Direction;
@@ -50,14 +48,9 @@ pub struct SpliceFacts {
 pub enum Clock {
     /// Added on the way from the wire to the local TCP.
     Fixed(u32),
-    /// Follows from the first packet that bears a timestamp: the clock of the socket that has left stood at `value` at
-    /// `at`, and goes on from there, in milliseconds.
-    Awaited {
-        /// What the clock showed.
-        value: u32,
-        /// When.
-        at: Instant,
-    },
+    /// Follows from the first packet that bears a timestamp: the clock of the socket that has left goes on, and shows
+    /// so many milliseconds more than have passed since [`Instant::ZERO`].
+    Awaited(u32),
     /// One of the two connections has no timestamps: the option is overwritten.
     Absent,
 }
@@ -69,29 +62,34 @@ impl Clock {
         match self {
             Self::Fixed(shift) => Some(shift),
             Self::Absent => Some(0),
-            Self::Awaited { .. } => None,
+            Self::Awaited(_) => None,
         }
+    }
+
+    /// The clock that shows `value` now.
+    pub const fn awaited(value: u32, now: Instant) -> Self {
+        Self::Awaited(value.wrapping_sub(millis(now)))
     }
 
     /// What the clock that is awaited shows now.
     fn shows(self, now: Instant) -> Option<u32> {
-        let Self::Awaited { value, at } = self else { return None };
-        Some(value.wrapping_add(millis(now.since(at))))
+        let Self::Awaited(ahead) = self else { return None };
+        Some(ahead.wrapping_add(millis(now)))
     }
 
     fn then(self, next: Self) -> Self {
         match (self, next) {
             (Self::Absent, _) | (_, Self::Absent) => Self::Absent,
             (Self::Fixed(first), Self::Fixed(second)) => Self::Fixed(first.wrapping_add(second)),
-            (Self::Awaited { value, at }, Self::Fixed(shift)) => Self::Awaited { value: value.wrapping_add(shift), at },
-            (_, Self::Awaited { value, at }) => Self::Awaited { value, at },
+            (Self::Awaited(ahead), Self::Fixed(shift)) => Self::Awaited(ahead.wrapping_add(shift)),
+            (_, Self::Awaited(ahead)) => Self::Awaited(ahead),
         }
     }
 }
 
 /// As a clock of 32 bits counts it.
-const fn millis(duration: Duration) -> u32 {
-    duration.as_millis() as u32
+const fn millis(now: Instant) -> u32 {
+    (now.micros() / 1000) as u32
 }
 
 /// What is done to the packets of a flow.
@@ -127,7 +125,7 @@ impl SpliceFacts {
     /// What the end to the right of the program adds, when it hears of this at `now`.
     pub fn delta(&self, now: Instant) -> Delta {
         let Self { left, right } = self;
-        let clock = |shown: u32| Clock::Awaited { value: shown, at: now };
+        let clock = |shown: u32| Clock::awaited(shown, now);
         let (peer_clock, own_clock) = match (left.timestamp, right.timestamp) {
             (Some(left), Some(right)) => (clock(right), clock(left)),
             (None, None) => (Clock::NONE, Clock::NONE),
@@ -240,7 +238,7 @@ impl Delta {
 
     /// The same for whoever calls `to` what is called `from` here: clocks that are awaited go on from there.
     pub fn shown_at(self, from: Instant, to: Instant) -> Self {
-        let moved = |clock: Clock| clock.shows(from).map_or(clock, |value| Clock::Awaited { value, at: to });
+        let moved = |clock: Clock| clock.shows(from).map_or(clock, |value| Clock::awaited(value, to));
         Self { peer_clock: moved(self.peer_clock), own_clock: moved(self.own_clock), ..self }
     }
 
@@ -263,7 +261,7 @@ impl Delta {
         let back = |clock: Clock| match clock {
             Clock::Fixed(shift) => Some(Clock::Fixed(shift.wrapping_neg())),
             Clock::Absent => Some(Clock::Absent),
-            Clock::Awaited { .. } => None,
+            Clock::Awaited(_) => None,
         };
         Some(Self {
             peer: self.peer.wrapping_neg(),

@@ -25,7 +25,7 @@ impl Clock {
     fn encode(self, now: Instant) -> (u8, u32) {
         match self {
             Self::Fixed(shift) => (FIXED, shift),
-            Self::Awaited { value, at } => (AWAITED, value.wrapping_add(millis(now.since(at)))),
+            Self::Awaited(ahead) => (AWAITED, ahead.wrapping_add(millis(now))),
             Self::Absent => (ABSENT, 0),
         }
     }
@@ -33,7 +33,7 @@ impl Clock {
     fn decode(kind: u8, value: u32, now: Instant) -> Option<Self> {
         match kind & KIND_BITS {
             FIXED => Some(Self::Fixed(value)),
-            AWAITED => Some(Self::Awaited { value, at: now }),
+            AWAITED => Some(Self::awaited(value, now)),
             ABSENT if value == 0 => Some(Self::Absent),
             _ => None,
         }

@@ -39,8 +39,8 @@ pub enum Output {
         /// Bytes of the IP packet.
         len: usize,
     },
-    /// Carry the IP packet `buf[..len]` by this flow, whatever its five-tuple leads to: the core has parted it from what
-    /// goes by another flow.
+    /// Carry the IP packet `buf[..len]` by this flow, whatever its five-tuple leads to: the core has parted it from
+    /// what goes by another flow.
     Carry {
         /// This host's number of the flow.
         flow: FlowId,

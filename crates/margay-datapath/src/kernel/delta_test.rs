@@ -46,7 +46,7 @@ impl Rig {
 fn tcp(numbers: (u32, u32), flags: u8, window: u16, options: &[u8]) -> Vec<u8> {
     let len = options.len().next_multiple_of(4);
     let mut bytes = [numbers.0.to_be_bytes(), numbers.1.to_be_bytes()].concat();
-    bytes.extend([((20 + len) / 4 << 4) as u8, flags]);
+    bytes.extend([(((20 + len) / 4) << 4) as u8, flags]);
     bytes.extend(window.to_be_bytes());
     bytes.extend([0; 4]);
     bytes.extend(options);

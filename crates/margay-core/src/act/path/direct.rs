@@ -698,11 +698,11 @@ impl Sal {
         flow.direct.begun = true;
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(mut out) = packet::readdress(&inner, &to_app, u16::MAX) {
-            if flow.directions.gives_up() {
-                return self.handle_parted(self.now, id, &out);
-            }
             if let Some(delta) = &mut flow.delta {
                 delta.apply_ingress(self.now, &mut out, Checksum::Full);
+            }
+            if flow.directions.gives_up() {
+                return self.handle_parted(self.now, id, &out);
             }
             self.queue.deliver(id, out);
         }

@@ -77,7 +77,8 @@ impl Following {
     }
 
     pub fn may_turn_back(&self) -> bool {
-        matches!(self.state, FollowingState::Turned | FollowingState::Finished)
+        // Behind the old way of a session whose program has left there is nobody.
+        self.spliced.is_none() && matches!(self.state, FollowingState::Turned | FollowingState::Finished)
     }
 }
 
@@ -219,8 +220,10 @@ impl Sal {
 
     /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
     fn has_parted(&self, session: SessionId) -> bool {
-        let parting = self.reconfigurations.following.get(&session).and_then(|one| one.ways.parting.as_ref());
-        parting.is_some_and(|parting| parting.cut.has_peer())
+        let following = self.reconfigurations.following.get(&session).filter(|one| one.spliced.is_some());
+        following.is_some_and(|one| {
+            one.ways.has_turned || one.ways.parting.as_ref().is_some_and(|parting| parting.cut.has_peer())
+        })
     }
 
     /// Where a session's client may reach this host.

@@ -697,6 +697,8 @@ impl Sal {
         if leading.sends.next.is_none_or(|next| next > now) {
             return;
         }
+        // The session is two ways' for as long as bytes move; a lease that has ended is anybody's.
+        let _ = self.locks.renew(leading.guard, now, LEASE);
         let is_finishing = leading.is_finishing;
         let is_heard = leading.ways.parting.as_ref().is_some_and(|parting| parting.is_heard);
         leading.sends.next = Some(now + if is_heard && !is_finishing { TELL_EVERY } else { TELL_AGAIN });

@@ -31,7 +31,7 @@ impl Segment {
         tcp[0..4].copy_from_slice(&[0x9c, 0x40, 0, 80]);
         tcp[4..8].copy_from_slice(&self.numbers.0.to_be_bytes());
         tcp[8..12].copy_from_slice(&self.numbers.1.to_be_bytes());
-        tcp[12] = ((20 + self.options.len()) / 4 << 4) as u8;
+        tcp[12] = (((20 + self.options.len()) / 4) << 4) as u8;
         tcp[13] = self.flags;
         tcp[14..16].copy_from_slice(&self.window.to_be_bytes());
         tcp.extend_from_slice(&self.options);

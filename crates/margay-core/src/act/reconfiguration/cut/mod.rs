@@ -1,7 +1,7 @@
 //! Two ways of one TCP connection, parted by sequence number (Dysco §3.4; docs/decisions/0088). Behind the old way is a
 //! program that acknowledges: what it has acknowledged goes no other way.
 //!
-//! Each end has a *cut*: the first number that its program had not sent when it turned. Data below it go by the old way,
+//! Each end has a *cut*: the first number that its program had not sent when it turned. Data below go by the old way,
 //! others by the new one, and a FIN is a byte. What the other end acknowledges below this end's cut it says by the old
 //! way, the rest by the new one. Pure: packets go in, packets come out. All numbers are those of the local TCP.
 

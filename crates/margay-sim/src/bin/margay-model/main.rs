@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use changing::{ABOVE, Carried, TOGETHER};
 use handing::OneEnd;
-use margay_core::Stack::{self, Plain, Secure, SecureFec};
+use margay_core::Stack::{self, Plain, Secure};
 use margay_sim::small::Budget;
 use margay_sim::small::changing::{Lack, Orders};
 use margay_sim::small::meeting::Acquaintance::{self, Forgotten, Known, Strangers};
@@ -107,7 +107,6 @@ const CHECKS: &[Check] = &[
     goes_wrong("both-move-unaided", travel("", [ONCE, ONCE], false, Budget { wait: 1, ..NONE }), AGREE),
     hand("hand-over", Budget { lose: 1, wait: 2, ..NONE }),
     hand("hand-over-restart", Budget { restart: 1, wait: 1, ..NONE }),
-    change("both-ask", Secure, [Some(SecureFec), Some(Plain)], Budget { lose: 1, wait: 1, ..NONE }),
     change("unseal-and-demand", Secure, [Some(Plain), None], Budget { lose: 1, wait: 1, demand: 1, ..NONE }),
     change("seal-and-restart", Plain, [Some(Secure), None], Budget { restart: 1, wait: 1, ..NONE }),
     lacking(

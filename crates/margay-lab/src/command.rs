@@ -70,11 +70,7 @@ pub enum Command {
         scenarios: Vec<String>,
     },
     /// Show the main job with real programs, and say what happens
-    Demo {
-        /// One part alone
-        #[arg(long)]
-        part: Option<demo::Part>,
-    },
+    Demo,
     /// First process of a lab
     #[command(hide = true)]
     Inside {
@@ -127,8 +123,6 @@ pub enum Work {
     },
     /// The demonstration
     Demo {
-        /// Which part
-        part: demo::Part,
         /// The lab's files
         dir: PathBuf,
     },
@@ -187,12 +181,11 @@ fn perform(command: Command) -> Result<u8> {
         Command::Run { scenario, json, keep } => run_scenario(&scenario, json, keep),
         Command::List { json } => list(json).map(|()| 0),
         Command::Figures { out, scenarios } => figure::write_all(&out, &scenarios),
-        Command::Demo { part: Some(part) } => demo(part),
-        Command::Demo { part: None } => whole_demo(),
+        Command::Demo => demo(),
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
-        Command::Work(Work::Demo { part, dir }) => demo::perform(part, &dir),
+        Command::Work(Work::Demo { dir }) => demo::perform(&dir),
         Command::Hold { name, dir, cgroup, forwarding } => {
             host::hold(&name, &dir, cgroup.as_deref(), forwarding).map(|()| 0)
         }
@@ -240,20 +233,9 @@ fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
     Ok(u8::from(!report.pass))
 }
 
-/// One part after the other. Each has a process of its own: what has been in one lab cannot make another.
-fn whole_demo() -> Result<u8> {
-    let mut is_right = true;
-    for part in demo::Part::ALL {
-        let status = fabric::own_command()?.args(["demo", "--part", part.name()]).status();
-        is_right &= status.context("cannot start a part of the demonstration")?.success();
-    }
-    host::write_line(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
-    Ok(u8::from(!is_right))
-}
-
-fn demo(part: demo::Part) -> Result<u8> {
+fn demo() -> Result<u8> {
     let dir = fresh_dir("demo")?;
-    let init = fabric::start([OsString::from("demo"), part.name().into(), dir.clone().into()], false, |_| {})?;
+    let init = fabric::start([OsString::from("demo"), dir.clone().into()], false, |_| {})?;
     let status = fabric::finish(init)?;
     tidy(&dir, status != 0);
     Ok(status)

@@ -1,7 +1,5 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
-mod stacks;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -50,43 +48,12 @@ const DEAD: Duration = Duration::from_secs(2);
 const END_LIMIT: Duration = Duration::from_secs(60);
 const NEXT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is shown, each part in a lab of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
-    /// A service with two instances, whose hosts are drained, move, and lose their agents
-    Shop,
-    /// A stream that is sealed, repaired and plain, by rules
-    Voice,
-}
-
-impl Part {
-    /// All of them, in order.
-    pub const ALL: [Self; 2] = [Self::Shop, Self::Voice];
-
-    /// As it is written.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Shop => "shop",
-            Self::Voice => "voice",
-        }
-    }
-}
-
 /// Does it, and says what happens. Returns the exit status.
 ///
 /// # Errors
 ///
 /// The lab cannot be built.
-pub fn perform(part: Part, dir: &Path) -> Result<u8> {
-    let went_well = match part {
-        Part::Shop => shop(dir)?,
-        Part::Voice => stacks::perform(dir)?,
-    };
-    Ok(u8::from(!went_well))
-}
-
-/// A service with two instances.
-fn shop(dir: &Path) -> Result<bool> {
+pub fn perform(dir: &Path) -> Result<u8> {
     say(&format!("Four hosts on this machine, as network namespaces ({}).", Privilege::of_this_process().sentence()))?;
     let lab = Lab::build(Topology::parse("examples/web-shop.toml", TOPOLOGY)?, dir)?;
     say("
@@ -124,7 +91,9 @@ fn shop(dir: &Path) -> Result<bool> {
         maintain(&lab, client, &servers)?,
         wander(&lab, client, &servers)?,
     ];
-    Ok(acts.into_iter().all(|went_well| went_well))
+    let is_right = acts.into_iter().all(|went_well| went_well);
+    say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
+    Ok(u8::from(!is_right))
 }
 
 fn say(text: &str) -> Result<()> {

@@ -88,7 +88,6 @@ pub mod site;
 mod stack_attacks;
 mod stack_lossy;
 mod stack_switch;
-mod stack_throughput;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -238,7 +237,6 @@ pub const ALL: &[Scenario] = &[
     stack_attacks::SCENARIO,
     stack_lossy::SCENARIO,
     stack_switch::SCENARIO,
-    stack_throughput::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,

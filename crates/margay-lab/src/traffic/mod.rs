@@ -24,7 +24,6 @@ mod odd;
 mod paced;
 mod pingpong;
 mod pooled;
-mod pour;
 mod reader;
 pub mod registrants;
 mod request;
@@ -60,7 +59,6 @@ pub use numbered::{Came, Sent};
 pub use paced::Paced;
 pub use pingpong::RoundTrips;
 pub use pooled::{Pooled, Turn};
-pub use pour::Poured;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
 pub use sessions::Talked;
 pub use strike::FLOW_PORTS;
@@ -193,14 +191,6 @@ pub enum Traffic {
     Numbered(numbered::Plan),
     /// Say what has come of them
     NumberedSink {
-        /// Where to listen
-        #[arg(long)]
-        listen: SocketAddr,
-    },
-    /// Send datagrams as fast as they go on one connected socket, until the input ends
-    Pour(pour::Plan),
-    /// Say how many bytes of them have come
-    PourSink {
         /// Where to listen
         #[arg(long)]
         listen: SocketAddr,
@@ -477,8 +467,6 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::RouteRate(plan) => route_rate::measure(&plan),
         Traffic::Sink { listen } => datagrams::sink(listen),
-        Traffic::Pour(plan) => pour::pour(&plan),
-        Traffic::PourSink { listen } => pour::sink(listen),
         Traffic::Numbered(plan) => numbered::send(&plan),
         Traffic::NumberedSink { listen } => numbered::sink(listen),
         Traffic::Frames(plan) => frames::send(&plan),

@@ -190,7 +190,7 @@ fn a_rule_for_repairs_and_a_rule_with_a_floor_are_both_met() {
 /// Orders, moves outside and home, agents that start again, and a network that loses: with a floor for what is outside.
 #[test]
 fn changes_meet_moves_and_restarts_and_nothing_plain_is_seen_where_a_rule_demands_a_seal() {
-    for seed in 0..20 {
+    for seed in 0..8 {
         let what = format!("seed {seed}");
         let weather = Weather { loss_per_mille: 30, ..slow(5) };
         let mut pair = pair(700 + seed, weather, seed % 2 == 0, (false, false), CHAT);

@@ -80,7 +80,7 @@ mod router_drain;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
-pub mod rules;
+mod rules;
 mod secure_throughput;
 mod setup_latency;
 mod shed;
@@ -91,7 +91,6 @@ mod stack_attacks;
 mod stack_lossy;
 mod stack_paths;
 mod stack_switch;
-mod stack_throughput;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -246,7 +245,6 @@ pub const ALL: &[Scenario] = &[
     stack_lossy::SCENARIO,
     stack_paths::SCENARIO,
     stack_switch::SCENARIO,
-    stack_throughput::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,

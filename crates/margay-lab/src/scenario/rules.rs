@@ -70,8 +70,7 @@ hold_s = 3
 release_s = 1
 "#;
 
-/// A laptop that is at home, and can be in a cafe; a server and a router elsewhere.
-pub const TOPOLOGY: &str = r#"
+const TOPOLOGY: &str = r#"
 [subnet.core]
 v4 = "10.1.0.0/24"
 delay_ms = 2

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use changing::{ABOVE, Carried, TOGETHER};
 use handing::OneEnd;
-use margay_core::Stack::{self, Plain, Secure, SecureFec};
+use margay_core::Stack::{self, Plain, Secure};
 use margay_sim::small::Budget;
 use margay_sim::small::changing::{Lack, Orders};
 use margay_sim::small::meeting::Acquaintance::{self, Forgotten, Known, Strangers};
@@ -107,12 +107,8 @@ const CHECKS: &[Check] = &[
     goes_wrong("both-move-unaided", travel("", [ONCE, ONCE], false, Budget { wait: 1, ..NONE }), AGREE),
     hand("hand-over", Budget { lose: 1, wait: 2, ..NONE }),
     hand("hand-over-restart", Budget { restart: 1, wait: 1, ..NONE }),
-    change("both-seal", Plain, [Some(Secure), Some(Secure)], Budget { lose: 1, duplicate: 1, wait: 1, ..NONE }),
-    change("both-ask", Secure, [Some(SecureFec), Some(Plain)], Budget { lose: 1, wait: 1, ..NONE }),
     change("unseal-and-demand", Secure, [Some(Plain), None], Budget { lose: 1, wait: 1, demand: 1, ..NONE }),
-    change("demand-under-fec", SecureFec, [None, Some(Plain)], Budget { wait: 1, early: 1, demand: 2, ..NONE }),
     change("seal-and-restart", Plain, [Some(Secure), None], Budget { restart: 1, wait: 1, ..NONE }),
-    change("repair-and-restart", Secure, [Some(SecureFec), None], Budget { restart: 1, demand: 1, ..NONE }),
     lacking(
         "demand-untold",
         Orders { from: Secure, to: [Some(Plain), None], lacks: Some(Lack::Demand) },
@@ -125,12 +121,6 @@ const CHECKS: &[Check] = &[
         Budget { restart: 1, wait: 1, ..NONE },
         TOGETHER,
     ),
-    long(change(
-        "both-ask-and-restart",
-        Secure,
-        [Some(SecureFec), Some(Plain)],
-        Budget { restart: 1, lose: 1, ..NONE },
-    )),
     long(hand("hand-over-cancelled", Budget { cancel: 1, wait: 1, early: 1, ..NONE })),
     long(hand("hand-over-cancelled-late", Budget { cancel: 1, wait: 2, early: 1, ..NONE })),
     long(hand("hand-over-restart-and-lose", Budget { lose: 1, restart: 1, wait: 2, ..NONE })),

@@ -70,7 +70,10 @@ pub enum Command {
         scenarios: Vec<String>,
     },
     /// Show the main job with real programs, and say what happens
-    Demo,
+    Demo {
+        /// One part alone
+        part: Option<demo::Part>,
+    },
     /// First process of a lab
     #[command(hide = true)]
     Inside {
@@ -183,7 +186,8 @@ fn perform(command: Command) -> Result<u8> {
         Command::Run { scenario, json, keep } => run_scenario(&scenario, json, keep),
         Command::List { json } => list(json).map(|()| 0),
         Command::Figures { out, scenarios } => figure::write_all(&out, &scenarios),
-        Command::Demo => demo(),
+        Command::Demo { part: Some(part) } => show(part),
+        Command::Demo { part: None } => demo(),
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
@@ -235,17 +239,27 @@ fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
     Ok(u8::from(!report.pass))
 }
 
+/// Each part in a process of its own: a process makes namespaces for one lab.
 fn demo() -> Result<u8> {
-    let mut status = 0;
+    let mut went_well = true;
     for part in demo::PARTS_ALL {
-        let dir = fresh_dir("demo")?;
-        let word = part.to_possible_value().context("the part has no name")?.get_name().to_owned();
-        let init = fabric::start([OsString::from("demo"), word.into(), dir.clone().into()], false, |_| {})?;
-        let of_part = fabric::finish(init)?;
-        tidy(&dir, of_part != 0);
-        status |= of_part;
+        let mut of_part = fabric::own_command()?;
+        of_part.args(["demo", &name_of(part)?]);
+        went_well &= of_part.status().context("a part cannot be started")?.success();
     }
-    demo::conclude(status == 0)?;
+    demo::conclude(went_well)?;
+    Ok(u8::from(!went_well))
+}
+
+fn name_of(part: demo::Part) -> Result<String> {
+    Ok(part.to_possible_value().context("the part has no name")?.get_name().to_owned())
+}
+
+fn show(part: demo::Part) -> Result<u8> {
+    let dir = fresh_dir("demo")?;
+    let words = [OsString::from("demo"), name_of(part)?.into(), dir.clone().into()];
+    let status = fabric::finish(fabric::start(words, false, |_| {})?)?;
+    tidy(&dir, status != 0);
     Ok(status)
 }
 

@@ -109,8 +109,8 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
     let mut line = String::new();
     BufReader::new(reader.take(QUESTION_MAX)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => match module_of(&question, is_root) {
-            Ok(module) => {
+        Ok(question) => match read_module(question, is_root).await? {
+            Ok((question, module)) => {
                 let (sender, receiver) = oneshot::channel();
                 let gone = |_| io::Error::other("the switch ends");
                 let command = Command { question, module, answer: sender };
@@ -122,6 +122,12 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
         Err(error) => json!({"error": format!("this is no question: {error}")}),
     };
     writer.write_all(format!("{answer}\n").as_bytes()).await
+}
+
+/// [`module_of`] on a thread of its own: frames do not wait until a module is translated.
+async fn read_module(question: Question, is_root: bool) -> io::Result<Result<(Question, Option<Loaded>), String>> {
+    let read = tokio::task::spawn_blocking(move || module_of(&question, is_root).map(|module| (question, module)));
+    read.await.map_err(io::Error::other)
 }
 
 /// The module that a question wants to be loaded, if it is one of those and may be asked.

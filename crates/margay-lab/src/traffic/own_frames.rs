@@ -87,7 +87,7 @@ impl Client {
     async fn send(&mut self) -> Result<()> {
         let key = self.sent % KEYS;
         let how = Sending::new().key(format!("key:{key}").as_bytes()).wants_answer();
-        let how = if self.sent % UNSAFE_EVERY == 0 { how } else { how.safe() };
+        let how = if self.sent.is_multiple_of(UNSAFE_EVERY) { how } else { how.safe() };
         let number = self.frames.send_with(self.sent.to_string().as_bytes(), &how).await?;
         self.open.insert(number, self.sent);
         self.sent += 1;
@@ -113,7 +113,7 @@ impl Client {
                 let sent = sent.unwrap_or_default();
                 let was = self.last.insert((sent % KEYS, label.to_owned()), sent);
                 // What was sent again after a death comes late.
-                let is_late = was.is_some_and(|was| was > sent) && sent % UNSAFE_EVERY == 0;
+                let is_late = was.is_some_and(|was| was > sent) && sent.is_multiple_of(UNSAFE_EVERY);
                 self.told.wrong += u64::from(!is_its || is_late);
                 self.told.answered += 1;
                 *self.told.by_label.entry(label.to_owned()).or_default() += 1;

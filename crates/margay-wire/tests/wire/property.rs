@@ -204,7 +204,11 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let last = (chain(), seen, fence, change(), loss(), timing, reconfiguration(), splices);
     let third = (location(), stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
-        |((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, (u, v, w, x, y, timing, z, (splice, cut))))| {
+        |(
+            (a, b, c, d, e, f),
+            (g, h, i, j, k, l),
+            (m, n, o, p, q, r, s, t, (u, v, w, x, y, timing, z, (splice, cut))),
+        )| {
             vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, timing, z, splice, cut]
         },
     );

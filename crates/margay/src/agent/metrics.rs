@@ -250,11 +250,14 @@ fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> 
     Ok(())
 }
 
+/// A figure between this host and a peer, where it is known.
+type FigureOfPath<'a> = &'a dyn Fn(&AssociationInfo) -> Option<f64>;
+
 /// What is measured between this host and its peers: of those alone of which something is known.
 fn gauges_of_paths(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let paths = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.paths())).unwrap_or_default();
     let share = |ppm: Option<u32>| ppm.map(|ppm| f64::from(ppm) / 1e6);
-    let figures: [(&str, &str, &dyn Fn(&AssociationInfo) -> Option<f64>); 3] = [
+    let figures: [(&str, &str, FigureOfPath<'_>); 3] = [
         ("path_loss_ratio", "Share of datagrams lost, of the flow with the peer that loses most", &|path| {
             share(path.loss_ppm)
         }),

@@ -318,7 +318,7 @@ impl Sal {
             self.say_loss(id, count, 0, Flags::empty());
         }
         let Some(flow) = self.flows.get(id).filter(|flow| self.wants_loss(flow)) else {
-            self.losses.forget_unless_asked(now, id);
+            self.losses.forget_unless_asked(self.now, id);
             return;
         };
         let sends_fec = flow.stacks.sends.repairs();

@@ -18,7 +18,7 @@ fn packet((sequence, acknowledgement): (u32, u32), flags: u8, blocks: &[(u32, u3
     let mut tcp = alloc::vec![0x9c, 0x40, 0, 80];
     tcp.extend(sequence.to_be_bytes());
     tcp.extend(acknowledgement.to_be_bytes());
-    tcp.extend([((20 + options.len()) / 4 << 4) as u8, flags, 0x10, 0, 0, 0, 0, 0]);
+    tcp.extend([(((20 + options.len()) / 4) << 4) as u8, flags, 0x10, 0, 0, 0, 0, 0]);
     tcp.extend(&options);
     tcp.extend(data);
     let tuple = crate::types::tuple::Tuple {

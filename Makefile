@@ -39,7 +39,7 @@ verify: setup build ## search the models and the code of the protocol in full, i
 
 bench: setup build ## comparisons that run both sides in one run
 	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput secure-throughput multipath \
-		router-rate router-throughput datagram-rate; do \
+		router-rate router-throughput datagram-rate stack-throughput; do \
 		$(LAB) run $$scenario || status=1; done; exit $$status
 
 figures: setup-apps build ## run every scenario at full length and write docs/figures

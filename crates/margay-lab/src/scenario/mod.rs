@@ -80,7 +80,7 @@ mod router_drain;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
-mod rules;
+pub mod rules;
 mod secure_throughput;
 mod setup_latency;
 mod shed;
@@ -91,6 +91,7 @@ mod stack_attacks;
 mod stack_lossy;
 mod stack_paths;
 mod stack_switch;
+mod stack_throughput;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -245,6 +246,7 @@ pub const ALL: &[Scenario] = &[
     stack_lossy::SCENARIO,
     stack_paths::SCENARIO,
     stack_switch::SCENARIO,
+    stack_throughput::SCENARIO,
     rules::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,

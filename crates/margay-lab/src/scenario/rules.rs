@@ -70,7 +70,8 @@ hold_s = 3
 release_s = 1
 "#;
 
-const TOPOLOGY: &str = r#"
+/// A laptop at home, whose other network is a cafe's, and a server elsewhere.
+pub const TOPOLOGY: &str = r#"
 [subnet.core]
 v4 = "10.1.0.0/24"
 delay_ms = 2

@@ -25,6 +25,7 @@ mod own_frames;
 mod paced;
 mod pingpong;
 mod pooled;
+mod pour;
 mod reader;
 pub mod registrants;
 mod request;
@@ -61,6 +62,7 @@ pub use own_frames::Framed;
 pub use paced::Paced;
 pub use pingpong::RoundTrips;
 pub use pooled::{Pooled, Turn};
+pub use pour::Poured;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
 pub use sessions::Talked;
 pub use strike::FLOW_PORTS;
@@ -193,6 +195,14 @@ pub enum Traffic {
     Numbered(numbered::Plan),
     /// Say what has come of them
     NumberedSink {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Send datagrams as fast as they go on one connected socket, until the input ends
+    Pour(pour::Plan),
+    /// Say how many bytes of them have come
+    PourSink {
         /// Where to listen
         #[arg(long)]
         listen: SocketAddr,
@@ -481,6 +491,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::RouteRate(plan) => route_rate::measure(&plan),
         Traffic::Sink { listen } => datagrams::sink(listen),
+        Traffic::Pour(plan) => pour::pour(&plan),
+        Traffic::PourSink { listen } => pour::sink(listen),
         Traffic::Numbered(plan) => numbered::send(&plan),
         Traffic::NumberedSink { listen } => numbered::sink(listen),
         Traffic::Frames(plan) => frames::send(&plan),

@@ -30,8 +30,8 @@ pub fn new_sal() -> Sal {
     Sal::new(config, Instant::from_millis(0), 1_700_000_000, [9; 32])
 }
 
-/// A sequence of datagrams, of packets that programs send, and of waits. The core has a deadline in the future, or none,
-/// after all of them.
+/// A sequence of datagrams, of packets that programs send, and of waits. The core has a deadline in the future, or
+/// none, after all of them.
 pub fn sal(bytes: &[u8]) {
     let mut sal = new_sal();
     let mut now = Instant::from_millis(1);

@@ -39,8 +39,9 @@ fn client(protocol: Protocol, bytes: &[u8]) {
             Step::Taken(len, asked) => {
                 if let margay_frames::protocol::Asked::Servers { parts, join } = asked {
                     for part in &parts {
-                        let _ = (protocol.key_of(&part.bytes), protocol.is_safe(&part.bytes), protocol.shown(&part.bytes));
-                        let _ = protocol.shape_of(&part.bytes);
+                        let bytes = &part.bytes;
+                        let _ = (protocol.key_of(bytes), protocol.is_safe(bytes), protocol.shown(bytes));
+                        let _ = protocol.shape_of(bytes);
                     }
                     let _ = join.join(parts.into_iter().map(|part| part.bytes).collect());
                 }

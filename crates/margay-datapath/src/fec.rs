@@ -30,7 +30,8 @@ struct Part {
     segment: usize,
 }
 
-/// What is sent in order. Of what will be sealed, each datagram has its place in its block inside, and room for its tag.
+/// What is sent in order. Of what will be sealed, each datagram has its place in its block inside, and room for its
+/// tag.
 struct Parts {
     parts: Vec<Part>,
     is_sealed: bool,

@@ -1,6 +1,6 @@
 //! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's
-//! scheduler chooses, or by two of them (docs/decisions/0084), and not before its turn; arriving trains put in order, what
-//! comes twice dropped, and the peer told of what has come.
+//! scheduler chooses, or by two of them (docs/decisions/0084), and not before its turn; arriving trains put in order,
+//! what comes twice dropped, and the peer told of what has come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -102,8 +102,8 @@ impl Sending {
 }
 
 impl Receiving {
-    /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on their
-    /// way.
+    /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on
+    /// their way.
     fn follow(&mut self, places: &Places) {
         if places.takes_copies {
             self.copies.get_or_insert_default();
@@ -173,8 +173,8 @@ impl Stripe {
         })
     }
 
-    /// By which places a train of so many bytes goes, and when; one, or two. `None`: by whatever pair the host uses with
-    /// the peer.
+    /// By which places a train of so many bytes goes, and when; one, or two. `None`: by whatever pair the host uses
+    /// with the peer.
     ///
     /// # Errors
     ///

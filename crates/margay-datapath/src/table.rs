@@ -10,9 +10,8 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
-use margay_core::timing::Order;
 use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_FEC};
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +21,7 @@ pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
 use crate::kernel::{TcpSeen, WireState};
 use crate::order::Watched;
-use crate::packet::{FlowKey, TCP, UDP};
+use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
@@ -489,31 +488,6 @@ impl Table {
         self.stripes.get(&flow).cloned()
     }
 
-    /// Takes note of a train that was given to the application.
-    pub fn note_order(&self, data: &DataRepr) {
-        // There seldom is any. By `fec` all come in order.
-        if !self.watched.is_empty()
-            && data.stack != STACK_FEC
-            && let Some(watched) = self.watched.get(&data.dst_flow)
-        {
-            watched.note(data.stack, data.packet_number);
-        }
-    }
-
-    /// In which order the datagrams of a flow have come, as far as they had numbers; `None` if that is not watched.
-    pub fn order(&self, flow: FlowId) -> Option<Order> {
-        self.watched.get(&flow).map(|watched| watched.ask(clock::now()))
-    }
-
-    /// From here on it is watched in which order the datagrams of a flow come, as long as somebody asks.
-    pub fn watch_order(&mut self, flow: FlowId) {
-        let now = clock::now();
-        self.watched.retain(|_, watched| !watched.is_forgotten(now));
-        if self.find(flow).is_some_and(|slot| slot.key.protocol == UDP) {
-            self.watched.entry(flow).or_default().ask(now);
-        }
-    }
-
     /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
     pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) -> bool {
         let Some(slot) = self.find(flow) else { return false };
@@ -806,6 +780,7 @@ impl Table {
 
 mod delta;
 mod opening;
+mod order;
 mod route;
 mod shown;
 mod stacks;

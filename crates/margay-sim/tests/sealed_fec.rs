@@ -1,5 +1,5 @@
-//! `fec` under a seal, in virtual time: what is sealed gets repairs and loses them, by order of either end and by rules,
-//! and nothing of it is ever seen plain, whatever the network, the hosts' places and the agents do.
+//! `fec` under a seal, in virtual time: what is sealed gets repairs and loses them, by order of either end and by
+//! rules, and nothing of it is ever seen plain, whatever the network, the hosts' places and the agents do.
 
 mod pair;
 

@@ -155,33 +155,6 @@ fn mistakes_are_pointed_at() {
     let (what, ..) = wrong(&format!("{web}exclusive = true\nfence = true\n{other}exclusive = true\n"));
     assert!(what.contains("do not agree about `fence`"), "{what}");
 
-    let several = "[[multihoming]]\nnames = [\"web.shop\"]\n";
-    let (what, at, _) = wrong(&format!("{several}policy = \"strip\"\n"));
-    assert!(what.contains("unknown variant `strip`"), "{what}");
-    assert_eq!(at, "\"strip\"");
-    let (what, at, _) = wrong(&format!("{several}policy = \"pin\"\n"));
-    assert!(what.contains("needs an address"), "{what}");
-    assert!(at.starts_with("[[multihoming]]"), "{at}");
-    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\naddress = \"192.0.2.1\"\n"));
-    assert!(what.contains("only `pin` takes an address"), "{what}");
-    for (policy, weights, words) in [
-        ("weighted", "", "needs weights"),
-        ("weighted", "weights = { \"192.0.2.1\" = 0 }", "weight of 192.0.2.1 is 0"),
-        ("weighted", "weights = { \"192.0.2.1\" = 256 }", "1 to 255"),
-        ("weighted", "weights = { eth0 = 2 }", "eth0"),
-        ("redundant", "weights = { \"192.0.2.1\" = 2 }", "only `weighted` takes weights"),
-    ] {
-        let (what, ..) = wrong(&format!("{several}policy = \"{policy}\"\n{weights}\n"));
-        assert!(what.contains(words), "{what}");
-    }
-    let two = "weights = { \"192.0.2.1\" = 2, \"192.0.2.9\" = 1 }";
-    let config = parse(&format!("{several}policy = \"weighted\"\n{two}\n")).expect("weights");
-    assert_eq!(config.policies()[0].1.to_string(), "weighted 192.0.2.1=2 192.0.2.9=1");
-    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\n{several}policy = \"fail-over\"\n"));
-    assert!(what.contains("two policies"), "{what}");
-    let (what, ..) = wrong("[[multihoming]]\nnames = []\npolicy = \"stripe\"\n");
-    assert!(what.contains("no name"), "{what}");
-
     let (what, at, _) = wrong("[[service]]\nname = \"web\"\nlisten = \"0.0.0.0:80\"\n");
     assert!(what.contains("no authority"), "{what}");
     assert_eq!(at, "\"web\"");
@@ -201,6 +174,36 @@ fn mistakes_are_pointed_at() {
 
     let (_, _, advice) = wrong("[host\n");
     assert!(!advice.is_empty());
+}
+
+#[test]
+fn mistakes_in_policies_are_pointed_at() {
+    let several = "[[multihoming]]\nnames = [\"web.shop\"]\n";
+    let (what, at, _) = wrong(&format!("{several}policy = \"strip\"\n"));
+    assert!(what.contains("unknown variant `strip`"), "{what}");
+    assert_eq!(at, "\"strip\"");
+    let (what, at, _) = wrong(&format!("{several}policy = \"pin\"\n"));
+    assert!(what.contains("needs an address"), "{what}");
+    assert!(at.starts_with("[[multihoming]]"), "{at}");
+    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\naddress = \"192.0.2.1\"\n"));
+    assert!(what.contains("only `pin` takes an address"), "{what}");
+    for (policy, weights, words) in [
+        ("weighted", "", "needs weights"),
+        ("weighted", "weights = { \"192.0.2.1\" = 0 }", "weight of 192.0.2.1 is 0"),
+        ("weighted", "weights = { \"192.0.2.1\" = 256 }", "1 to 255"),
+        ("weighted", "weights = { eth0 = 2 }", "invalid IP address syntax"),
+        ("redundant", "weights = { \"192.0.2.1\" = 2 }", "only `weighted` takes weights"),
+    ] {
+        let (what, ..) = wrong(&format!("{several}policy = \"{policy}\"\n{weights}\n"));
+        assert!(what.contains(words), "{what}");
+    }
+    let two = "weights = { \"192.0.2.1\" = 2, \"192.0.2.9\" = 1 }";
+    let config = parse(&format!("{several}policy = \"weighted\"\n{two}\n")).expect("weights");
+    assert_eq!(config.policies()[0].1.to_string(), "weighted 192.0.2.1=2 192.0.2.9=1");
+    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\n{several}policy = \"fail-over\"\n"));
+    assert!(what.contains("two policies"), "{what}");
+    let (what, ..) = wrong("[[multihoming]]\nnames = []\npolicy = \"stripe\"\n");
+    assert!(what.contains("no name"), "{what}");
 }
 
 #[test]

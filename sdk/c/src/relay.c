@@ -8,7 +8,7 @@
  * A direction is at rest when all that was read of one socket has been written to the other one. Of bytes that went
  * through a pipe this is so when the pipe is empty; a program splices when it has nothing else of that direction left
  * to write. Of bytes that it has read into its memory it is so when as many have been written, all in one piece, and
- * never more than were read. When both directions are at rest, the agent is asked, once, by the thread that has just
+ * never more than were read. When both directions are at rest, the agent is asked by the thread that has just
  * emptied a pipe; meanwhile it neither reads nor writes.
  */
 #define _GNU_SOURCE
@@ -196,9 +196,12 @@ static void consider(int source, int target)
 	if (from->is_accepted ? from->is_asked : to->is_asked)
 		return;
 	from->is_asked = to->is_asked = true;
-	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. */
-	agent_splice(from->is_accepted ? source : target, from->is_accepted ? target : source, SPLICE_PROGRAM_RELAYS,
-		     &is_unknown);
+	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. A session that is not set
+	 * up yet is asked about again, with later bytes. */
+	if (agent_splice(from->is_accepted ? source : target, from->is_accepted ? target : source, SPLICE_PROGRAM_RELAYS,
+			 &is_unknown) &&
+	    errno == EAGAIN)
+		from->is_asked = to->is_asked = false;
 	forget_error();
 	errno = error;
 }

@@ -1,5 +1,5 @@
-//! Where the trains of a striped flow go: by the place where they are predicted to arrive first (docs/decisions/0021), by
-//! all in turns, or each by two places (docs/decisions/0084).
+//! Where the trains of a striped flow go: by the place where they are predicted to arrive first (docs/decisions/0021),
+//! by all in turns, or each by two places (docs/decisions/0084).
 //!
 //! A *place* is one of the pairs of addresses that the flow uses at once. For each the sender keeps how fast it
 //! carries, and how long it takes compared with the others: the two clocks need not agree, since only differences

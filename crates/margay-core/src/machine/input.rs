@@ -22,7 +22,7 @@ pub enum Input<'a> {
     Activity(FlowId),
     /// The flow cache carried a segment with FIN or RST set.
     Transport {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// From the application, or to it.
         direction: Direction,
@@ -31,24 +31,24 @@ pub enum Input<'a> {
     },
     /// The flow cache's answer to [`Output::Ending`](crate::Output::Ending).
     Ending {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// Each end has acknowledged all of the other's.
         is_over: bool,
     },
     /// The flow cache saw something of a flow's direct path.
     Direct {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// What it saw.
         event: DirectEvent,
     },
     /// A direct packet came by a path that is watched.
     PathDirect(PathId),
-    /// Nothing has come by the path of a flow that goes encapsulated for longer than its traffic allows, or no answer to
-    /// the flow itself.
+    /// Nothing has come by the path of a flow that goes encapsulated for longer than its traffic allows, or no answer
+    /// to the flow itself.
     Silence {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// For how long the flow's own data has been waiting for an answer; zero for datagrams, which nobody need
         /// answer.
@@ -65,7 +65,7 @@ pub enum Input<'a> {
     /// The flow cache has come to the peer's FENCE of a change of stacks; or to what can only follow it, where the peer
     /// has said that it turns.
     Turned {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// Number of the change.
         change: u32,
@@ -73,21 +73,21 @@ pub enum Input<'a> {
     /// A packet of the peer's has come by a flow whose packets the core divides between two ways
     /// ([`Directions::gives_up`](crate::Directions::gives_up)).
     Parted {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// The packet, with the addresses of the application's connection and complete checksums.
         packet: &'a [u8],
     },
     /// What the flow cache has counted of a flow by now, as it was asked.
     Counted {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// The counts.
         count: &'a FlowCount,
     },
     /// Trains of a striped flow have arrived.
     Arrivals {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// The place where the last one came; none: it is not known.
         place: Option<usize>,
@@ -96,21 +96,21 @@ pub enum Input<'a> {
     },
     /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it.
     Opened {
-        /// The flow.
+        /// The number that this host has given it.
         flow: FlowId,
         /// The five-tuple of the program here, as its packets leave `sal0`.
         app: &'a Tuple,
     },
     /// Flows of a grant have been opened.
     Taken {
-        /// The grant.
+        /// The number that this host has given the grant.
         grant: FlowId,
         /// How many there are by now.
         taken: u16,
     },
     /// The kernel's answer to [`Output::Survey`](crate::Output::Survey).
     Survey {
-        /// The grant.
+        /// The number that this host has given the grant.
         grant: FlowId,
         /// What has become of its flows.
         survey: Survey,

@@ -23,7 +23,7 @@ use crate::turns::take;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "stack-throughput",
-    summary: "datagrams by each stack and by plain UDP in turns, one a call and by UDP_SEGMENT; memory of flows by `fec`",
+    summary: "datagrams by each stack and by plain UDP in turns, one a call and by UDP_SEGMENT; memory of `fec` flows",
     bounds: &BOUNDS,
     run,
 };

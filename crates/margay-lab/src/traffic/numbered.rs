@@ -72,6 +72,8 @@ pub struct Came {
     pub reordered: u64,
     /// Those whose bytes were not the ones that were sent.
     pub wrong: u64,
+    /// One more than the greatest number so far.
+    pub next: u64,
 }
 
 /// What stands at a place of a datagram.
@@ -148,6 +150,7 @@ impl Run {
         self.came.reordered += u64::from(!is_known && number < self.next);
         self.came.wrong += u64::from(!is_right);
         self.next = self.next.max(number + 1);
+        self.came.next = self.next;
         let gap = self.last.map_or(0, |last| now.duration_since(last).as_micros() as u64);
         self.came.longest_gap_us = self.came.longest_gap_us.max(gap);
         self.last = Some(now);
@@ -202,8 +205,8 @@ mod tests {
         for (at, number) in [(0, 0), (1, 1), (2, 3), (9, 2), (10, 3), (11, 100)] {
             run.note(start + Duration::from_millis(at), number, number != 100);
         }
-        let Came { count, received, duplicated, reordered, wrong, longest_gap_us, .. } = run.came;
-        assert_eq!((count, received, duplicated, reordered, wrong), (6, 5, 1, 1, 1));
+        let Came { count, received, duplicated, reordered, wrong, longest_gap_us, next, .. } = run.came;
+        assert_eq!((count, received, duplicated, reordered, wrong, next), (6, 5, 1, 1, 1, 101));
         assert_eq!(longest_gap_us, 7000);
     }
 

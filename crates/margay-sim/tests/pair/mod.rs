@@ -185,8 +185,8 @@ impl Pair {
         self.hosts().map(|host| self.world.host(host).sal.locked_sessions(now)).iter().sum()
     }
 
-    /// DATA of programs that was sent since recording began and is not sealed, by which stack whatever, and all that went
-    /// direct. The last packet of a stack says nothing.
+    /// DATA of programs that was sent since recording began and is not sealed, by which stack whatever, and all that
+    /// went direct. The last packet of a stack says nothing.
     pub fn plain(&mut self) -> usize {
         let recorded = self.world.recording.iter().flatten();
         let is_plain = |bytes: &[u8]| {

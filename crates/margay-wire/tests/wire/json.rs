@@ -445,14 +445,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             address: socket(&value["address"]),
             flags: MoveFlags::from_bits_retain(number(value, "flags")),
         }),
-        "STRIPE" => {
-            let ends = flag(value, "ends");
-            let leads = flag(value, "leads");
-            let sharing = Sharing::ALL[number::<usize>(value, "sharing")];
-            let weight = number(value, "weight");
-            let (number, place) = (number(value, "number"), number(value, "place"));
-            Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight })
-        }
+        "STRIPE" => Extension::Stripe(stripe(value)),
         "ARRIVALS" => Extension::Arrivals(arrivals(value)),
         "NOTICE" => Extension::Notice(notice(value)),
         "GRANT" => Extension::Grant(grant(value)),
@@ -460,6 +453,17 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn stripe(value: &Value) -> StripeRepr {
+    StripeRepr {
+        number: number(value, "number"),
+        place: number(value, "place"),
+        ends: flag(value, "ends"),
+        leads: flag(value, "leads"),
+        sharing: Sharing::ALL[number::<usize>(value, "sharing")],
+        weight: number(value, "weight"),
+    }
 }
 
 fn arrivals(value: &Value) -> ArrivalsRepr {

@@ -179,14 +179,6 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
         critical,
     );
-    let shared = (0..3_u8, any::<u8>());
-    let stripe = (any::<u32>(), 0..4_u8, any::<[bool; 2]>(), shared).prop_map(|(number, place, flags, shared)| {
-        let ([ends, leads], (sharing, weight)) = (flags, shared);
-        json!({
-            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads, "sharing": sharing,
-            "weight": weight,
-        })
-    });
     let places = subsequence((0..4_u8).collect::<Vec<_>>(), 0..=4);
     let arrivals = (any::<u32>(), places, any::<(u32, u32, u32)>()).prop_map(|(number, places, of)| {
         let place = |place| json!({"place": place, "packet_number": of.0, "at_us": of.1, "bytes": of.2});
@@ -197,12 +189,9 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let timing = (any::<[u32; 3]>(), option::of(0..u32::MAX)).prop_map(|([at_us, judged, late], jitter_us)| {
-        json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
-    });
     let splices = (splice(), cut());
-    let last = (chain(), seen, fence, change(), loss(), timing, reconfiguration(), splices);
-    let third = (location(), stripe, arrivals, notice(), grant(), terms, handover(), quiet, last);
+    let last = (chain(), seen, fence, change(), loss(), timing(), reconfiguration(), splices);
+    let third = (location(), stripe(), arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
         |(
             (a, b, c, d, e, f),
@@ -218,6 +207,22 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     (some, option::of(auth)).prop_map(|(mut some, auth)| {
         some.extend(auth);
         some
+    })
+}
+
+fn stripe() -> impl Strategy<Value = Value> {
+    let shared = (0..3_u8, any::<u8>());
+    (any::<u32>(), 0..4_u8, any::<[bool; 2]>(), shared).prop_map(|(number, place, [ends, leads], (sharing, weight))| {
+        json!({
+            "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads, "sharing": sharing,
+            "weight": weight,
+        })
+    })
+}
+
+fn timing() -> impl Strategy<Value = Value> {
+    (any::<[u32; 3]>(), option::of(0..u32::MAX)).prop_map(|([at_us, judged, late], jitter_us)| {
+        json!({"type": "TIMING", "at_us": at_us, "jitter_us": jitter_us, "judged": judged, "late": late})
     })
 }
 

@@ -1,6 +1,6 @@
-//! Programs behind flows, for rules that are about them: the socket of a flow in the kernel's tables, a process that has
-//! it, and what the kernel tells of that. One walk over all processes answers for all flows that are asked about, and
-//! walks are so far apart that they take little of a processor.
+//! Programs behind flows, for rules that are about them: the socket of a flow in the kernel's tables, a process that
+//! has it, and what the kernel tells of that. One walk over all processes answers for all flows that are asked about,
+//! and walks are so far apart that they take little of a processor.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -209,12 +209,7 @@ impl Collector for Figures {
         if agent.is_none_or(|agent| agent.router.is_some()) {
             of_router(agent.and_then(|agent| agent.router.as_deref()), &mut encoder)?;
         }
-        if agent.is_none_or(|agent| agent.cluster.is_some()) {
-            let cluster = agent.and_then(|agent| agent.cluster.as_deref());
-            let help = "What happened between this router and etcd";
-            let rows = cluster.map_or_else(unlabelled, |cluster| cluster.counts().to_vec());
-            family(&mut encoder, "etcd", help, "act", owned(rows))?;
-        }
+        of_cluster(agent, &mut encoder)?;
         if agent.is_none_or(|agent| agent.area.is_some()) {
             of_area(agent.and_then(|agent| agent.area.as_deref()), &mut encoder)?;
         }
@@ -222,6 +217,15 @@ impl Collector for Figures {
         family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))?;
         ensembles::encode(self.ensembles.as_deref(), &mut encoder)
     }
+}
+
+fn of_cluster(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    if agent.is_some_and(|agent| agent.cluster.is_none()) {
+        return Ok(());
+    }
+    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
+    let rows = cluster.map_or_else(unlabelled, |cluster| cluster.counts().to_vec());
+    family(encoder, "etcd", "What happened between this router and etcd", "act", owned(rows))
 }
 
 /// Connections that were to go to another host, or to come from one.

@@ -148,12 +148,19 @@ pub struct Agent {
     pub clock: Clock,
     /// When it started.
     pub started: Instant,
-    /// Somebody asked it to go down for good.
-    pub shutdown: Notify,
-    /// Flows end with it; otherwise they wait for the next start.
-    pub ends_flows: AtomicBool,
+    /// How it ends.
+    pub parting: Parting,
     /// What could not be set up, and what to do.
     pub warnings: Vec<String>,
+}
+
+/// How an agent ends.
+#[derive(Debug, Default)]
+pub struct Parting {
+    /// Somebody asked it to go down for good.
+    pub for_good: Notify,
+    /// Flows end with it; otherwise they wait for the next start.
+    pub ends_flows: AtomicBool,
 }
 
 impl Agent {

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,6 @@ use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Notify;
 
 use super::active::{self, Active, Reporters};
 use super::api::Api;
@@ -51,8 +50,8 @@ use super::stack_rules;
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
-    Agent, Configuration, INTERFACE, StartedWith, authority, chain, cluster, dns, flows, home, metrics, reload, remote,
-    trace, upkeep,
+    Agent, Configuration, INTERFACE, Parting, StartedWith, authority, chain, cluster, dns, flows, home, metrics,
+    reload, remote, trace, upkeep,
 };
 use crate::config::Config;
 use crate::{host, start};
@@ -92,7 +91,8 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     let result = serve(&agent).await;
     take_down(&agent).await;
     // Somebody may have asked it to go down while it was ending by itself.
-    let is_to_end = agent.ends_flows.load(Ordering::Relaxed) || agent.shutdown.notified().now_or_never().is_some();
+    let is_to_end =
+        agent.parting.ends_flows.load(Ordering::Relaxed) || agent.parting.for_good.notified().now_or_never().is_some();
     let is_gone = result.is_err() && if_nametoindex(INTERFACE).is_err();
     if is_gone {
         // Flows are still there: the next start makes it again, and takes them up.
@@ -187,8 +187,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         store,
         clock: clock_of_wall,
         started: Instant::now(),
-        shutdown: Notify::new(),
-        ends_flows: AtomicBool::new(false),
+        parting: Parting::default(),
         warnings,
     }))
 }
@@ -394,12 +393,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
     let reloads = tokio::spawn(reload_on_hangup(Arc::clone(agent), signal(SignalKind::hangup()).into_diagnostic()?));
-    for home in agent.services.homes() {
-        home.set_tracer(trace::tracer(agent));
-    }
-    if let Some(router) = &agent.router {
-        router.set_tracer(trace::tracer(agent));
-    }
+    agent.services.homes().iter().for_each(|home| home.set_tracer(trace::tracer(agent)));
+    agent.router.iter().for_each(|router| router.set_tracer(trace::tracer(agent)));
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
@@ -427,9 +422,9 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("asked to stop"),
             _ = interrupt.recv() => tracing::info!("interrupted"),
-            () = agent.shutdown.notified() => {
+            () = agent.parting.for_good.notified() => {
                 tracing::info!("asked to go down for good; flows are ended");
-                agent.ends_flows.store(true, Ordering::Relaxed);
+                agent.parting.ends_flows.store(true, Ordering::Relaxed);
             }
             () = agent.configuration.restart() => tracing::info!("asked to start again"),
             _ = datapath_ended => {}
@@ -478,7 +473,7 @@ async fn take_down(agent: &Agent) {
     }
     let config = agent.config();
     let runtime_dir = &config.host.runtime_dir;
-    if agent.ends_flows.load(Ordering::Relaxed) {
+    if agent.parting.ends_flows.load(Ordering::Relaxed) {
         // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows
         // of yet.
         agent.core.0.hear_of_flows();

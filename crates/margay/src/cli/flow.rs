@@ -407,8 +407,8 @@ pub fn describe(place: &PlaceInfo) -> String {
     let (rtt_ms, later_ms) = (place.round_trip_us as f64 / 1e3, place.later_us as f64 / 1e3);
     let weight = if place.weight > 0 { format!("weight {}, ", place.weight) } else { String::new() };
     format!(
-        "{} > {}: {}, {weight}{} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the \
-         quickest",
+        "{} > {}: {}, {weight}{} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than \
+         the quickest",
         place.local,
         place.remote,
         place.state,

@@ -22,7 +22,8 @@ pub struct StackRuleSection {
     pub names: Vec<ServiceName>,
     /// The condition, in CEL: [facts](stacks.md#facts) and what they are compared with.
     pub when: Spanned<String>,
-    /// By which stack flows are carried while the rule is in force; `fec` of flows that are to be sealed is `secure-fec`.
+    /// By which stack flows are carried while the rule is in force; `fec` of flows that are to be sealed is
+    /// `secure-fec`.
     pub r#use: StackUse,
     /// For so many seconds the condition must hold before that, up to an hour; a rule with `floor` is in force at once.
     #[serde(default = "default_hold_s")]

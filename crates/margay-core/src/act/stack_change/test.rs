@@ -85,8 +85,8 @@ fn host(role: Role, stacks: u32) -> (Sal, FlowId) {
     (sal, record.flow)
 }
 
-/// What becomes of an order: of every stack of a flow of datagrams, ordered to every other; where nobody demands a seal,
-/// where this end does, and where the peer does.
+/// What becomes of an order: of every stack of a flow of datagrams, ordered to every other; where nobody demands a
+/// seal, where this end does, and where the peer does.
 #[test]
 fn the_whole_matrix_of_orders() {
     let mut matrix = String::new();

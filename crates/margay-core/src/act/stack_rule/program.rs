@@ -1,5 +1,5 @@
-//! Programs behind flows, for rules that are about them. The agent finds them, as the kernel tells, and not for nothing:
-//! so it is asked only for flows that such a rule is about, and once they are known not again.
+//! Programs behind flows, for rules that are about them. The agent finds them, as the kernel tells, and not for
+//! nothing: so it is asked only for flows that such a rule is about, and once they are known not again.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;

@@ -49,7 +49,10 @@ pub fn encode(shown: Option<&[Value]>, encoder: &mut DescriptorEncoder<'_>) -> R
     Ok(())
 }
 
-fn families(shown: Option<&[Value]>) -> Vec<(&'static str, &'static str, MetricType, Vec<Row>)> {
+/// Name, help, type and rows of a metric.
+type Family = (&'static str, &'static str, MetricType, Vec<Row>);
+
+fn families(shown: Option<&[Value]>) -> Vec<Family> {
     let of_switch =
         |field: &str| rows(shown, &["ensemble"], |switch| vec![(vec![text(&switch["name"])], count(&switch[field]))]);
     let of_member = |figure: fn(&Value) -> u64| {
@@ -58,16 +61,7 @@ fn families(shown: Option<&[Value]>) -> Vec<(&'static str, &'static str, MetricT
             members.map(|member| (vec![text(&switch["name"]), text(&member["name"])], figure(member))).collect()
         })
     };
-    let of_module = |field: &str| {
-        rows(shown, &["ensemble", "module"], |switch| {
-            let module = Some(&switch["module"]).filter(|module| module.is_object());
-            module
-                .map(|module| (vec![text(&switch["name"]), text(&module["hash"])], count(&module[field])))
-                .into_iter()
-                .collect()
-        })
-    };
-    vec![
+    let mut families = vec![
         (
             "ensemble_connections",
             "Connections of clients with an ensemble by a switch of this host",
@@ -110,6 +104,20 @@ fn families(shown: Option<&[Value]>) -> Vec<(&'static str, &'static str, MetricT
             MetricType::Counter,
             of_member(|member| count(&member["deaths"])),
         ),
+    ];
+    families.extend(families_of_modules(shown));
+    families
+}
+
+fn families_of_modules(shown: Option<&[Value]>) -> [Family; 2] {
+    let of_module = |field: &str| {
+        rows(shown, &["ensemble", "module"], |switch| {
+            let module = Some(&switch["module"]).filter(|module| module.is_object());
+            let row = |module: &Value| (vec![text(&switch["name"]), text(&module["hash"])], count(&module[field]));
+            module.map(row).into_iter().collect()
+        })
+    };
+    [
         (
             "ensemble_module_calls",
             "Requests that the module of an ensemble's switch was asked about",

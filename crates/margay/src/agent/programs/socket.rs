@@ -214,7 +214,7 @@ async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: V
             Ok((reply, inbox)) => (reply, Next::Sockets(inbox)),
             Err((errno, text)) => (Reply::refused(Kind::TakeOver as u8, errno, text), Next::Requests),
         },
-        Kind::Splice => (tokio::task::block_in_place(|| splice::splice(agent, caller, asked, passed)), Next::Requests),
+        Kind::Splice => (splice::splice(agent, caller, asked, passed).await, Next::Requests),
         Kind::HandOver => (hand_over::give(agent, caller, asked, passed).await, Next::Requests),
         _ => (tokio::task::block_in_place(|| request::answer(agent, caller, asked, passed)), Next::Requests),
     }

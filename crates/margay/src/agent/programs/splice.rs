@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use margay_core::delta::{SocketFacts, SpliceFacts};
 use margay_core::reconfiguration::SpliceOutcome;
-use margay_core::{Role, Tuple};
+use margay_core::{Lifecycle, Role, Tuple};
 use margay_datapath::repair::{Frozen, RepairError};
 use margay_wire::{FlowId, SPLICE_RELAYS_ON};
 use nix::errno::Errno;
@@ -22,7 +22,8 @@ use rustix::net::sockopt::set_socket_linger;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, block_in_place};
+use tokio::time::{Instant, sleep};
 
 use super::hand_over::tuple_of;
 use super::message::{Kind, Reply, Request};
@@ -32,6 +33,9 @@ use crate::agent::Agent;
 
 /// Most pairs of sockets at one time.
 const PAIRS_MAX: usize = 4096;
+/// So long a program waits until its two sessions are set up: what a message that is lost costs, and some more.
+const SET_UP_WAIT: Duration = Duration::from_secs(2);
+const SET_UP_POLL: Duration = Duration::from_millis(5);
 
 /// What the core has said: the flow of the accepted connection, and what has become of the wish.
 pub type Word = (FlowId, SpliceOutcome);
@@ -137,20 +141,55 @@ impl Pair {
 pub async fn run(agent: Arc<Agent>) {
     let Some(mut words) = agent.watchers.splices().receiver.lock().take() else { return };
     while let Some((left, outcome)) = words.recv().await {
-        tokio::task::block_in_place(|| agent.programs.splices.note(left, &outcome));
+        block_in_place(|| agent.programs.splices.note(left, &outcome));
     }
 }
 
 /// Answers a program that wants to leave: the socket that it has accepted, and the one that it has opened, in this
 /// order. It has written all that it has read, and reads and writes nothing until the answer.
-pub fn splice(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
-    match begin(agent, caller, request, passed) {
+pub async fn splice(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
+    let begun = match block_in_place(|| find(agent, request, passed)) {
+        Ok(wish) => match await_set_up(agent, &wish).await {
+            Ok(()) => block_in_place(|| begin(agent, caller, wish)),
+            Err(no) => Err(no),
+        },
+        Err(no) => Err(no),
+    };
+    match begun {
         Ok(()) => Reply::done(Kind::Splice),
         Err((errno, text)) => Reply::refused(Kind::Splice as u8, errno, text),
     }
 }
 
-fn begin(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Result<(), No> {
+/// Two sockets that are to be made one connection, and their flows.
+struct Wish {
+    left: OwnedFd,
+    right: OwnedFd,
+    left_flow: FlowId,
+    right_flow: FlowId,
+    /// The program goes on relaying until they are one.
+    relays_on: bool,
+}
+
+/// A program has both connections before the agents have done with them: the client's last word of set-up may still be
+/// on its way. Who relays on asks again with later bytes.
+async fn await_set_up(agent: &Agent, wish: &Wish) -> Result<(), No> {
+    let is_set_up = |flow: FlowId| {
+        let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
+        found.is_none_or(|flow| flow.lifecycle != Lifecycle::Connecting)
+    };
+    let until = Instant::now() + SET_UP_WAIT;
+    while !(is_set_up(wish.left_flow) && is_set_up(wish.right_flow)) {
+        if wish.relays_on || Instant::now() > until {
+            return Err((Errno::EAGAIN, "one of the two sessions is not set up yet; ask again".to_owned()));
+        }
+        sleep(SET_UP_POLL).await;
+    }
+    Ok(())
+}
+
+/// Whose sockets they are.
+fn find(agent: &Agent, request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, No> {
     let relays_on = match request.port {
         0 => false,
         SPLICE_RELAYS_ON => true,
@@ -161,7 +200,11 @@ fn begin(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<Own
     let [left, right] = [handed(request, vec![left])?, handed(request, vec![right])?];
     let left_flow = flow_of(agent, &left, Role::Responder)?;
     let right_flow = flow_of(agent, &right, Role::Initiator)?;
-    let [left, right] = [left.socket, right.socket];
+    Ok(Wish { left: left.socket, right: right.socket, left_flow, right_flow, relays_on })
+}
+
+fn begin(agent: &Arc<Agent>, caller: &Caller, wish: Wish) -> Result<(), No> {
+    let Wish { left, right, left_flow, right_flow, relays_on } = wish;
     let copy = |socket: &OwnedFd| socket.try_clone().map_err(|error| (Errno::EMFILE, error.to_string()));
     let own = [copy(&left)?, copy(&right)?];
     let facts = facts_of(left, right)?;

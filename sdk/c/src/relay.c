@@ -23,13 +23,15 @@
 /* Connections with higher numbers are not looked at. */
 #define ENDS_MAX 65536
 #define PORTS_MAX 64
+/* A session that is not set up after so many questions is left alone. */
+#define ASKED_MAX 64
 /* A power of two. Of two pipes at one place the later one counts. */
 #define PIPES_MAX 8192
 
 struct end {
 	atomic_uint generation; /* the descriptor was closed, or is another socket's */
 	atomic_bool is_accepted; /* at a port that was named */
-	atomic_bool is_asked;
+	atomic_uint asked; /* how often the agent was asked about it */
 	atomic_bool is_cut; /* its last write was not taken whole */
 	atomic_bool is_added_to; /* more was written than read on the other side */
 	atomic_bool is_spliced; /* what was read last went into a pipe */
@@ -83,7 +85,8 @@ void relay_forget(int fd)
 	if (!end)
 		return;
 	atomic_fetch_add(&end->generation, 1);
-	end->is_accepted = end->is_asked = end->is_cut = end->is_added_to = end->is_spliced = false;
+	end->is_accepted = end->is_cut = end->is_added_to = end->is_spliced = false;
+	end->asked = 0;
 	end->read = end->written = end->piped_in = end->piped_out = 0;
 	end->other = 0;
 }
@@ -181,7 +184,7 @@ static bool is_at_rest(struct end *from, struct end *to)
 
 static void consider(int source, int target)
 {
-	struct end *from = end_of(source), *to = end_of(target);
+	struct end *from = end_of(source), *to = end_of(target), *accepted;
 	bool is_unknown;
 	int error = errno;
 
@@ -193,15 +196,15 @@ static void consider(int source, int target)
 		return;
 	if (!is_at_rest(from, to) || !is_at_rest(to, from))
 		return;
-	if (from->is_accepted ? from->is_asked : to->is_asked)
+	accepted = from->is_accepted ? from : to;
+	if (atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
 		return;
-	from->is_asked = to->is_asked = true;
 	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. A session that is not set
 	 * up yet is asked about again, with later bytes. */
-	if (agent_splice(from->is_accepted ? source : target, from->is_accepted ? target : source, SPLICE_PROGRAM_RELAYS,
-			 &is_unknown) &&
-	    errno == EAGAIN)
-		from->is_asked = to->is_asked = false;
+	if (!agent_splice(accepted == from ? source : target, accepted == from ? target : source, SPLICE_PROGRAM_RELAYS,
+			  &is_unknown) ||
+	    errno != EAGAIN)
+		accepted->asked = ASKED_MAX;
 	forget_error();
 	errno = error;
 }

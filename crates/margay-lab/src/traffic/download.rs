@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -22,16 +23,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What to download.
+#[derive(Clone, Debug, Args)]
 pub struct Plan {
-    /// Server's name or address.
+    /// Server's name or address
     pub host: String,
-    /// Server's port.
+    /// Server's port
     pub port: u16,
-    /// File on the server, without the first slash.
+    /// File on the server, without the first slash
     pub path: String,
-    /// Connections at once.
+    /// Connections at once
+    #[arg(long)]
     pub count: usize,
-    /// Bytes per second that each takes at most; 0: all that come.
+    /// Bytes per second that each takes at most; 0: all that come
+    #[arg(long, default_value_t = 0)]
     pub pace: u64,
 }
 

@@ -216,20 +216,7 @@ pub enum Traffic {
         listen: SocketAddr,
     },
     /// Many downloads at once from a web server, each hashed
-    Download {
-        /// Server's name or address
-        host: String,
-        /// Server's port
-        port: u16,
-        /// File on the server, without the first slash
-        path: String,
-        /// How many
-        #[arg(long)]
-        count: usize,
-        /// Bytes per second that each takes at most; 0: all that come
-        #[arg(long, default_value_t = 0)]
-        pace: u64,
-    },
+    Download(download::Plan),
     /// Transfers in either direction to a `transfer-server`, every byte checked; answers each line of input with how
     /// far they are
     Transfer {
@@ -497,9 +484,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::NumberedSink { listen } => numbered::sink(listen),
         Traffic::Frames(plan) => frames::send(&plan),
         Traffic::FrameSink { listen } => frames::sink(listen),
-        Traffic::Download { host, port, path, count, pace } => {
-            download::run(download::Plan { host, port, path, count, pace })
-        }
+        Traffic::Download(plan) => download::run(plan),
         Traffic::Transfer { host, port, ways, first, pace, bytes, mptcp } => {
             transfer::run(transfer::Plan { host, port, ways, first, pace, bytes, mptcp })
         }

@@ -152,16 +152,6 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![
-        Just(0x8d_u8),
-        Just(0x97),
-        0x8f..=0x92_u8,
-        0x94..=0x95_u8,
-        Just(0x99),
-        0x9b..=0xcb_u8,
-        0xce..=0xff_u8
-    ]
-    .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
         session,
@@ -177,7 +167,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         any::<(u8, bool)>().prop_map(|(stack, demands)| json!({"type": "STACK", "stack": stack, "demands": demands})),
         (any::<u16>(), any::<bool>())
             .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
-        critical,
+        critical(),
     );
     let places = subsequence((0..4_u8).collect::<Vec<_>>(), 0..=4);
     let arrivals = (any::<u32>(), places, any::<(u32, u32, u32)>()).prop_map(|(number, places, of)| {
@@ -208,6 +198,12 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         some.extend(auth);
         some
     })
+}
+
+/// Critical extensions that nobody knows.
+fn critical() -> impl Strategy<Value = Value> {
+    prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, Just(0x99), 0x9b..=0xcb_u8, 0xce..=0xff_u8]
+        .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}))
 }
 
 fn stripe() -> impl Strategy<Value = Value> {

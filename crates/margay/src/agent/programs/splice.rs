@@ -148,9 +148,9 @@ pub async fn run(agent: Arc<Agent>) {
 /// Answers a program that wants to leave: the socket that it has accepted, and the one that it has opened, in this
 /// order. It has written all that it has read, and reads and writes nothing until the answer.
 pub async fn splice(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
-    let begun = match block_in_place(|| find(agent, request, passed)) {
-        Ok(wish) => match await_set_up(agent, &wish).await {
-            Ok(()) => block_in_place(|| begin(agent, caller, wish)),
+    let begun = match wish_of(request, passed) {
+        Ok(wish) => match await_flows(agent, &wish).await {
+            Ok(flows) => block_in_place(|| begin(agent, caller, wish, flows)),
             Err(no) => Err(no),
         },
         Err(no) => Err(no),
@@ -161,35 +161,40 @@ pub async fn splice(agent: &Arc<Agent>, caller: &Caller, request: &Request, pass
     }
 }
 
-/// Two sockets that are to be made one connection, and their flows.
+/// Two sockets that are to be made one connection.
 struct Wish {
-    left: OwnedFd,
-    right: OwnedFd,
-    left_flow: FlowId,
-    right_flow: FlowId,
+    left: Handed,
+    right: Handed,
     /// The program goes on relaying until they are one.
     relays_on: bool,
 }
 
-/// A program has both connections before the agents have done with them: the client's last word of set-up may still be
-/// on its way. Who relays on asks again with later bytes.
-async fn await_set_up(agent: &Agent, wish: &Wish) -> Result<(), No> {
-    let is_set_up = |flow: FlowId| {
-        let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
-        found.is_none_or(|flow| flow.lifecycle != Lifecycle::Connecting)
-    };
+/// The flows of both sockets. A program has both connections before the agents have done with them: the client's last
+/// word of set-up may still be on its way, and the kernel may not have told of what it has opened by a grant. Who relays
+/// on asks again with later bytes.
+async fn await_flows(agent: &Agent, wish: &Wish) -> Result<(FlowId, FlowId), No> {
     let until = Instant::now() + SET_UP_WAIT;
-    while !(is_set_up(wish.left_flow) && is_set_up(wish.right_flow)) {
-        if wish.relays_on || Instant::now() > until {
-            return Err((Errno::EAGAIN, "one of the two sessions is not set up yet; ask again".to_owned()));
+    loop {
+        match block_in_place(|| flows_of(agent, wish)) {
+            Err((Errno::EAGAIN, _)) if !wish.relays_on && Instant::now() < until => sleep(SET_UP_POLL).await,
+            found => return found,
         }
-        sleep(SET_UP_POLL).await;
     }
-    Ok(())
 }
 
-/// Whose sockets they are.
-fn find(agent: &Agent, request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, No> {
+fn flows_of(agent: &Agent, wish: &Wish) -> Result<(FlowId, FlowId), No> {
+    let left = flow_of(agent, &wish.left, Role::Responder)?;
+    let right = flow_of(agent, &wish.right, Role::Initiator)?;
+    for flow in [left, right] {
+        let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
+        if found.is_some_and(|flow| flow.lifecycle == Lifecycle::Connecting) {
+            return Err((Errno::EAGAIN, "one of the two sessions is not set up yet; ask again".to_owned()));
+        }
+    }
+    Ok((left, right))
+}
+
+fn wish_of(request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, No> {
     let relays_on = match request.port {
         0 => false,
         SPLICE_RELAYS_ON => true,
@@ -197,14 +202,12 @@ fn find(agent: &Agent, request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, 
     };
     let misuse = "two sockets go with this request: the one that was accepted, and the one that was opened";
     let [left, right] = <[OwnedFd; 2]>::try_from(passed).map_err(|_| (Errno::EINVAL, misuse.to_owned()))?;
-    let [left, right] = [handed(request, vec![left])?, handed(request, vec![right])?];
-    let left_flow = flow_of(agent, &left, Role::Responder)?;
-    let right_flow = flow_of(agent, &right, Role::Initiator)?;
-    Ok(Wish { left: left.socket, right: right.socket, left_flow, right_flow, relays_on })
+    Ok(Wish { left: handed(request, vec![left])?, right: handed(request, vec![right])?, relays_on })
 }
 
-fn begin(agent: &Arc<Agent>, caller: &Caller, wish: Wish) -> Result<(), No> {
-    let Wish { left, right, left_flow, right_flow, relays_on } = wish;
+fn begin(agent: &Arc<Agent>, caller: &Caller, wish: Wish, flows: (FlowId, FlowId)) -> Result<(), No> {
+    let Wish { left: Handed { socket: left, .. }, right: Handed { socket: right, .. }, relays_on } = wish;
+    let (left_flow, right_flow) = flows;
     let copy = |socket: &OwnedFd| socket.try_clone().map_err(|error| (Errno::EMFILE, error.to_string()));
     let own = [copy(&left)?, copy(&right)?];
     let facts = facts_of(left, right)?;
@@ -251,6 +254,10 @@ fn flow_of(agent: &Agent, socket: &Handed, role: Role) -> Result<FlowId, No> {
             let text =
                 format!("the {which} socket was not {how}: pass the accepted socket first, the opened one second");
             Err((Errno::EINVAL, text))
+        }
+        None if agent.config().ranges().is_virtual(app.destination.ip()) => {
+            let text = format!("nothing is known yet of the session of the {which} socket; ask again");
+            Err((Errno::EAGAIN, text))
         }
         None => {
             let text = format!(

@@ -1,7 +1,6 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
 mod cache;
-mod stacks;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -58,20 +57,17 @@ pub enum Part {
     Shop,
     /// One connection to many memcacheds, which come and go
     Cache,
-    /// A stream that is sealed, repaired and plain, by rules
-    Voice,
 }
 
 impl Part {
     /// All of them, in order.
-    pub const ALL: [Self; 3] = [Self::Shop, Self::Cache, Self::Voice];
+    pub const ALL: [Self; 2] = [Self::Shop, Self::Cache];
 
     /// As it is written.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shop => "shop",
             Self::Cache => "cache",
-            Self::Voice => "voice",
         }
     }
 }
@@ -85,7 +81,6 @@ pub fn perform(part: Part, dir: &Path) -> Result<u8> {
     let went_well = match part {
         Part::Shop => shop(dir)?,
         Part::Cache => cache::share_a_cache(dir)?,
-        Part::Voice => stacks::perform(dir)?,
     };
     Ok(u8::from(!went_well))
 }

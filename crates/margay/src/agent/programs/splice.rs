@@ -170,8 +170,8 @@ struct Wish {
 }
 
 /// The flows of both sockets. A program has both connections before the agents have done with them: the client's last
-/// word of set-up may still be on its way, and the kernel may not have told of what it has opened by a grant. Who relays
-/// on asks again with later bytes.
+/// word of set-up may still be on its way, and the kernel may not have told of what it has opened by a grant. Who
+/// relays on asks again with later bytes.
 async fn await_flows(agent: &Agent, wish: &Wish) -> Result<(FlowId, FlowId), No> {
     let until = Instant::now() + SET_UP_WAIT;
     loop {

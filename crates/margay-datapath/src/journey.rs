@@ -262,7 +262,8 @@ fn numbers_are_translated_where_a_flow_has_a_delta() {
             datagrams.remove(3);
         }
         let to = Recipient { key: tuple(false, TCP).reversed().into(), delta: Some(both.ingress) };
-        let (mut assembler, mut written) = (Assembler::default(), Vec::new());
+        let mut assembler = Assembler::default();
+        let mut written = Vec::new();
         let mut last = None;
         for datagram in &datagrams {
             let header = DataRepr::parse(datagram).expect("DATA");

@@ -206,7 +206,8 @@ impl<'a> Run<'a> {
 
     /// The chunks of it whose index is `wanted`, in runs.
     pub(crate) fn filtered(&self, mut wanted: impl FnMut(u16) -> bool) -> impl Iterator<Item = Self> {
-        let (mut at, count) = (0, self.chunks());
+        let count = self.chunks();
+        let mut at = 0;
         core::iter::from_fn(move || {
             let mut is_wanted = |at: usize| wanted(self.header.index.wrapping_add(at as u16));
             let start = (at..count).find(|at| is_wanted(*at)).unwrap_or(count);

@@ -641,7 +641,8 @@ fn both_ends_say_the_same_of_a_connection_that_goes_on() {
                 drop(frozen.thaw());
                 facts
             };
-            let (client, server) = (facts(&connection.client), facts(&connection.server));
+            let client = facts(&connection.client);
+            let server = facts(&connection.server);
             assert_eq!(server.unread.wrapping_add(12), client.written);
             assert_eq!(client.unread, server.written);
             assert_eq!((client.own_scale, client.peer_scale), (server.peer_scale, server.own_scale));

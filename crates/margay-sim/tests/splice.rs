@@ -157,6 +157,30 @@ fn a_program_leaves_and_its_session_goes_on_without_it() {
     }
 }
 
+/// Its connections are there before both hosts have confirmed their sessions: whoever asks again is taken then.
+#[test]
+fn a_program_that_is_too_early_may_ask_again() {
+    for seed in 0..8 {
+        let mut relayed = relayed(seed, TALK, Duration::from_millis(1));
+        relayed.begin(TALK);
+        let proxy = relayed.proxy;
+        while relayed.flows_at(proxy) < 2 {
+            relayed.world.run_for(Duration::from_micros(200));
+        }
+        let mut early = 0;
+        while let Err(refused) = relayed.leave() {
+            assert!(refused.is_for_now(), "seed {seed}: {refused}");
+            early += 1;
+            assert!(early < 5000, "seed {seed}: it is never taken");
+            relayed.world.run_for(Duration::from_micros(200));
+        }
+        assert!(early > 0, "seed {seed}: it was not too early");
+        relayed.world.run_for(SECOND);
+        assert_eq!(relayed.outcomes(), [SpliceOutcome::Done], "seed {seed}");
+        relayed.ends_well(&format!("seed {seed}"));
+    }
+}
+
 #[test]
 fn loss_delays_it_and_costs_nobody_the_session() {
     for seed in 0..15 {

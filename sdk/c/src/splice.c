@@ -31,7 +31,8 @@ int sv_splice(int left, int right)
 		close_socket(right);
 	}
 	if (result && is_unknown)
-		return fail(ECONNABORTED, "the margay agent has not said whether it relays between the two connections, so "
-			    "that they are closed here; see the agent's log");
+		return fail(ECONNABORTED,
+			    "the margay agent has not said whether it relays between the two connections, so that they "
+			    "are closed here; see the agent's log");
 	return result;
 }

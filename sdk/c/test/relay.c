@@ -44,6 +44,7 @@ static void *answer_all(void *unused)
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), connection;
 	size_t length = strlen(agent_name);
+	socklen_t address_length;
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(4 * sizeof(int))];
@@ -52,12 +53,16 @@ static void *answer_all(void *unused)
 
 	(void)unused;
 	memcpy(address.sun_path + 1, agent_name, length);
-	CHECK(!bind(listener, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)));
+	address_length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+	CHECK(!bind(listener, (struct sockaddr *)&address, address_length));
 	CHECK(!listen(listener, 4));
 	while ((connection = accept(listener, NULL, NULL)) >= 0) {
 		for (;;) {
 			struct msghdr message = {
-				.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+				.msg_iov = &part,
+				.msg_iovlen = 1,
+				.msg_control = &control,
+				.msg_controllen = sizeof(control),
 			};
 			unsigned char reply[REPLY_LEN] = { 1 };
 			int fds[2];
@@ -92,7 +97,9 @@ static ino_t inode_of(int fd)
 
 static int listen_at(uint16_t port, uint16_t *got)
 {
-	struct sockaddr_in own = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_in own = {
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) }
+	};
 	socklen_t length = sizeof(own);
 	int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
 
@@ -104,7 +111,9 @@ static int listen_at(uint16_t port, uint16_t *got)
 
 static int connect_to(uint16_t port)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_in to = {
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) }
+	};
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	CHECK(fd >= 0 && !connect(fd, AS(to)));

@@ -15,7 +15,7 @@ pub struct NotSpliced {
     /// The two sockets, left and right: this process goes on relaying between them. `None`: they are closed, since
     /// nobody can say whether the agent relays.
     pub sockets: Option<[OwnedFd; 2]>,
-    /// The reason.
+    /// Why the agent has refused, or has not answered.
     pub error: Error,
 }
 

@@ -166,7 +166,7 @@ pub struct Places {
     pub sharing: Sharing,
     /// The peer sends by two places at once: what has come already is dropped.
     pub takes_copies: bool,
-    /// By number.
+    /// At each index the place that both ends give this number.
     pub places: [Option<Place>; PLACES_MAX],
 }
 

@@ -12,7 +12,7 @@ const CHUNKS: usize = 256;
 /// So many in a row that are older than what is remembered are of a peer that counts anew.
 const ANEW: u32 = 32;
 
-/// One train.
+/// Which chunks of a train have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Train {
     number: u32,
@@ -60,7 +60,8 @@ impl Copies {
         if (train.number, train.count > 0) != (number, true) {
             *train = Train { number, count, ..Train::default() };
         }
-        let (word, bit) = (usize::from(index) / 64, 1 << (index % 64));
+        let word = usize::from(index) / 64;
+        let bit = 1 << (index % 64);
         if train.count != count || train.come[word] & bit != 0 {
             return false;
         }
@@ -78,7 +79,7 @@ mod tests {
         let mut copies = Copies::default();
         let first = u32::MAX - 100;
         // One place is 50 trains behind the other, and loses what the other one brings, and the other way round.
-        let (mut given, mut expected) = (0, 0);
+        let mut given = 0;
         for at in 0..1000_u32 {
             let number = first.wrapping_add(at);
             for index in 0..2 {
@@ -87,6 +88,7 @@ mod tests {
                 given += u32::from(at >= 50 && at % 5 != 0 && copies.admit(behind, 2, index));
             }
         }
+        let mut expected = 0;
         for at in 0..1000_u32 {
             let came_first = at % 7 != 0;
             let came_second = at < 950 && (at + 50) % 5 != 0;

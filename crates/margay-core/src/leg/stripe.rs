@@ -415,8 +415,7 @@ impl Scheduler {
             Sharing::Redundant => [Some(first), second],
         };
         let mut free = chosen.into_iter().flatten().filter(|one| !one.is_full);
-        let (one, other) = (free.next(), free.next());
-        let given = [one, other].map(|one| one.map(|one| self.give_turn(&one, bytes)));
+        let given = [free.next(), free.next()].map(|one| one.map(|one| self.give_turn(&one, bytes)));
         match given {
             [Some(one), Some(other)] => Turn::Twice([one, other]),
             [Some((place, at)), None] => Turn::Place(place, at),

@@ -136,7 +136,7 @@ pub enum Event {
         left: FlowId,
         /// Of the one that it has opened.
         right: FlowId,
-        /// What has.
+        /// Whether the program has left, or why it stays.
         outcome: SpliceOutcome,
     },
     /// A rule of the service table has ended by itself.

@@ -22,7 +22,7 @@ pub enum Unavailable {
     /// No place for pins.
     #[error("no BPF file system at {path}: {source}")]
     Pins {
-        /// Where.
+        /// The directory that pins were to lie in.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -30,7 +30,7 @@ pub enum Unavailable {
     /// Anything else.
     #[error("{what}: {why}")]
     System {
-        /// What failed.
+        /// The step of loading or attaching.
         what: &'static str,
         /// The system's word.
         why: String,
@@ -60,9 +60,9 @@ pub enum CacheError {
     /// A map is at its bound.
     #[error("the kernel's flow cache is full: {limit} {what}")]
     Full {
-        /// Which.
+        /// Its elements, in the plural.
         what: &'static str,
-        /// The bound.
+        /// Most elements.
         limit: u32,
     },
     /// Two families in one path.

@@ -320,12 +320,12 @@ pub enum Traffic {
     MemcachedPaced(paced::Plan),
     /// Send frames to a name until the input ends, and check each answer
     FramesAsk {
-        /// The name
+        /// Of the service, or of the ensemble
         name: String,
     },
     /// Serve a name with frames, and answer each
     FramesServe {
-        /// The name
+        /// Of the service, or of the ensemble's members
         name: String,
         /// What the server is called
         label: String,

@@ -85,9 +85,14 @@ impl SmallWorld {
         world.hosts[SERVER].sal.add_rule(Instant::ZERO, service(NAME).into(), rule).expect("room");
         let key = world.hosts[SERVER].public_key();
         world.hosts[CLIENT].forward(service(NAME).into(), address(SERVER), Some(key));
-        let (demands, was_sealed) = ([false; 2], [false; 2]);
-        let lacks = orders.lacks;
-        world.changing = Some(Changing { lacks, demands, was_sealed, fell: false, said: 0, fault: None });
+        world.changing = Some(Changing {
+            lacks: orders.lacks,
+            demands: [false; 2],
+            was_sealed: [false; 2],
+            fell: false,
+            said: 0,
+            fault: None,
+        });
         world.say_by_datagrams();
         world.pass(ROUND);
         if orders.from != Stack::Plain {

@@ -36,7 +36,7 @@ enum Step {
     Nothing,
     /// The switch that runs takes another module, or none.
     Module,
-    /// Another switch.
+    /// The switch ends, and another process takes its place.
     Restart,
 }
 
@@ -109,7 +109,7 @@ struct Switch {
 
 /// Why a switch runs no more.
 enum Ended {
-    /// By itself.
+    /// Its process has exited, and nobody had asked for that.
     Itself(io::Result<ExitStatus>),
     /// Another one is wanted.
     Restart,

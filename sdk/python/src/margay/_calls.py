@@ -165,8 +165,8 @@ def splice(left: socket.socket, right: socket.socket, *, agent: Agent | None = N
     opened to one. They become one connection, without this program.
 
     All that was read of either must have been written to the other one; what is in buffers of this program (`makefile`,
-    TLS) is lost. Afterwards both are closed here. Until they are one, or for as long as they cannot be, the agent relays
-    between the two; the ends notice nothing either way. An agent that is restarted while it relays ends the two
+    TLS) is lost. Afterwards both are closed here. Until they are one, or for as long as they cannot be, the agent
+    relays between the two; the ends notice nothing either way. An agent that is restarted while it relays ends the two
     connections by resets.
 
     Raises what leaves both open, still the caller's: Refused with ENOTCONN (one of them is no connection by a name),

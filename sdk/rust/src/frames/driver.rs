@@ -129,7 +129,7 @@ impl Numbers {
     }
 }
 
-/// One connection.
+/// Carries one framed connection over datagrams, and answers its owner.
 pub(super) struct Driver {
     connection: Connection,
     clock: Clock,

@@ -51,10 +51,10 @@ pub struct Weights([Option<(IpAddr, u8)>; PLACES_MAX]);
 /// Why weights are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsError {
-    /// Nothing.
+    /// No weight.
     #[error("`weighted` needs weights: which address has how many turns, as in 192.0.2.1=2")]
     None,
-    /// Too many.
+    /// More weights than a flow has places.
     #[error("a flow has {PLACES_MAX} places at most, and so many weights")]
     Many,
     /// Zero, or too large.

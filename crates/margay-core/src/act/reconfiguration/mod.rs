@@ -422,29 +422,39 @@ impl Sal {
 
     /// A program's flow becomes another one, with all that is known of its connection.
     fn hand_program_over(&mut self, now: Instant, from: FlowId, to: FlowId) {
-        let Some(flow) = self.flows.get(from).filter(|_| self.flows.get(to).is_some()) else { return };
-        let Flow { lifecycle, since, closed_at, .. } = *flow;
-        let source = flow.source.clone();
-        let ends = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        if self.flows.get(from).is_none() || self.flows.get(to).is_none() {
+            return;
+        }
         self.carry_share(from, to);
         self.flows.set_directions(from, Directions::Ingress);
         self.flows.set_deadline(from, None);
         self.install_again(from);
-        let Some(flow) = self.flows.get_mut(to) else { return };
+        self.inherit_connection(now, from, to, seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        let Some(flow) = self.flows.get(to) else { return };
         let directions = if flow.directions.has_ingress() { Directions::Both } else { Directions::Egress };
+        let association = flow.association;
+        self.flows.set_directions(to, directions);
+        self.announce_path(association);
+        self.install_again(to);
+    }
+
+    /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of
+    /// [`seen`], `kept`.
+    fn inherit_connection(&mut self, now: Instant, from: FlowId, to: FlowId, kept: u16) {
+        let Some(flow) = self.flows.get(from) else { return };
+        let Flow { lifecycle, since, closed_at, .. } = *flow;
+        let source = flow.source.clone();
+        let seen = flow.seen & kept;
+        let Some(flow) = self.flows.get_mut(to) else { return };
         flow.lifecycle = lifecycle;
         flow.since = since;
         flow.closed_at = closed_at;
         flow.active = now;
         flow.source = source;
-        flow.seen |= ends;
-        let association = flow.association;
-        self.flows.set_directions(to, directions);
+        flow.seen |= seen;
         if lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(to, Some(now + LINGER));
         }
-        self.announce_path(association);
-        self.install_again(to);
     }
 
     /// The session has one way again: nothing is before what goes direct by it.

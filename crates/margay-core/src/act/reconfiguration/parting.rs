@@ -11,7 +11,6 @@ use margay_wire::{CutRepr, ErrorCode, Extension, FlowId, ReconfigurationStep, Se
 
 use super::cut::{Arrival, Cut, PeerCut, Way};
 use super::{bare, kind_of};
-use crate::act::ending::closing::LINGER;
 use crate::association::draft::Draft;
 use crate::cache::entry::Directions;
 use crate::cache::output::AppVerdict;
@@ -23,7 +22,7 @@ use crate::session::event::Event;
 use crate::session::flow::{Flow, seen};
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
-use crate::types::role::{Lifecycle, Role};
+use crate::types::role::Role;
 use crate::types::time::Instant;
 
 /// For so long nothing may move by the old way while something is awaited there.
@@ -270,22 +269,10 @@ impl Sal {
         self.flows.set_directions(old, Directions::PartedAside);
         self.flows.set_deadline(old, None);
         self.install_again(old);
-        let Some(flow) = self.flows.get(old) else { return };
-        let Flow { lifecycle, since, closed_at, .. } = *flow;
-        let source = flow.source.clone();
-        let ends = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
+        self.inherit_connection(now, old, new, seen::FIN_EGRESS | seen::FIN_INGRESS);
         let Some(flow) = self.flows.get_mut(new) else { return };
-        flow.lifecycle = lifecycle;
-        flow.since = since;
-        flow.closed_at = closed_at;
-        flow.active = now;
-        flow.source = source;
-        flow.seen |= ends;
         flow.delta = delta.map(Box::new);
         self.flows.set_directions(new, Directions::Both);
-        if lifecycle == Lifecycle::Closed {
-            self.flows.set_deadline(new, Some(now + LINGER));
-        }
         self.settle_way(now, new);
         if let Some(history) = self.reconfigurations.histories.remove(&old) {
             self.reconfigurations.histories.insert(new, history);

@@ -51,6 +51,15 @@ pub enum SpliceRefused {
     NotTcp,
 }
 
+impl SpliceRefused {
+    /// Whether the same may be taken up a moment later. A program has its connections before their sessions are
+    /// confirmed by both hosts, and other acts have a session for a while.
+    pub const fn is_for_now(self) -> bool {
+        use ReconfigurationRefused::{Busy, Held, NotOpen};
+        matches!(self, Self::Refused(NotOpen | Held | Busy(_)))
+    }
+}
+
 /// What has become of a program's wish to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpliceOutcome {
@@ -63,9 +72,9 @@ pub enum SpliceOutcome {
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpliceState {
-    /// The left anchor is asked.
+    /// The left anchor has been asked, and has not answered.
     Wishing,
-    /// It leads.
+    /// The left anchor has taken up the wish, and leads the reconfiguration.
     Led,
 }
 
@@ -126,21 +135,12 @@ pub(super) fn facts_of(said: &SpliceRepr) -> SpliceFacts {
 }
 
 impl Sal {
-    /// A program relays between a connection that it has accepted and one that it has opened, and changes nothing: the
-    /// two are made one, without it. What becomes of it comes as an event; until then the program, or whoever has its
-    /// sockets, goes on relaying.
+    /// Whether [`splice`](Self::splice) would begin now, unless another act has the session.
     ///
     /// # Errors
     ///
-    /// Why not; nothing has changed.
-    pub fn splice(
-        &mut self,
-        now: Instant,
-        left: FlowId,
-        right: FlowId,
-        facts: SpliceFacts,
-    ) -> Result<(), SpliceRefused> {
-        self.now = now;
+    /// Why not; [`SpliceRefused::is_for_now`] says whether to ask again.
+    pub fn may_splice(&self, left: FlowId, right: FlowId) -> Result<(), SpliceRefused> {
         let flow = |id: FlowId, role: Role, what: &'static str| {
             let found = self.flows.get(id).filter(|flow| flow.role == role && !flow.is_at_box());
             found.ok_or(SpliceRefused::UnknownFlow(id, what))
@@ -161,6 +161,27 @@ impl Sal {
         if client == server {
             return Err(SpliceRefused::SameHost);
         }
+        Ok(())
+    }
+
+    /// A program relays between a connection that it has accepted and one that it has opened, and changes nothing: the
+    /// two are made one, without it. What becomes of it comes as an event; until then the program, or whoever has its
+    /// sockets, goes on relaying.
+    ///
+    /// # Errors
+    ///
+    /// Why not; nothing has changed.
+    pub fn splice(
+        &mut self,
+        now: Instant,
+        left: FlowId,
+        right: FlowId,
+        facts: SpliceFacts,
+    ) -> Result<(), SpliceRefused> {
+        self.now = now;
+        self.may_splice(left, right)?;
+        let session =
+            self.flows.get(right).map(|flow| flow.session).ok_or(SpliceRefused::UnknownFlow(right, "opened"))?;
         let refused = SpliceRefused::Refused;
         if self.reconfigurations.splices.by_left.len() >= RECONFIGURATIONS_MAX {
             return Err(refused(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX }));

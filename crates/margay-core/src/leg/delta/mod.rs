@@ -159,7 +159,7 @@ fn shift_between(from: u8, to: u8) -> i8 {
 }
 
 impl Delta {
-    /// Changes nothing.
+    /// Both connections have the same numbers, clocks and scales.
     pub const ZERO: Self = Self {
         peer: 0,
         own: 0,

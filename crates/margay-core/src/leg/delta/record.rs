@@ -43,7 +43,8 @@ impl Clock {
 impl Delta {
     /// The bytes, as of `now`.
     pub fn encode(&self, now: Instant) -> [u8; DELTA_RECORD_LEN] {
-        let (peer_clock, own_clock) = (self.peer_clock.encode(now), self.own_clock.encode(now));
+        let peer_clock = self.peer_clock.encode(now);
+        let own_clock = self.own_clock.encode(now);
         let mut out = [0; DELTA_RECORD_LEN];
         for (at, number) in [self.peer, self.own, peer_clock.1, own_clock.1].into_iter().enumerate() {
             out[at * 4..at * 4 + 4].copy_from_slice(&number.to_be_bytes());

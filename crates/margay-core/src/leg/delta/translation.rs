@@ -123,7 +123,8 @@ fn option(tcp: &[u8], mut at: usize) -> Option<(u8, usize, usize)> {
     while *tcp.get(at)? == OPTION_NOP {
         at += 1;
     }
-    let (kind, len) = (tcp[at], usize::from(*tcp.get(at + 1)?));
+    let kind = tcp[at];
+    let len = usize::from(*tcp.get(at + 1)?);
     (kind != OPTION_END && len >= 2 && at + len <= tcp.len()).then_some((kind, at, len))
 }
 

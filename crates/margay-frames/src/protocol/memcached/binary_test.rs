@@ -56,7 +56,9 @@ fn each_request_is_told_as_one_that_is_always_answered() {
     get.extend_from_slice(b"Hello");
     assert_eq!((asked(&get).0, asked(&get).1), (get, true));
     let extras = [7; 21];
-    let (hidden_miss, hidden_success, wanted) = (Hidden::Misses, Hidden::Successes, Hidden::Nothing);
+    let hidden_miss = Hidden::Misses;
+    let hidden_success = Hidden::Successes;
+    let wanted = Hidden::Nothing;
     for (opcode, told, extras_len, has_value, is_safe, hidden) in [
         (0x00, 0x00, 0, false, true, wanted),
         (0x01, 0x01, 8, true, false, wanted),

@@ -7,10 +7,9 @@ use stateright::Property;
 
 use crate::search::{Search, State, View};
 
-/// What is found wrong with a world that does not tell its core of a demand, and with one whose ends do not tell each
-/// other what they have.
+/// The property that a world violates which does not tell its core of a demand.
 pub const ABOVE: &str = "never less than an end demands";
-/// The same.
+/// The property that a world violates whose ends do not tell each other what they have.
 pub const TOGETHER: &str = "after quiet both ends have the same stack";
 
 /// How the flow is carried.
@@ -18,7 +17,7 @@ pub const TOGETHER: &str = "after quiet both ends have the same stack";
 pub struct Carried {
     fell: bool,
     fault: Option<Fault>,
-    /// After quiet.
+    /// The stack that both ends have after quiet; `None` before.
     became: Option<Stack>,
 }
 

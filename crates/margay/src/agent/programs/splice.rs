@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::delta::{SocketFacts, SpliceFacts};
-use margay_core::reconfiguration::SpliceOutcome;
-use margay_core::{Lifecycle, Role, Tuple};
+use margay_core::reconfiguration::{SpliceOutcome, SpliceRefused};
+use margay_core::{Role, Tuple};
 use margay_datapath::repair::{Frozen, RepairError};
 use margay_wire::{FlowId, SPLICE_RELAYS_ON};
 use nix::errno::Errno;
@@ -34,8 +34,8 @@ use crate::agent::Agent;
 /// Most pairs of sockets at one time.
 const PAIRS_MAX: usize = 4096;
 /// So long a program waits until its two sessions are set up: what a message that is lost costs, and some more.
-const SET_UP_WAIT: Duration = Duration::from_secs(2);
-const SET_UP_POLL: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_secs(2);
+const ASKED_AGAIN: Duration = Duration::from_millis(5);
 
 /// What the core has said: the flow of the accepted connection, and what has become of the wish.
 pub type Word = (FlowId, SpliceOutcome);
@@ -148,16 +148,24 @@ pub async fn run(agent: Arc<Agent>) {
 /// Answers a program that wants to leave: the socket that it has accepted, and the one that it has opened, in this
 /// order. It has written all that it has read, and reads and writes nothing until the answer.
 pub async fn splice(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
+    let until = Instant::now() + PATIENCE;
     let begun = match wish_of(request, passed) {
-        Ok(wish) => match await_flows(agent, &wish).await {
-            Ok(flows) => block_in_place(|| begin(agent, caller, wish, flows)),
-            Err(no) => Err(no),
+        Ok(wish) => loop {
+            match block_in_place(|| begin(agent, caller, &wish)) {
+                Err((Errno::EAGAIN, _)) if !wish.relays_on && Instant::now() < until => sleep(ASKED_AGAIN).await,
+                begun => break begun,
+            }
         },
         Err(no) => Err(no),
     };
     match begun {
         Ok(()) => Reply::done(Kind::Splice),
-        Err((errno, text)) => Reply::refused(Kind::Splice as u8, errno, text),
+        Err((errno, text)) => {
+            if errno != Errno::EAGAIN {
+                tracing::info!(program = caller.describe(), why = text, "a program is refused to leave");
+            }
+            Reply::refused(Kind::Splice as u8, errno, text)
+        }
     }
 }
 
@@ -167,31 +175,6 @@ struct Wish {
     right: Handed,
     /// The program goes on relaying until they are one.
     relays_on: bool,
-}
-
-/// The flows of both sockets. A program has both connections before the agents have done with them: the client's last
-/// word of set-up may still be on its way, and the kernel may not have told of what it has opened by a grant. Who
-/// relays on asks again with later bytes.
-async fn await_flows(agent: &Agent, wish: &Wish) -> Result<(FlowId, FlowId), No> {
-    let until = Instant::now() + SET_UP_WAIT;
-    loop {
-        match block_in_place(|| flows_of(agent, wish)) {
-            Err((Errno::EAGAIN, _)) if !wish.relays_on && Instant::now() < until => sleep(SET_UP_POLL).await,
-            found => return found,
-        }
-    }
-}
-
-fn flows_of(agent: &Agent, wish: &Wish) -> Result<(FlowId, FlowId), No> {
-    let left = flow_of(agent, &wish.left, Role::Responder)?;
-    let right = flow_of(agent, &wish.right, Role::Initiator)?;
-    for flow in [left, right] {
-        let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
-        if found.is_some_and(|flow| flow.lifecycle == Lifecycle::Connecting) {
-            return Err((Errno::EAGAIN, "one of the two sessions is not set up yet; ask again".to_owned()));
-        }
-    }
-    Ok((left, right))
 }
 
 fn wish_of(request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, No> {
@@ -205,22 +188,25 @@ fn wish_of(request: &Request, passed: Vec<OwnedFd>) -> Result<Wish, No> {
     Ok(Wish { left: handed(request, vec![left])?, right: handed(request, vec![right])?, relays_on })
 }
 
-fn begin(agent: &Arc<Agent>, caller: &Caller, wish: Wish, flows: (FlowId, FlowId)) -> Result<(), No> {
-    let Wish { left: Handed { socket: left, .. }, right: Handed { socket: right, .. }, relays_on } = wish;
-    let (left_flow, right_flow) = flows;
-    let copy = |socket: &OwnedFd| socket.try_clone().map_err(|error| (Errno::EMFILE, error.to_string()));
-    let own = [copy(&left)?, copy(&right)?];
+/// What may be so a moment later is EAGAIN: who relays on asks again with later bytes, others wait here.
+fn begin(agent: &Arc<Agent>, caller: &Caller, wish: &Wish) -> Result<(), No> {
+    let left_flow = flow_of(agent, &wish.left, Role::Responder)?;
+    let right_flow = flow_of(agent, &wish.right, Role::Initiator)?;
+    agent.core.0.with_sal(|sal, _| sal.may_splice(left_flow, right_flow)).map_err(not_spliced)?;
+    let copy = |handed: &Handed| handed.socket.try_clone().map_err(|error| (Errno::EMFILE, error.to_string()));
+    let [left, right] = [copy(&wish.left)?, copy(&wish.right)?];
+    let own = [copy(&wish.left)?, copy(&wish.right)?];
+    let [kept_left, kept_right] = [copy(&wish.left)?, copy(&wish.right)?];
     let facts = facts_of(left, right)?;
-    let [kept_left, kept_right] = [copy(&own[0])?, copy(&own[1])?];
     let pair = Pair { left: kept_left, right: kept_right, relay: None, program: caller.describe() };
     // Before the core could say what has become of it.
     agent.programs.splices.add(left_flow, pair)?;
     let begun = agent.core.0.with_sal(|sal, now| sal.splice(now, left_flow, right_flow, facts));
     if let Err(error) = begun {
         agent.programs.splices.take(left_flow);
-        return Err((Errno::EOPNOTSUPP, error.to_string()));
+        return Err(not_spliced(error));
     }
-    if relays_on {
+    if wish.relays_on {
         return Ok(());
     }
     let [left, right] = own;
@@ -228,6 +214,10 @@ fn begin(agent: &Arc<Agent>, caller: &Caller, wish: Wish, flows: (FlowId, FlowId
         let text = format!("nobody can relay between the two connections until they are one: {error}");
         (Errno::EIO, text)
     })
+}
+
+fn not_spliced(refused: SpliceRefused) -> No {
+    (if refused.is_for_now() { Errno::EAGAIN } else { Errno::EOPNOTSUPP }, refused.to_string())
 }
 
 /// The flow of a program's connection, which must be of this end.

@@ -53,7 +53,7 @@ pub enum SocketVerb {
 
 #[derive(Args)]
 pub struct NameArgs {
-    /// The name
+    /// The service or ensemble, as `frames.shop`
     name: String,
     /// What a member is called where keys are divided
     #[arg(long = "as", value_name = "LABEL", default_value = "")]

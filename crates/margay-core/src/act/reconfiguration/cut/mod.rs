@@ -23,7 +23,7 @@ const HELD_MAX: usize = 256;
 pub(super) enum Way {
     /// Through the program that leaves.
     Old,
-    /// Without it.
+    /// Between the two ends, past the program.
     New,
 }
 

@@ -39,23 +39,29 @@ static atomic_int asked;
 static unsigned char request[400];
 static ino_t passed[2];
 
-static void *answer_all(void *unused)
+/* The agent's socket, at which the first question may arrive before its thread runs. */
+static int listen_as_agent(void)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), connection;
 	size_t length = strlen(agent_name);
-	socklen_t address_length;
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	memcpy(address.sun_path + 1, agent_name, length);
+	CHECK(!bind(listener, (struct sockaddr *)&address,
+		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)));
+	CHECK(!listen(listener, 4));
+	return listener;
+}
+
+static void *answer_all(void *listening)
+{
+	int listener = *(int *)listening, connection;
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(4 * sizeof(int))];
 	} control;
 	struct iovec part = { request, sizeof(request) };
 
-	(void)unused;
-	memcpy(address.sun_path + 1, agent_name, length);
-	address_length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-	CHECK(!bind(listener, (struct sockaddr *)&address, address_length));
-	CHECK(!listen(listener, 4));
 	while ((connection = accept(listener, NULL, NULL)) >= 0) {
 		for (;;) {
 			struct msghdr message = {
@@ -174,7 +180,7 @@ static void move(int from, int pipe[2], int to, size_t stay)
 int main(int argc, char **argv)
 {
 	uint16_t port, upstream_port, other_port;
-	int proxy, upstream, other, pipe_there[2], pipe_back[2];
+	int agent_listener, proxy, upstream, other, pipe_there[2], pipe_back[2];
 	char text[16];
 	struct chain one;
 	pthread_t agent;
@@ -193,7 +199,8 @@ int main(int argc, char **argv)
 	upstream = listen_at(0, &upstream_port);
 	other = listen_at(0, &other_port);
 	CHECK(!pipe(pipe_there) && !pipe(pipe_back));
-	CHECK(!pthread_create(&agent, NULL, answer_all, NULL));
+	agent_listener = listen_as_agent();
+	CHECK(!pthread_create(&agent, NULL, answer_all, &agent_listener));
 
 	/* A question by way of memory, its answer by a pipe: once the pipe is empty, and not before. */
 	one = chain(proxy, port, upstream, upstream_port);

@@ -30,6 +30,7 @@ const volatile __u32 sal0_ifindex = 0;
 
 struct shared_layout {
 	struct name_key name;
+	struct client_key client;
 	struct address_value address;
 	struct spread spread;
 	struct heard_key heard;
@@ -57,7 +58,8 @@ struct {
 } faces SEC(".maps");
 
 /* Clients of datagram servers: the surrogates that their datagrams come from and their real addresses, with one port;
- * and the way back.
+ * and the way back, by the port at which the client was heard, and by port 0 for sockets that have heard nothing from
+ * the client yet: servers answer from other sockets, too.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -71,13 +73,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 131072);
-	__type(key, struct name_key);
+	__type(key, struct client_key);
 	__type(value, struct address_value);
 } surrogates SEC(".maps");
 
 /* With whom a socket goes on: an instance that answered from a port that is not spread, since what the socket says to
- * that port is for the one that it heard from (TFTP); or the name itself, where the socket began before the name was
- * spread. The oldest go.
+ * that port is for the one that it heard from (TFTP); the name itself, where the socket began before the name was
+ * spread; or an address that is a client's, too, where the socket was sent to from that address without Margay. The
+ * oldest go.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -179,7 +182,8 @@ static __always_inline bool is_same(const struct address_value *known, const str
 	       known->address[1] == name->address[1] && known->address[0] == name->address[0];
 }
 
-static __always_inline void heard_key_of(struct bpf_sock_addr *ctx, const __u32 *shown, __u16 port, struct heard_key *key)
+static __always_inline void heard_key_of(struct bpf_sock_addr *ctx, const __u32 *shown, __u16 port,
+					 struct heard_key *key)
 {
 	key->cookie = bpf_get_socket_cookie(ctx);
 	__builtin_memcpy(key->shown.address, shown, 16);
@@ -214,6 +218,39 @@ static __always_inline __u32 number_of(struct bpf_sock_addr *ctx)
 	return (bpf_get_socket_cookie(ctx) * 0x9e3779b97f4a7c15ULL) >> 32;
 }
 
+static __always_inline __u16 own_port(struct bpf_sock_addr *ctx)
+{
+	return ctx->sk ? bpf_htons(ctx->sk->src_port) : 0;
+}
+
+/* A client's address, as a socket with this port knows the client. */
+static __always_inline void client_key_of(const __u32 *address, __u16 port, __u16 own, struct client_key *key)
+{
+	__builtin_memcpy(key->address, address, 16);
+	key->port = port;
+	key->own_port = own;
+}
+
+/* The surrogate of the client with this address; NULL: there is none, or this socket hears from the address without
+ * Margay. A port that has heard from the surrogate keeps to the flow: the address of a datagram that comes without
+ * Margay can be forged, and what a flow seals would go there in the clear.
+ */
+static __always_inline struct address_value *surrogate_of(struct bpf_sock_addr *ctx, const struct name_key *address)
+{
+	struct address_value *last, *here;
+	struct client_key key = {};
+
+	client_key_of(address->address, address->port, 0, &key);
+	last = bpf_map_lookup_elem(&surrogates, &key);
+	if (!last)
+		return NULL;
+	key.own_port = own_port(ctx);
+	here = bpf_map_lookup_elem(&surrogates, &key);
+	if (here)
+		return here;
+	return is_same(heard_from(ctx, address), address) ? NULL : last;
+}
+
 /* Where a datagram goes instead, or NULL. */
 static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
@@ -222,7 +259,7 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 	__u64 now;
 
 	if (!is_virtual(name))
-		return bpf_map_lookup_elem(&surrogates, name);
+		return surrogate_of(ctx, name);
 	spread = bpf_map_lookup_elem(&spreads, name);
 	if (spread) {
 		now = bpf_ktime_get_coarse_ns();
@@ -249,7 +286,7 @@ static __always_inline struct address_value *meant(struct bpf_sock_addr *ctx, co
 {
 	if (ctx->protocol != IPPROTO_UDP)
 		return NULL;
-	return is_virtual(name) ? heard_from(ctx, name) : bpf_map_lookup_elem(&surrogates, name);
+	return is_virtual(name) ? heard_from(ctx, name) : surrogate_of(ctx, name);
 }
 
 /* The name's address in place of an instance's; NULL if it is none. A key begins with the address. */
@@ -275,31 +312,57 @@ static __always_inline void hear_instance(struct bpf_sock_addr *ctx, const struc
 		go_on(ctx, face->address, source);
 }
 
-/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
-static __always_inline void hear_client(const struct name_key *surrogate, const struct address_value *client)
+static __always_inline void note_surrogate(const struct name_key *surrogate, const struct address_value *client,
+					   __u16 own)
 {
-	struct name_key real = { .port = surrogate->port };
+	struct client_key key = {};
 	struct address_value now;
 
-	__builtin_memcpy(real.address, client->address, 16);
-	if (is_same(bpf_map_lookup_elem(&surrogates, &real), surrogate))
+	client_key_of(client->address, surrogate->port, own, &key);
+	if (is_same(bpf_map_lookup_elem(&surrogates, &key), surrogate))
 		return;
 	__builtin_memcpy(now.address, surrogate->address, 16);
-	bpf_map_update_elem(&surrogates, &real, &now, BPF_ANY);
+	bpf_map_update_elem(&surrogates, &key, &now, BPF_ANY);
+}
+
+/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
+static __always_inline void hear_client(struct bpf_sock_addr *ctx, const struct name_key *surrogate,
+					const struct address_value *client)
+{
+	note_surrogate(surrogate, client, 0);
+	note_surrogate(surrogate, client, own_port(ctx));
+}
+
+/* A datagram that came without Margay. A client that has a flow may have used its port again since. */
+static __always_inline void hear_plain(struct bpf_sock_addr *ctx, const struct name_key *source)
+{
+	struct client_key key = {};
+
+	client_key_of(source->address, source->port, 0, &key);
+	if (!bpf_map_lookup_elem(&surrogates, &key))
+		return;
+	key.own_port = own_port(ctx);
+	if (!bpf_map_lookup_elem(&surrogates, &key))
+		go_on(ctx, source->address, source);
 }
 
 /* Whom a program shall see as the sender, or NULL. */
 static __always_inline struct address_value *hear(struct bpf_sock_addr *ctx, const struct name_key *source)
 {
-	struct address_value *face = name_behind(source);
+	struct address_value *face;
 
+	if (!is_virtual(source)) {
+		hear_plain(ctx, source);
+		return NULL;
+	}
+	face = name_behind(source);
 	if (face) {
 		hear_instance(ctx, source, face);
 		return face;
 	}
 	face = client_behind(source);
 	if (face)
-		hear_client(source, face);
+		hear_client(ctx, source, face);
 	return face;
 }
 

@@ -16,6 +16,13 @@ struct name_key {
 	__u16 zero;
 };
 
+/* A client as servers know it. Agents before this one wrote zero as the own port. */
+struct client_key {
+	__u32 address[4];
+	__u16 port;
+	__u16 own_port; /* the server's; 0: any */
+};
+
 struct address_value {
 	__u32 address[4];
 };

@@ -569,7 +569,7 @@ fn remove<C>(shared: &Shared<C>, flow: FlowId, reason: RemoveReason) -> FlowCoun
         (table.key(flow).filter(|key| key.protocol == UDP), table.counters(flow).unwrap_or_default())
     };
     if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
-        unconnected.hide_client(key.destination());
+        unconnected.hide_client(key.destination(), key.source_port);
     }
     let direct = shared.direct.follow(flow, None);
     shared.table.write().apply(EntryUpdate::Remove { flow, reason });

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-pub(super) use super::skeleton::types::{address_value, name_key, question};
+pub(super) use super::skeleton::types::{address_value, client_key, name_key, question};
 use crate::kernel::plain::Plain;
 use crate::packet::mapped;
 
@@ -20,10 +20,13 @@ unsafe impl Plain for name_key {}
 // SAFETY: as above.
 unsafe impl Plain for address_value {}
 // SAFETY: as above.
+unsafe impl Plain for client_key {}
+// SAFETY: as above.
 unsafe impl Plain for question {}
 
 const _: () = assert!(size_of::<name_key>() == 16 + 2 + 2);
 const _: () = assert!(size_of::<address_value>() == 16);
+const _: () = assert!(size_of::<client_key>() == 16 + 2 + 2);
 const _: () = assert!(size_of::<question>() == size_of::<name_key>());
 
 fn words(address: IpAddr) -> [u32; 4] {
@@ -47,6 +50,11 @@ pub(super) fn value_of(address: IpAddr) -> address_value {
 
 pub(super) fn key_of(name: SocketAddr) -> name_key {
     name_key { address: words(name.ip()), port: name.port().to_be(), ..Default::default() }
+}
+
+/// A client as servers at a port of this host know it; 0: at any.
+pub(super) fn client_key_of(client: SocketAddr, own_port: u16) -> client_key {
+    client_key { address: words(client.ip()), port: client.port().to_be(), own_port: own_port.to_be() }
 }
 
 pub(super) fn name_of(key: &name_key) -> SocketAddr {

@@ -33,12 +33,15 @@ use crate::kernel::plain::Plain;
 use crate::kernel::ring::Ring;
 use crate::kernel::words;
 use crate::kernel::{Unavailable, prefix_v4, prefix_v6, remove_pin};
-use layout::{VERSION, address_value, name_key, question};
+use layout::{VERSION, address_value, client_key, name_key, question};
 use skeleton::{OpenUnconnectedSkel, UnconnectedSkel, UnconnectedSkelBuilder};
 
 /// What is pinned, and by what the names of pinned links begin.
 const PINNED_MAPS: [&str; 6] = ["spreads", "faces", "heard", "clients", "surrogates", "unconnected_layout"];
 const LINK: &str = "call_";
+
+/// In a client's key: sockets of every port.
+const ANY_PORT: u16 = 0;
 
 /// The programs in the kernel. They stay when this handle goes.
 pub struct Unconnected {
@@ -132,36 +135,69 @@ impl Unconnected {
     ///
     /// There are too many clients.
     pub fn show_client(&self, surrogate: SocketAddr, address: IpAddr) -> io::Result<()> {
-        let (key, back) = (layout::key_of(surrogate), layout::key_of(SocketAddr::new(address, surrogate.port())));
+        let key = layout::key_of(surrogate);
+        let client = layout::client_key_of(SocketAddr::new(address, surrogate.port()), ANY_PORT);
         let maps = &self.skeleton.maps;
         let value = layout::value_of(surrogate.ip());
-        maps.surrogates.update(back.bytes(), value.bytes(), MapFlags::ANY).map_err(of_map)?;
+        maps.surrogates.update(client.bytes(), value.bytes(), MapFlags::ANY).map_err(of_map)?;
         maps.clients.update(key.bytes(), layout::value_of(address).bytes(), MapFlags::ANY).map_err(of_map)
     }
 
-    /// The surrogate stands for nobody any more.
-    pub fn hide_client(&self, surrogate: SocketAddr) {
+    /// The surrogate stands for nobody any more, whom the server at `own_port` has heard.
+    pub fn hide_client(&self, surrogate: SocketAddr, own_port: u16) {
         let key = layout::key_of(surrogate);
         let maps = &self.skeleton.maps;
         let Some(value) = maps.clients.lookup(key.bytes(), MapFlags::ANY).ok().flatten() else { return };
         // Refused only when it is gone already.
         let _ = maps.clients.delete(key.bytes());
         let Some(address) = address_value::read(&value).map(|value| layout::address_of(&value)) else { return };
-        let back = layout::key_of(SocketAddr::new(address, surrogate.port()));
-        let is_its_own = maps.surrogates.lookup(back.bytes(), MapFlags::ANY).ok().flatten();
-        if is_its_own.and_then(|value| address_value::read(&value)).is_some_and(|now| now.address == key.address) {
-            let _ = maps.surrogates.delete(back.bytes());
+        let client = SocketAddr::new(address, surrogate.port());
+        for port in [ANY_PORT, own_port] {
+            if self.surrogate_at(client, port) == Some(surrogate.ip()) {
+                // As above.
+                let _ = maps.surrogates.delete(layout::client_key_of(client, port).bytes());
+            }
         }
     }
 
     /// The surrogate by which a client with this address and port was heard last.
     pub fn surrogate_of(&self, client: SocketAddr) -> Option<IpAddr> {
-        let value = self.skeleton.maps.surrogates.lookup(layout::key_of(client).bytes(), MapFlags::ANY).ok()??;
+        self.surrogate_at(client, ANY_PORT)
+    }
+
+    fn surrogate_at(&self, client: SocketAddr, own_port: u16) -> Option<IpAddr> {
+        let key = layout::client_key_of(client, own_port);
+        let value = self.skeleton.maps.surrogates.lookup(key.bytes(), MapFlags::ANY).ok()??;
         Some(layout::address_of(&address_value::read(&value)?))
     }
 
+    /// Of all surrogates, only those that are `alive` stand for clients from now on.
+    pub fn keep_clients(&self, alive: impl Fn(SocketAddr) -> bool) {
+        let maps = &self.skeleton.maps;
+        let is_over = |surrogate: IpAddr, port: u16| !alive(SocketAddr::new(surrogate, port));
+        let of_clients = maps.clients.keys().filter(|key| {
+            name_key::read(key).is_none_or(|key| {
+                let surrogate = layout::name_of(&key);
+                is_over(surrogate.ip(), surrogate.port())
+            })
+        });
+        let of_surrogates = maps.surrogates.keys().filter(|bytes| {
+            let value = maps.surrogates.lookup(bytes, MapFlags::ANY).ok().flatten();
+            let surrogate = value.and_then(|value| address_value::read(&value)).map(|value| layout::address_of(&value));
+            let port = client_key::read(bytes).map(|key| u16::from_be(key.port));
+            surrogate.zip(port).is_none_or(|(surrogate, port)| is_over(surrogate, port))
+        });
+        // What is deleted while a map is walked makes the walk begin again: so the keys come first.
+        let clients: Vec<_> = of_clients.collect();
+        let surrogates: Vec<_> = of_surrogates.collect();
+        // Refused only where a key is gone already.
+        clients.iter().for_each(|key| drop(maps.clients.delete(key)));
+        surrogates.iter().for_each(|key| drop(maps.surrogates.delete(key)));
+    }
+
     /// Surrogates in whose place programs are shown something else.
-    pub fn shown(&self) -> Vec<SocketAddr> {
+    #[cfg(test)]
+    fn shown(&self) -> Vec<SocketAddr> {
         let keys = self.skeleton.maps.clients.keys();
         keys.filter_map(|key| Some(layout::name_of(&name_key::read(&key)?))).collect()
     }

@@ -243,13 +243,57 @@ fn a_server_knows_its_clients_by_their_real_addresses_and_answers_there() {
             server.send_to(b"answer", real).expect("sent");
             assert_eq!(receive(asker).expect("answered").0, "answer");
         }
-        programs.hide_client(second.local_addr().expect("bound"));
+        programs.hide_client(second.local_addr().expect("bound"), at.port());
         server.send_to(b"answer", real).expect("sent");
         assert_eq!(receive(&client).expect("answered").0, "answer");
-        programs.hide_client(surrogate);
+        programs.hide_client(surrogate, at.port());
         assert!(programs.shown().is_empty());
         client.send_to(b"ask", at).expect("sent");
         assert_eq!(receive(&server).expect("came").1, surrogate);
+    });
+}
+
+#[test]
+fn a_client_that_uses_its_port_again_without_margay_is_answered_without_it() {
+    with_programs("again", |programs, _| {
+        let done = Command::new("ip").args(["addr", "add", "10.9.9.9", "dev", "lo"]).status().expect("iproute2");
+        assert!(done.success());
+        let client = socket(INSTANCES[0]);
+        let surrogate = client.local_addr().expect("bound");
+        let real = SocketAddr::new("10.9.9.9".parse().expect("literal"), surrogate.port());
+        // The client's port again, by which the client's host sends without Margay.
+        let plain = UdpSocket::bind(real).expect("free");
+        plain.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let at = |server: &UdpSocket| {
+            SocketAddr::new(Ipv4Addr::LOCALHOST.into(), server.local_addr().expect("bound").port())
+        };
+        let (served, other, fresh) = (socket("0.0.0.0"), socket("0.0.0.0"), socket("0.0.0.0"));
+        programs.show_client(surrogate, real.ip()).expect("room");
+        client.send_to(b"ask", at(&served)).expect("sent");
+        assert_eq!(receive(&served).expect("came").1, real);
+
+        plain.send_to(b"plain", at(&other)).expect("sent");
+        assert_eq!(receive(&other).expect("came").1, real);
+        other.send_to(b"answer", real).expect("sent");
+        assert_eq!(receive(&plain).expect("answered without").0, "answer");
+        // A port that has heard the client by its flow is not led away from it: who sends plainly may be anybody.
+        plain.send_to(b"forged", at(&served)).expect("sent");
+        assert_eq!(receive(&served).expect("came").0, "forged");
+        for server in [&served, &fresh] {
+            server.send_to(b"sealed", real).expect("sent");
+            assert_eq!(receive(&client).expect("by the flow").0, "sealed");
+        }
+        // The flow comes to the other one, too.
+        client.send_to(b"ask", at(&other)).expect("sent");
+        assert_eq!(receive(&other).expect("came").1, real);
+        other.send_to(b"sealed", real).expect("sent");
+        assert_eq!(receive(&client).expect("by the flow").0, "sealed");
+        programs.hide_client(surrogate, at(&other).port());
+        programs.keep_clients(|_| false);
+        for server in [&served, &other, &fresh] {
+            server.send_to(b"answer", real).expect("sent");
+            assert_eq!(receive(&plain).expect("answered without").0, "answer");
+        }
     });
 }
 

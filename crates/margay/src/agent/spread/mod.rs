@@ -147,7 +147,7 @@ impl Spreads {
     pub fn hand_over(&self, sal: &Sal) {
         let Some(kernel) = self.kernel() else { return };
         let alive: HashSet<SocketAddr> = sal.flows().map(|flow| flow.app.destination).collect();
-        kernel.shown().into_iter().filter(|shown| !alive.contains(shown)).for_each(|gone| kernel.hide_client(gone));
+        kernel.keep_clients(|surrogate| alive.contains(&surrogate));
     }
 
     /// What a program sees as an address may stand for these: a name for its instances, a client for its surrogate.

@@ -134,6 +134,55 @@ int sv_report_load(const struct sockaddr *name, socklen_t length, unsigned int p
  */
 int sv_splice(int left, int right);
 
+/* Framed sockets: SOCK_SEQPACKET. Frames arrive whole, each to one server, of one server or of an ensemble of them.
+ * sv_send and sv_recv send and receive them as they are unless said otherwise; the program margay carries them, and
+ * must be in PATH, or named by MARGAY_PROGRAM.
+ */
+
+/* Bytes of the longest frame, of the longest key, and of the longest label. */
+#define SV_FRAME_MAX 8388608
+#define SV_KEY_MAX 255
+#define SV_LABEL_MAX 64
+
+/* As an order: behind the frames before it that go to the same server; nowhere. 1 to 255 are streams, each of which goes
+ * to one server.
+ */
+#define SV_PER_SERVER 0
+#define SV_UNORDERED 0xffff
+
+/* As flags. Another server may be given it, where nobody knows whether its own acted on it before it died. */
+#define SV_SAFE 1
+/* A server that is drained stays until it has answered; SV_LOST tells that no answer will come. */
+#define SV_WANTS_ANSWER 2
+/* It answers the frame with its number. */
+#define SV_IS_ANSWER 4
+/* No frame: the server that had the one of this number died with it, and may have acted on it, or not. */
+#define SV_LOST 8
+/* No frame, and none will come: the other end has closed the connection. */
+#define SV_END 16
+/* It was longer than the room. */
+#define SV_CUT 32
+
+/* What is said of a frame. All zero is what sv_send says. */
+struct sv_frame {
+	uint32_t sf_number; /* a client's frame's own; of an answer, that of what it answers; else zero */
+	uint16_t sf_order;
+	uint8_t sf_flags;
+	uint8_t sf_key_length;
+	unsigned char sf_key[SV_KEY_MAX]; /* what an ensemble chooses the server by; none: one after the other */
+};
+
+/* As sv_send, with what is said of the frame. A client's gets its number there, unless it is an answer. `frame` may be
+ * NULL.
+ */
+ssize_t sv_sendframe(int fd, const void *data, size_t length, struct sv_frame *frame, int flags);
+
+/* As sv_recv, with what is said of the frame. sf_flags says what else it may be: SV_LOST, SV_END. */
+ssize_t sv_recvframe(int fd, void *data, size_t room, struct sv_frame *frame, int flags);
+
+/* What a member of an ensemble is called where keys are divided, before sv_listen: the name of its host, unless said. */
+int sv_framelabel(int fd, const char *label);
+
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */
 const char *sv_strerror(void);
 

@@ -17,13 +17,30 @@
 
 ssize_t sv_send(int fd, const void *data, size_t length, int flags)
 {
+	struct sock *sock = frames_get(fd);
+	ssize_t result;
+
 	forget_error();
+	if (sock) {
+		result = frames_send(fd, sock, data, length, flags);
+		sock_put(sock);
+		return result;
+	}
 	return REAL(sendto)(fd, data, length, flags, NULL, 0);
 }
 
 ssize_t sv_recv(int fd, void *data, size_t length, int flags)
 {
+	struct sock *sock = frames_get(fd);
+	ssize_t result;
+	bool is_cut;
+
 	forget_error();
+	if (sock) {
+		result = frames_receive(fd, sock, data, length, flags, &is_cut);
+		sock_put(sock);
+		return result;
+	}
 	return REAL(recvfrom)(fd, data, length, flags, NULL, NULL);
 }
 
@@ -133,6 +150,12 @@ ssize_t sv_sendto(int fd, const void *data, size_t length, int flags, const stru
 	struct known way;
 	ssize_t result;
 
+	/* Without an address it is send; with one, to the peer: nobody else can be meant. */
+	if (!address || (sock && sock->type == SOCK_SEQPACKET)) {
+		if (sock)
+			sock_put(sock);
+		return sv_send(fd, data, length, flags);
+	}
 	forget_error();
 	if (!sock)
 		return REAL(sendto)(fd, data, length, flags, address, size);
@@ -154,6 +177,13 @@ ssize_t sv_recvfrom(int fd, void *data, size_t length, int flags, struct sockadd
 	struct sockaddr_sv asker;
 	ssize_t got;
 
+	if (sock && sock->type == SOCK_SEQPACKET) {
+		sock_put(sock);
+		*size = 0;
+		return sv_recv(fd, data, length, flags);
+	}
+	if (!sock && !address)
+		return sv_recv(fd, data, length, flags);
 	forget_error();
 	if (!sock)
 		return REAL(recvfrom)(fd, data, length, flags, address, size);
@@ -173,12 +203,18 @@ ssize_t sv_recvfrom(int fd, void *data, size_t length, int flags, struct sockadd
 
 ssize_t sv_sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	struct sock *sock = message && message->msg_name ? sock_get(fd) : NULL;
+	struct sock *sock = message ? frames_get(fd) : NULL;
 	struct msghdr to;
 	struct known way;
 	ssize_t result;
 
 	forget_error();
+	if (sock) {
+		result = frames_sendmsg(fd, sock, message, flags);
+		sock_put(sock);
+		return result;
+	}
+	sock = message && message->msg_name ? sock_get(fd) : NULL;
 	if (!sock)
 		return REAL(sendmsg)(fd, message, flags);
 	to = *message;
@@ -199,13 +235,19 @@ ssize_t sv_sendmsg(int fd, const struct msghdr *message, int flags)
 
 ssize_t sv_recvmsg(int fd, struct msghdr *message, int flags)
 {
-	struct sock *sock = message && message->msg_name && !(flags & MSG_ERRQUEUE) ? sock_get(fd) : NULL;
+	struct sock *sock = message ? frames_get(fd) : NULL;
 	struct sockaddr_storage from;
 	struct sockaddr_sv asker;
 	struct msghdr given;
 	ssize_t got;
 
 	forget_error();
+	if (sock) {
+		got = frames_recvmsg(fd, sock, message, flags);
+		sock_put(sock);
+		return got;
+	}
+	sock = message && message->msg_name && !(flags & MSG_ERRQUEUE) ? sock_get(fd) : NULL;
 	if (!sock)
 		return REAL(recvmsg)(fd, message, flags);
 	given = *message;

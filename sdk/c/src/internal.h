@@ -2,6 +2,7 @@
  *
  * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which
  * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
+ * frames.c (framed sockets) and carrier.c (the process that carries them),
  * handover.c (sockets from one process to the next), splice.c (two connections become one), load.c (how loaded the
  * process is), preload.c (the calls under their own names), relay.c (what the shim sees of programs that relay).
  */
@@ -140,6 +141,10 @@ struct sock {
 	int family; /* of the kernel's socket */
 	int type;
 	bool is_bound, is_named, has_peer, is_accepted;
+	/* Of framed sockets alone: it listens; its frames have numbers, and the next one; what a member is called. */
+	bool is_listening, is_numbered;
+	uint32_t next_number;
+	char label[SV_LABEL_MAX + 1];
 	unsigned int named_on; /* which connection to the agent */
 	struct sockaddr_sv local; /* bound to, or named by the agent */
 	struct sockaddr_sv peer;
@@ -211,6 +216,27 @@ void relay_read(int fd, ssize_t got);
 void relay_written(int fd, size_t wanted, ssize_t done);
 /* splice(2) has moved bytes. */
 void relay_spliced(int from, int to, ssize_t moved);
+
+/* frames.c. Those that do something have what they need: a socket of frames_get, which is given back with sock_put. */
+
+/* The framed socket behind a descriptor; NULL: it is none. */
+struct sock *frames_get(int fd);
+int frames_socket(int flags, int protocol);
+int frames_bind(struct sock *sock, const struct sockaddr *address, socklen_t length);
+int frames_listen(int fd, struct sock *sock);
+int frames_connect(int fd, struct sock *sock, const struct sockaddr *address, socklen_t length);
+int frames_accept(int fd, struct sock *listener, struct sockaddr *address, socklen_t *length, int flags);
+ssize_t frames_send(int fd, struct sock *sock, const void *data, size_t length, int flags);
+/* `is_cut`: the frame was longer than the room. */
+ssize_t frames_receive(int fd, struct sock *sock, void *data, size_t room, int flags, bool *is_cut);
+ssize_t frames_sendmsg(int fd, struct sock *sock, const struct msghdr *message, int flags);
+ssize_t frames_recvmsg(int fd, struct sock *sock, struct msghdr *message, int flags);
+
+/* carrier.c */
+
+/* Starts the process that connects the socket to a name, or serves it ("connect", "listen"), and ties the socket to it.
+ */
+int carrier_start(int fd, const char *verb, const char *name, const char *label);
 
 /* socket.c */
 

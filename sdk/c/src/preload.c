@@ -161,8 +161,13 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 
 EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
 {
-	ssize_t got = real_calls()->recv(fd, data, length, flags);
+	struct sock *framed = frames_get(fd);
+	ssize_t got = framed ? -1 : real_calls()->recv(fd, data, length, flags);
 
+	if (framed) {
+		sock_put(framed);
+		return sv_recv(fd, data, length, flags);
+	}
 	return flags & MSG_PEEK ? got : noted_read(fd, got);
 }
 
@@ -175,11 +180,23 @@ EXPORT ssize_t __recv_chk(int fd, void *data, size_t length, size_t room, int fl
 
 EXPORT ssize_t send(int fd, const void *data, size_t length, int flags)
 {
+	struct sock *framed = frames_get(fd);
+
+	if (framed) {
+		sock_put(framed);
+		return sv_send(fd, data, length, flags);
+	}
 	return noted_write(fd, length, real_calls()->send(fd, data, length, flags));
 }
 
 EXPORT ssize_t read(int fd, void *data, size_t length)
 {
+	struct sock *framed = frames_get(fd);
+
+	if (framed) {
+		sock_put(framed);
+		return sv_recv(fd, data, length, 0);
+	}
 	return noted_read(fd, real_calls()->read(fd, data, length));
 }
 
@@ -192,16 +209,36 @@ EXPORT ssize_t __read_chk(int fd, void *data, size_t length, size_t room)
 
 EXPORT ssize_t write(int fd, const void *data, size_t length)
 {
+	struct sock *framed = frames_get(fd);
+
+	if (framed) {
+		sock_put(framed);
+		return sv_send(fd, data, length, 0);
+	}
 	return noted_write(fd, length, real_calls()->write(fd, data, length));
 }
 
 EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
 {
+	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
+	struct sock *framed = frames_get(fd);
+
+	if (framed) {
+		sock_put(framed);
+		return sv_recvmsg(fd, &message, 0);
+	}
 	return noted_read(fd, real_calls()->readv(fd, parts, count));
 }
 
 EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
 {
+	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
+	struct sock *framed = frames_get(fd);
+
+	if (framed) {
+		sock_put(framed);
+		return sv_sendmsg(fd, &message, 0);
+	}
 	return noted_write(fd, length_of(parts, (size_t)count), real_calls()->writev(fd, parts, count));
 }
 

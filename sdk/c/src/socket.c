@@ -57,8 +57,10 @@ int sv_socket(int domain, int type, int protocol)
 	forget_error();
 	if (domain != AF_SERVAL)
 		return REAL(socket)(domain, type, protocol);
+	if (kind == SOCK_SEQPACKET)
+		return frames_socket(flags, protocol);
 	if (kind != SOCK_STREAM && kind != SOCK_DGRAM)
-		return fail(ESOCKTNOSUPPORT, "sockets of AF_SERVAL are SOCK_STREAM or SOCK_DGRAM");
+		return fail(ESOCKTNOSUPPORT, "sockets of AF_SERVAL are SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET");
 	wanted = kind == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
 	if (protocol && protocol != wanted)
 		return fail(EPROTONOSUPPORT, "the protocol of this type is %d; 0 stands for it", wanted);
@@ -146,7 +148,7 @@ int sv_bind(int fd, const struct sockaddr *address, socklen_t length)
 	forget_error();
 	if (!sock)
 		return REAL(bind)(fd, address, length);
-	result = do_bind(fd, sock, address, length);
+	result = sock->type == SOCK_SEQPACKET ? frames_bind(sock, address, length) : do_bind(fd, sock, address, length);
 	sock_put(sock);
 	return result;
 }
@@ -162,6 +164,11 @@ int sv_listen(int fd, int backlog)
 	forget_error();
 	if (!sock)
 		return REAL(listen)(fd, backlog);
+	if (sock->type == SOCK_SEQPACKET) {
+		result = frames_listen(fd, sock);
+		sock_put(sock);
+		return result;
+	}
 	section_enter(&section, &state_lock);
 	is_bound = sock->is_bound;
 	local = sock->local;
@@ -251,7 +258,9 @@ int sv_connect(int fd, const struct sockaddr *address, socklen_t length)
 	forget_error();
 	if (!sock)
 		return REAL(connect)(fd, address, length);
-	if (address && length >= sizeof(sa_family_t) && address->sa_family == AF_UNSPEC) {
+	if (sock->type == SOCK_SEQPACKET) {
+		result = frames_connect(fd, sock, address, length);
+	} else if (address && length >= sizeof(sa_family_t) && address->sa_family == AF_UNSPEC) {
 		result = REAL(connect)(fd, address, length);
 		section_enter(&section, &state_lock);
 		sock->has_peer = sock->has_peer && result;
@@ -319,6 +328,11 @@ int sv_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 	forget_error();
 	if (!sock)
 		return REAL(accept4)(fd, address, length, flags);
+	if (sock->type == SOCK_SEQPACKET) {
+		accepted = frames_accept(fd, sock, address, length, flags);
+		sock_put(sock);
+		return accepted;
+	}
 	while ((accepted = REAL(accept4)(fd, (struct sockaddr *)&peer, &size, flags)) >= 0 && !came_by_name(accepted)) {
 		REAL(close)(accepted);
 		size = sizeof(peer);

@@ -50,7 +50,9 @@ pub use agent::{Addresses, Agent, DEFAULT_PATH};
 pub use datagram::{Connected, Datagrams};
 pub use error::Error;
 pub use event::{Event, EventKind, Events};
-pub use frames::{Arrival, FRAME_MAX, FRAME_STREAMS_MAX, Frames, FramesListener, Received, Sending};
+pub use frames::{
+    Arrival, FRAME_MAX, FRAME_STREAMS_MAX, Frames, FramesListener, FramesReceiver, FramesSender, Received, Sending,
+};
 pub use hand_over::{Give, GivingTakeover, Incoming, NotHandedOver, Taken, Takeover, hand_over, hand_over_to};
 pub use instances::{Instance, Instances};
 pub use load::report_load;

@@ -28,9 +28,9 @@ pub(super) struct Known {
     /// It takes new frames.
     pub(super) is_active: bool,
     window_bytes: i32,
-    in_flight: i32,
+    pub(super) in_flight: i32,
     /// -1: it is not known yet.
-    round_trip_us: i32,
+    pub(super) round_trip_us: i32,
 }
 
 impl Known {

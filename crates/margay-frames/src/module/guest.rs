@@ -247,6 +247,14 @@ impl Guest {
         self.tell("add_member", self.add_member, free as i32);
     }
 
+    /// What a member is found to be like.
+    #[cfg(test)]
+    pub(super) fn tell_member(&mut self, number: usize, in_flight: i32, round_trip_us: i32) {
+        let known = self.store.data_mut().members[number].as_mut().expect("it has joined");
+        known.in_flight = in_flight;
+        known.round_trip_us = round_trip_us;
+    }
+
     /// A member is gone.
     pub(crate) fn remove_member(&mut self, id: MemberId) {
         let Some(number) = self.number_of(id) else { return };

@@ -1,7 +1,10 @@
 //! Modules, good and bad.
 
+use margay_ensemble::{Config, Joining, Kind, Lsn, Switch};
+
 use super::*;
 use crate::protocol::Protocol;
+use crate::router::{Policy, Router};
 
 /// What every module has.
 const COMMON: &str = r#"
@@ -124,6 +127,40 @@ fn the_template_sends_a_prefix_elsewhere() {
         let label = ["a", "b", "images"][ring.servers_of(key.as_bytes()).next().expect("a server")];
         assert_eq!(*answer, format!("{label}, may be repeated"), "{key}");
     }
+}
+
+#[test]
+fn the_module_for_speed_prefers_whoever_answers_first() {
+    let bytes = wat::parse_str(include_str!("../../../../examples/alrm/speed.wat")).expect("the module");
+    let module = Module::new(&bytes).expect("sound");
+    // Nobody is known: all have turns.
+    assert_eq!(
+        tried(&module, "get a\r\nget a\r\nget a\r\nget a\r\n").expect("sound"),
+        // Each request comes twice, and takes two turns.
+        ["a", "images", "b", "a"].map(|label| format!("{label}, may be repeated"))
+    );
+    let mut switch = Switch::new(Config::default(), Router::new(Protocol::Memcached, Policy::RoundRobin), 0);
+    let mut guest = Guest::start(&module).expect("it starts");
+    let joining = Joining { kind: Kind::Margay, to_member: Lsn(0), from_member: Lsn(0), window_bytes: 1 << 20 };
+    let ids = ["a", "b", "c"].map(|label| {
+        let id = switch.join(&joining).expect("room");
+        guest.add_member(id, label);
+        id
+    });
+    let chosen = |guest: &mut Guest| guest.redirect(b"get a\r\n", None, 0).expect("an answer").member;
+    // Quick and idle, quick and busy, slow.
+    [(0, 100), (9, 100), (0, 900)]
+        .into_iter()
+        .enumerate()
+        .for_each(|(at, (busy, took))| guest.tell_member(at, busy, took));
+    assert_eq!([chosen(&mut guest), chosen(&mut guest)], [Some(ids[0]); 2]);
+    // The first has more to do than the others need for it.
+    guest.tell_member(0, 20, 100);
+    guest.tell_member(1, 9, 100);
+    assert_eq!(chosen(&mut guest), Some(ids[2]));
+    // One that nobody knows is asked before all others.
+    guest.tell_member(1, 30, -1);
+    assert_eq!(chosen(&mut guest), Some(ids[1]));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `own-frames`: programs with framed sockets of the SDKs, through a switch. Two servers use the Rust SDK, a third one
-//! that joins under load the Python package. One server dies. The client hears what became of each frame, by an answer
-//! or by the word that it is lost, and the connection lives on. A client in Python asks as well, and a server without a
-//! switch.
+//! that joins under load the Python package, a fourth the C library. One server dies. The client hears what became of each frame, by an answer
+//! or by the word that it is lost, and the connection lives on. Clients in Python and C ask as well, and a server
+//! without a switch.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
+use super::af_serval::programs::Programs;
 use super::ensemble::{await_members, await_out, shown};
 use super::{Findings, Scenario, site};
 use crate::agent::Agents;
@@ -24,28 +25,30 @@ use crate::traffic::Framed;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "own-frames",
-    summary: "programs with framed sockets, in Rust and Python, through a switch while a server joins and one dies",
+    summary: "programs with framed sockets, in Rust, Python and C, through a switch while servers join and one dies",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 8] = [
+const BOUNDS: [Bound; 10] = [
     bound("wrong", Exactly(0.0)),
     // No more than was open when the server died.
     bound("lost", AtMost(32.0)),
     bound("unanswered", Exactly(0.0)),
     bound("lost_without_a_death", Exactly(0.0)),
     bound("deaths", Exactly(1.0)),
-    // The one in Python has its share.
+    // Those in Python and C have their share.
     bound("joined_answers", AtLeast(50.0)),
+    bound("joined_c_answers", AtLeast(50.0)),
     bound("python_answers", Exactly(4.0)),
+    bound("c_answers", Exactly(4.0)),
     bound("answers", AtLeast(1000.0)),
 ];
 
 const ENSEMBLE: &str = "work.shop";
 const MEMBERS: &str = "work-members.shop";
 const ALONE: &str = "alone.shop";
-const HOSTS: [&str; 3] = ["m1", "m2", "m3"];
+const HOSTS: [&str; 4] = ["m1", "m2", "m3", "m4"];
 /// Answers between two events.
 const CALM: u64 = 300;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -53,6 +56,7 @@ const SERVER: &str = include_str!("../../../../sdk/python/examples/frames_server
 const CLIENT: &str = include_str!("../../../../sdk/python/examples/frames_client.py");
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let programs = Programs::make(dir)?;
     let names = [&HOSTS[..], &["switch", "client"]].concat();
     let lab = site::build(SCENARIO.name, site::V4, &names, dir)?;
     let _agents = Agents::start(&lab)?;
@@ -69,14 +73,20 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     await_members(switch, ENSEMBLE, 3)?;
     progress("a server in Python has joined");
     calm(&load)?;
+    let _fourth = lab.host("m4")?.spawn("server-m4", programs.example("frames-server", &[MEMBERS, "m4"]))?;
+    await_members(switch, ENSEMBLE, 4)?;
+    progress("a server in C has joined");
+    calm(&load)?;
     let before = total(&load.lines());
     findings.set("lost_without_a_death", (before.lost_safe + before.lost_unsafe) as f64);
     second.signal(Signal::SIGKILL)?;
     await_out(switch, ENSEMBLE, "m2")?;
     calm(&load)?;
     ask_in_python(client, ENSEMBLE, findings)?;
+    ask_in_c(client, &programs, ENSEMBLE, findings)?;
     let _alone = serve(lab.host("m1")?, ALONE, "alone")?;
     ask_in_python(client, ALONE, findings)?;
+    ask_in_c(client, &programs, ALONE, findings)?;
     findings.set("deaths", shown(switch, ENSEMBLE)?["member_deaths"].as_f64().unwrap_or_default());
     let all = total(&load.finish(LIMIT)?);
     findings.set("answers", all.answered as f64);
@@ -86,6 +96,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("lost_unsafe", all.lost_unsafe as f64);
     findings.set("unanswered", all.unanswered as f64);
     findings.set("joined_answers", all.by_label.get("m3").copied().unwrap_or_default() as f64);
+    findings.set("joined_c_answers", all.by_label.get("m4").copied().unwrap_or_default() as f64);
     Ok(())
 }
 
@@ -103,13 +114,32 @@ fn ask_in_python(client: &Host, name: &str, findings: &mut Findings) -> Result<(
             python::sdk(client, &format!("ask-{name}.py"), CLIENT, &[name, "user1:hello", "user2:hello"])?;
         program.finish(LIMIT)?;
         let said = program.log();
-        answered = said.lines().filter(|line| line.ends_with(":hello") && line.contains(": user")).count();
+        answered = answers(&said);
         ensure!(answered == 2, "it says: {said}");
         Ok(())
     })
     .with_context(|| format!("{name} does not answer a client in Python"))?;
     findings.figures.add("python_answers", answered as f64);
     Ok(())
+}
+
+/// The same in C.
+fn ask_in_c(client: &Host, programs: &Programs, name: &str, findings: &mut Findings) -> Result<()> {
+    let mut answered = 0;
+    wait_for("an answer in C", LIMIT, || {
+        let output = client.output(programs.example("frames-client", &[name, "user1:hello", "user2:hello"]))?;
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        answered = answers(&said);
+        ensure!(answered == 2, "it says: {said}");
+        Ok(())
+    })
+    .with_context(|| format!("{name} does not answer a client in C"))?;
+    findings.figures.add("c_answers", answered as f64);
+    Ok(())
+}
+
+fn answers(said: &str) -> usize {
+    said.lines().filter(|line| line.ends_with(":hello") && line.contains(": user")).count()
 }
 
 fn total(lines: &[Framed]) -> Framed {

@@ -36,7 +36,20 @@ from ._calls import (
 )
 from ._errors import AgentDown, Denied, Error, Incompatible, Refused
 from ._events import Event, Events
-from ._frames import PER_SERVER, UNORDERED, Frame, Frames, FramesListener, Lost, connect_frames, listen_frames
+from ._frames import (
+    PER_SERVER,
+    UNORDERED,
+    AsyncFrames,
+    AsyncFramesListener,
+    Frame,
+    Frames,
+    FramesListener,
+    Lost,
+    connect_frames,
+    listen_frames,
+    open_frames,
+    open_frames_listener,
+)
 from ._names import Name, Prefix, ServiceId, Target
 from ._socket import OWN, Own, Peer, Socket
 from ._takeover import Give, GivingTakeover, Taken, Takeover
@@ -50,6 +63,8 @@ __all__ = [
     "Agent",
     "AgentDown",
     "AsyncDatagrams",
+    "AsyncFrames",
+    "AsyncFramesListener",
     "Denied",
     "Error",
     "Event",
@@ -85,6 +100,8 @@ __all__ = [
     "name",
     "open_connection",
     "open_datagrams",
+    "open_frames",
+    "open_frames_listener",
     "open_takeover",
     "peer_service",
     "report_load",

@@ -1,12 +1,14 @@
 """Framed sockets: frames that arrive whole, each to one server, and each in the order that its sender has chosen.
 
-The program `margay ensemble socket` has the connection, and this process a stream to it: acknowledgements, windows and
-repetition are there in one way for all languages.
+The program `margay ensemble socket` has the connection, and this process a Unix socket to it: acknowledgements, windows
+and repetition are there in one way for all languages. Packets have a head of one length and a payload, which is a file
+of memory beside the head where a socket's buffer has no room for it.
 """
 
 from __future__ import annotations
 
 import array
+import asyncio
 import errno
 import os
 import shutil
@@ -14,11 +16,15 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from ._agent import Agent
 from ._errors import Error
+
+T = TypeVar("T")
 
 # Longest frame, and longest key, in bytes.
 FRAME_MAX = 8 << 20
@@ -33,8 +39,10 @@ CLOSE_LIMIT = 6.0
 PER_SERVER = 0
 UNORDERED = 0xFFFF
 
-_LENGTH = struct.Struct(">I")
-_HEAD = struct.Struct(">BHIB")
+# Payloads that go within a packet.
+_INLINE_MAX = 64 << 10
+# Kind, flags, order, number, length of the key, key.
+_HEAD = struct.Struct(">cBHIB255s")
 _SAFE, _WANTS_ANSWER, _IS_ANSWER = 1, 2, 4
 
 
@@ -69,8 +77,18 @@ def _program() -> str:
     return named
 
 
-def _start(words: list[str], agent: Agent | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+class _Packet(NamedTuple):
+    kind: bytes
+    flags: int
+    order: int
+    number: int
+    key: bytes
+    payload: bytes
+    passed: socket.socket | None
+
+
+def _start(words: list[str], agent: Agent | None) -> _Packets:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = dict(os.environ)
     if agent is not None:
         environment["MARGAY_PROGRAMS"] = agent.path
@@ -87,52 +105,73 @@ def _start(words: list[str], agent: Agent | None) -> tuple[socket.socket, subpro
     except BaseException:
         ours.close()
         raise
-    return ours, process
+    return _Packets(ours, process)
 
 
-class _Stream:
-    """The stream to the process that has a socket, and that process, if it is this stream's own."""
+def _connect(target: str, agent: Agent | None) -> _Packets:
+    return _start(["connect", "--", target], agent)
+
+
+def _listen(target: str, label: str, agent: Agent | None) -> _Packets:
+    return _start(["listen", "--as", label, "--", target], agent)
+
+
+class _Packets:
+    """The socket to the process that has a framed one, and that process, if it is this socket's own."""
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self.sock = sock
         self.process = process
 
-    def write(self, kind: bytes, *parts: bytes) -> None:
-        body = b"".join((kind, *parts))
-        self.sock.sendall(_LENGTH.pack(len(body)) + body)
+    def send(self, head: bytes, payload: bytes) -> None:
+        if len(payload) <= _INLINE_MAX:
+            self.sock.sendmsg([head, payload])
+            return
+        with open(os.memfd_create("frame"), "wb", buffering=0) as file:
+            done = 0
+            while done < len(payload):
+                done += file.write(memoryview(payload)[done:])
+            rights = array.array("i", [file.fileno()])
+            self.sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
-    def exactly(self, size: int) -> bytes:
-        """So many bytes; fewer at the end."""
-        bytes_read = bytearray()
-        while len(bytes_read) < size:
-            piece = self.sock.recv(size - len(bytes_read))
-            if not piece:
-                break
-            bytes_read += piece
-        return bytes(bytes_read)
-
-    def read(self) -> tuple[bytes, bytes] | None:
-        """The next message: its kind and value. None: there are no more. Raises what is told as an error."""
-        head = self.exactly(_LENGTH.size)
-        return self.body(head) if len(head) == _LENGTH.size else None
-
-    def body(self, head: bytes) -> tuple[bytes, bytes] | None:
-        (size,) = _LENGTH.unpack(head)
-        message = self.exactly(size)
-        if len(message) < size or not message:
+    def receive(self) -> _Packet | None:
+        """The next packet. None: there are no more. Raises what is told as an error."""
+        space = socket.CMSG_SPACE(struct.calcsize("i"))
+        packet, ancillary, flags, _ = self.sock.recvmsg(_HEAD.size + _INLINE_MAX, space, socket.MSG_CMSG_CLOEXEC)
+        descriptors = array.array("i")
+        for level, kind, value in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(value[: len(value) - len(value) % descriptors.itemsize])
+        if flags & socket.MSG_CTRUNC and not descriptors:
+            # What has come has gone: nobody may believe that nothing was there.
+            self.sock.close()
+            raise Error(errno.EMFILE, "there is no descriptor for a large frame or a connection: the socket is closed")
+        if not packet:
             return None
-        kind, value = message[:1], message[1:]
-        if kind == b"E":
-            (number,) = struct.unpack_from(">i", value)
+        passed = None
+        try:
+            if len(packet) < _HEAD.size:
+                raise Error(errno.EPROTO, "the program margay speaks otherwise: use program and package of one version")
+            letter, said, order, number, key_size, key = _HEAD.unpack_from(packet)
+            payload = packet[_HEAD.size :]
+            if descriptors and letter == b"A":
+                passed = socket.socket(fileno=descriptors.pop())
+            elif descriptors:
+                payload = _content(descriptors[0])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if letter == b"E":
             # The class of it is by its number.
-            raise OSError(number, value[4:].decode(errors="replace"))
-        return kind, value
+            raise OSError(number, payload.decode(errors="replace"))
+        return _Packet(letter, said, order, number, key[:key_size], payload, passed)
 
-    def await_open(self) -> None:
-        message = self.read()
-        if message is None or message[0] != b"O":
-            text = "the program margay carries no framed sockets: use program and package of one version"
-            raise Error(errno.EPROTO, text)
+    def close_now(self) -> None:
+        """Somebody has to take the process' end note."""
+        self.sock.close()
+        if self.process is not None:
+            threading.Thread(target=self.process.wait, daemon=True).start()
+            self.process = None
 
     def close(self) -> None:
         self.sock.close()
@@ -146,6 +185,62 @@ class _Stream:
             self.process.wait()
 
 
+def _content(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    content = bytearray()
+    while len(content) < size and (piece := os.pread(descriptor, size - len(content), len(content))):
+        content += piece
+    return bytes(content)
+
+
+def _opened(packet: _Packet | None) -> None:
+    if packet is None or packet.kind != b"O":
+        text = "the program margay carries no framed sockets: use program and package of one version"
+        raise Error(errno.EPROTO, text)
+
+
+def _accepted(packet: _Packet | None) -> tuple[_Packets, str]:
+    if packet is None or packet.passed is None:
+        raise Error(errno.ECONNABORTED, "the program margay, which carries framed sockets, has ended")
+    return _Packets(packet.passed, None), packet.payload.decode(errors="replace")
+
+
+def _head(data: bytes, key: bytes, flags: int, order: int, number: int) -> bytes:
+    if order != UNORDERED and not 0 <= order < STREAMS_MAX:
+        raise ValueError(f"streams are 1 to {STREAMS_MAX - 1}, and {order} is none")
+    if len(data) > FRAME_MAX:
+        raise ValueError(f"the frame has {len(data)} bytes, and may have {FRAME_MAX}")
+    if len(key) > KEY_MAX:
+        raise ValueError(f"the key has {len(key)} bytes, and may have {KEY_MAX}")
+    return _HEAD.pack(b"S", flags, order, number, len(key), key)
+
+
+def _flags(safe: bool, wants_answer: bool) -> int:
+    return (_SAFE if safe else 0) | (_WANTS_ANSWER if wants_answer else 0)
+
+
+def _arrival(packet: _Packet | None) -> Frame | Lost | None:
+    if packet is None:
+        return None
+    if packet.kind == b"L":
+        return Lost(packet.number)
+    is_answer, wants_answer = bool(packet.flags & _IS_ANSWER), bool(packet.flags & _WANTS_ANSWER)
+    return Frame(packet.number, packet.payload, is_answer, wants_answer, packet.order, packet.key)
+
+
+class _Numbers:
+    """A client's frames are numbered as they are sent, a server's are not."""
+
+    def __init__(self, is_client: bool) -> None:
+        self._is_client = is_client
+        self._next = 0
+
+    def take(self) -> int:
+        number = self._next
+        self._next = (number + self._is_client) % 2**32
+        return number
+
+
 class Frames:
     """One end of a framed connection. Reads and writes block; one thread may read while another one writes.
 
@@ -153,10 +248,9 @@ class Frames:
     one that was accepted, this goes on behind the program's back.
     """
 
-    def __init__(self, stream: _Stream, is_client: bool) -> None:
-        self._stream = stream
-        self._is_client = is_client
-        self._next = 0
+    def __init__(self, packets: _Packets, is_client: bool) -> None:
+        self._packets = packets
+        self._numbers = _Numbers(is_client)
 
     def send(
         self,
@@ -174,56 +268,35 @@ class Frames:
         is given it. `wants_answer`: a server that is drained stays until it has answered, and a `Lost` tells that no
         answer will come.
         """
-        if order != UNORDERED and not 0 <= order < STREAMS_MAX:
-            raise ValueError(f"streams are 1 to {STREAMS_MAX - 1}, and {order} is none")
-        flags = (_SAFE if safe else 0) | (_WANTS_ANSWER if wants_answer else 0)
-        self._say(data, key, flags, order, 0)
-        number = self._next if self._is_client else 0
-        self._next = (self._next + 1) % 2**32
-        return number
+        self._packets.send(_head(data, key, _flags(safe, wants_answer), order, 0), data)
+        return self._numbers.take()
 
     def answer(self, to: Frame, data: bytes) -> None:
         """Answers a frame."""
-        self._say(data, b"", _IS_ANSWER, PER_SERVER, to.number)
-
-    def _say(self, data: bytes, key: bytes, flags: int, order: int, number: int) -> None:
-        if len(data) > FRAME_MAX:
-            raise ValueError(f"the frame has {len(data)} bytes, and may have {FRAME_MAX}")
-        if len(key) > KEY_MAX:
-            raise ValueError(f"the key has {len(key)} bytes, and may have {KEY_MAX}")
-        self._stream.write(b"S", _HEAD.pack(flags, order, number, len(key)), key, data)
+        self._packets.send(_head(data, b"", _IS_ANSWER, PER_SERVER, to.number), data)
 
     def recv(self) -> Frame | Lost | None:
         """What comes next; None once the other end has closed the connection.
 
         Raises OSError where it ended otherwise.
         """
-        message = self._stream.read()
-        if message is None:
-            return None
-        kind, value = message
-        if kind == b"L":
-            return Lost(*struct.unpack(">I", value))
-        flags, order, number, key_size = _HEAD.unpack_from(value)
-        data_at = _HEAD.size + key_size
-        is_answer, wants_answer = bool(flags & _IS_ANSWER), bool(flags & _WANTS_ANSWER)
-        return Frame(number, value[data_at:], is_answer, wants_answer, order, value[_HEAD.size : data_at])
+        return _arrival(self._packets.receive())
 
     def __iter__(self) -> Iterator[Frame | Lost]:
         while (arrival := self.recv()) is not None:
             yield arrival
 
     def settimeout(self, seconds: float | None) -> None:
-        """How long a read or write may take. One that took longer leaves the connection of no use but to be closed."""
-        self._stream.sock.settimeout(seconds)
+        """How long a read or write may take. One that took longer has done nothing, and may be tried again."""
+        self._packets.sock.settimeout(seconds)
 
     def fileno(self) -> int:
         """For `select`: readable when something has come."""
-        return self._stream.sock.fileno()
+        return self._packets.sock.fileno()
 
     def close(self) -> None:
         """Ends the connection, once all that was sent has arrived, or some seconds later."""
-        self._stream.close()
+        self._packets.close()
 
     def __enter__(self) -> Frames:
         return self
@@ -235,42 +308,21 @@ class Frames:
 class FramesListener:
     """Takes framed connections by a name, until it is closed. Those that are there go on."""
 
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+    def __init__(self, packets: _Packets) -> None:
+        self._packets = packets
 
     def accept(self) -> tuple[Frames, str]:
         """The next connection, and the name of who has opened it: of an ensemble, its switch, once for each client."""
-        descriptors = array.array("i")
-        head, ancillary, _, _ = self._stream.sock.recvmsg(_LENGTH.size, socket.CMSG_SPACE(descriptors.itemsize))
-        for level, kind, value in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(value[: len(value) - len(value) % descriptors.itemsize])
-        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        for sock in sockets:
-            # The kernel passes it as its process has it: without blocking.
-            sock.setblocking(True)
-        try:
-            head += self._stream.exactly(_LENGTH.size - len(head))
-            message = self._stream.body(head) if len(head) == _LENGTH.size else None
-            if message is None or not sockets:
-                raise Error(errno.ECONNABORTED, "the program margay, which carries framed sockets, has ended")
-        except BaseException:
-            for sock in sockets:
-                sock.close()
-            raise
-        return Frames(_Stream(sockets[0], None), is_client=False), message[1].decode(errors="replace")
+        packets, who = _accepted(self._packets.receive())
+        return Frames(packets, is_client=False), who
 
     def fileno(self) -> int:
         """For `select`: readable when a connection has come."""
-        return self._stream.sock.fileno()
+        return self._packets.sock.fileno()
 
     def close(self) -> None:
         """Takes no new connections. Returns at once: the process that carries those that there are ends with them."""
-        self._stream.sock.close()
-        if (process := self._stream.process) is not None:
-            # Somebody has to take its end note.
-            threading.Thread(target=process.wait, daemon=True).start()
-            self._stream.process = None
+        self._packets.close_now()
 
     def __enter__(self) -> FramesListener:
         return self
@@ -284,21 +336,168 @@ def connect_frames(target: str, *, agent: Agent | None = None) -> Frames:
 
     Raises TimeoutError where nobody answers, and ConnectionRefusedError where the other end does not take it.
     """
-    stream = _Stream(*_start(["connect", target], agent))
+    packets = _connect(target, agent)
     try:
-        stream.await_open()
+        _opened(packets.receive())
     except BaseException:
-        stream.close()
+        packets.close()
         raise
-    return Frames(stream, is_client=True)
+    return Frames(packets, is_client=True)
 
 
 def listen_frames(target: str, *, label: str = "", agent: Agent | None = None) -> FramesListener:
     """Serves a name with frames. `label` is what a member of an ensemble is called where keys are divided."""
-    stream = _Stream(*_start(["listen", target, "--as", label], agent))
+    packets = _listen(target, label, agent)
     try:
-        stream.await_open()
+        _opened(packets.receive())
     except BaseException:
-        stream.close()
+        packets.close()
         raise
-    return FramesListener(stream)
+    return FramesListener(packets)
+
+
+class _AsyncPackets:
+    """Packets for coroutines: whatever is cancelled has sent or taken a whole packet, or none."""
+
+    def __init__(self, packets: _Packets) -> None:
+        packets.sock.setblocking(False)
+        self._packets = packets
+        # A loop has one who waits for each way.
+        self._sending, self._receiving = asyncio.Lock(), asyncio.Lock()
+
+    async def send(self, head: bytes, payload: bytes, numbers: _Numbers | None = None) -> int:
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            await _once_ready(self._packets, loop.add_writer, loop.remove_writer, self._packets.send, head, payload)
+            return numbers.take() if numbers is not None else 0
+
+    async def receive(self) -> _Packet | None:
+        loop = asyncio.get_running_loop()
+        async with self._receiving:
+            return await _once_ready(self._packets, loop.add_reader, loop.remove_reader, self._packets.receive)
+
+    async def close(self) -> None:
+        packets = self._packets
+        if packets.process is None:
+            packets.sock.close()
+        else:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, packets.close))
+
+    def close_now(self) -> None:
+        self._packets.close_now()
+
+
+async def _once_ready(
+    packets: _Packets, add: Callable[..., None], remove: Callable[[int], bool], call: Callable[..., T], *args: Any
+) -> T:
+    while True:
+        try:
+            return call(*args)
+        except BlockingIOError:
+            pass
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        descriptor = packets.sock.fileno()
+        add(descriptor, lambda: None if ready.done() else ready.set_result(None))  # noqa: B023
+        try:
+            await ready
+        finally:
+            remove(descriptor)
+
+
+async def _open(start: Callable[..., _Packets], *args: Any) -> _AsyncPackets:
+    starting = asyncio.get_running_loop().run_in_executor(None, start, *args)
+    try:
+        packets = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(lambda started: started.exception() or started.result().close_now())
+        raise
+    opened = _AsyncPackets(packets)
+    try:
+        _opened(await opened.receive())
+    except BaseException:
+        packets.close_now()
+        raise
+    return opened
+
+
+class AsyncFrames:
+    """`Frames` for coroutines. A call that is cancelled loses nothing."""
+
+    def __init__(self, packets: _AsyncPackets, is_client: bool) -> None:
+        self._packets = packets
+        self._numbers = _Numbers(is_client)
+
+    async def send(
+        self,
+        data: bytes,
+        *,
+        key: bytes = b"",
+        order: int = PER_SERVER,
+        safe: bool = False,
+        wants_answer: bool = False,
+    ) -> int:
+        """As that of `Frames`."""
+        head = _head(data, key, _flags(safe, wants_answer), order, 0)
+        return await self._packets.send(head, data, self._numbers)
+
+    async def answer(self, to: Frame, data: bytes) -> None:
+        """Answers a frame."""
+        await self._packets.send(_head(data, b"", _IS_ANSWER, PER_SERVER, to.number), data)
+
+    async def recv(self) -> Frame | Lost | None:
+        """As that of `Frames`."""
+        return _arrival(await self._packets.receive())
+
+    async def __aiter__(self) -> AsyncIterator[Frame | Lost]:
+        while (arrival := await self.recv()) is not None:
+            yield arrival
+
+    async def close(self) -> None:
+        """Ends the connection, once all that was sent has arrived, or some seconds later. No call may be waiting."""
+        await self._packets.close()
+
+    async def __aenter__(self) -> AsyncFrames:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncFramesListener:
+    """`FramesListener` for coroutines, and for `async for frames, who in listener`."""
+
+    def __init__(self, packets: _AsyncPackets) -> None:
+        self._packets = packets
+
+    async def accept(self) -> tuple[AsyncFrames, str]:
+        """As that of `FramesListener`. A call that is cancelled loses no connection."""
+        packets, who = _accepted(await self._packets.receive())
+        return AsyncFrames(_AsyncPackets(packets), is_client=False), who
+
+    async def __aiter__(self) -> AsyncIterator[tuple[AsyncFrames, str]]:
+        while True:
+            yield await self.accept()
+
+    def close(self) -> None:
+        """As that of `FramesListener`. No call may be waiting."""
+        self._packets.close_now()
+
+    async def __aenter__(self) -> AsyncFramesListener:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def open_frames(target: str, *, agent: Agent | None = None) -> AsyncFrames:
+    """As `connect_frames`, for coroutines. Raises as that does."""
+    return AsyncFrames(await _open(_connect, target, agent), is_client=True)
+
+
+async def open_frames_listener(target: str, *, label: str = "", agent: Agent | None = None) -> AsyncFramesListener:
+    """As `listen_frames`, for coroutines. Raises as that does."""
+    return AsyncFramesListener(await _open(_listen, target, label, agent))

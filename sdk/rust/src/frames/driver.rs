@@ -14,7 +14,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
-use super::{ARRIVALS_MAX, Arrival, COMMANDS_MAX, End, Frames, Received, Send};
+use super::{ARRIVALS_MAX, Arrival, COMMANDS_MAX, End, Frames, FramesReceiver, FramesSender, Received, Send};
 use crate::datagram::{Connected, Datagrams};
 
 /// Longest datagram that is looked at.
@@ -174,7 +174,8 @@ impl Driver {
             closes_at: None,
             is_leaving,
         };
-        (this, Frames { sends, arrivals, over })
+        let sender = FramesSender { sends, over: Arc::clone(&over) };
+        (this, Frames { sender, receiver: FramesReceiver { arrivals, over } })
     }
 
     /// Carries the connection until it is over. `opened` hears how it began.
@@ -306,7 +307,8 @@ impl Driver {
         if !is_sent {
             return Some(send);
         }
-        if let Some(numbers) = &mut self.numbers {
+        // An answer has the number of what it answers, and none of its own.
+        if let Some(numbers) = self.numbers.as_mut().filter(|_| answers.is_none()) {
             numbers.next += 1;
             if wants_answer {
                 numbers.awaited.insert(next);

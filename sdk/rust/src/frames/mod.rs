@@ -140,7 +140,20 @@ struct Send {
 /// seconds later.
 #[derive(Debug)]
 pub struct Frames {
+    sender: FramesSender,
+    receiver: FramesReceiver,
+}
+
+/// The half of a framed connection that sends. The connection is closed when it is dropped, as [`Frames`] is.
+#[derive(Debug)]
+pub struct FramesSender {
     sends: mpsc::Sender<Send>,
+    over: Arc<OnceLock<End>>,
+}
+
+/// The half of a framed connection that receives. When it is dropped, what comes is thrown away.
+#[derive(Debug)]
+pub struct FramesReceiver {
     arrivals: mpsc::Receiver<Arrival>,
     over: Arc<OnceLock<End>>,
 }
@@ -189,6 +202,64 @@ impl Frames {
     /// # Errors
     /// As [`send_with`](Self::send_with).
     pub async fn send(&self, frame: &[u8]) -> Result<u32, Error> {
+        self.sender.send(frame).await
+    }
+
+    /// Sends a frame, as soon as there is room for it: what was sent before waits for the other end, too. Gives its
+    /// number; a server's frames have none, and give zero. A call that is cancelled may have sent it.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: `InvalidInput` where the frame, its key or its stream cannot be; else the connection is over.
+    pub async fn send_with(&self, frame: &[u8], how: &Sending) -> Result<u32, Error> {
+        self.sender.send_with(frame, how).await
+    }
+
+    /// Answers a frame.
+    ///
+    /// # Errors
+    /// As [`send_with`](Self::send_with).
+    pub async fn answer(&self, to: &Received, frame: &[u8]) -> Result<(), Error> {
+        self.sender.answer(to, frame).await
+    }
+
+    /// Answers the frame of this number.
+    ///
+    /// # Errors
+    /// As [`send_with`](Self::send_with).
+    pub async fn answer_number(&self, number: u32, frame: &[u8]) -> Result<(), Error> {
+        self.sender.answer_number(number, frame).await
+    }
+
+    /// What comes next; nothing once the other end has closed the connection. A call that is cancelled loses nothing.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: the connection has ended otherwise.
+    pub async fn recv(&mut self) -> Result<Option<Arrival>, Error> {
+        self.receiver.recv().await
+    }
+
+    /// Two halves, for a task that receives while another one waits for room to send. Of two ends that send much to
+    /// each other, each has to take frames meanwhile, or else both wait for ever.
+    #[must_use]
+    pub fn split(self) -> (FramesSender, FramesReceiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// Closes the connection, and waits until all that was sent has arrived, for five seconds at most.
+    pub async fn close(self) {
+        let Self { sender, mut receiver } = self;
+        drop(sender);
+        // The task lives as long as there is something to be waited for.
+        while receiver.arrivals.recv().await.is_some() {}
+    }
+}
+
+impl FramesSender {
+    /// Sends a frame as [`Sending`] has it unless said otherwise. Gives its number.
+    ///
+    /// # Errors
+    /// As [`send_with`](Self::send_with).
+    pub async fn send(&self, frame: &[u8]) -> Result<u32, Error> {
         self.send_with(frame, &Sending::default()).await
     }
 
@@ -224,10 +295,12 @@ impl Frames {
         let is_taken = self.sends.send(send).await.is_ok();
         match if is_taken { sent.await.ok() } else { None } {
             Some(sent) => sent.map_err(|end| end.error()),
-            None => Err(self.end().error()),
+            None => Err(end_of(&self.over).error()),
         }
     }
+}
 
+impl FramesReceiver {
     /// What comes next; nothing once the other end has closed the connection. A call that is cancelled loses nothing.
     ///
     /// # Errors
@@ -236,24 +309,16 @@ impl Frames {
         if let Some(arrival) = self.arrivals.recv().await {
             return Ok(Some(arrival));
         }
-        match self.end() {
+        match end_of(&self.over) {
             End::Over(Over::ClosedByPeer | Over::Closed) => Ok(None),
             end => Err(end.error()),
         }
     }
+}
 
-    /// Why it is over, once it is. Without a reason the runtime has ended.
-    fn end(&self) -> End {
-        self.over.get().cloned().unwrap_or_else(|| {
-            End::Socket(io::ErrorKind::ConnectionAborted, "the runtime that carries it has ended".to_owned())
-        })
-    }
-
-    /// Closes the connection, and waits until all that was sent has arrived, for five seconds at most.
-    pub async fn close(self) {
-        let Self { sends, mut arrivals, .. } = self;
-        drop(sends);
-        // The task lives as long as there is something to be waited for.
-        while arrivals.recv().await.is_some() {}
-    }
+/// Why a connection is over, once it is. Without a reason the runtime has ended.
+fn end_of(over: &OnceLock<End>) -> End {
+    over.get().cloned().unwrap_or_else(|| {
+        End::Socket(io::ErrorKind::ConnectionAborted, "the runtime that carries it has ended".to_owned())
+    })
 }

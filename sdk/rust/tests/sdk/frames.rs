@@ -82,6 +82,34 @@ async fn who_does_not_read_holds_its_sender_back_and_loses_nothing() {
 }
 
 #[tokio::test]
+async fn two_ends_that_send_much_to_each_other_both_arrive_by_halves() {
+    let fake = FakeAgent::start();
+    let (_listener, client, server) = pair(&Options::new().agent(&fake.agent().await)).await;
+    let ends = [client, server].map(|end| {
+        let (sender, mut receiver) = end.split();
+        let sending = tokio::spawn(async move {
+            for number in 0..32_u8 {
+                sender.send(&vec![number; 1 << 20]).await.expect("sent");
+            }
+            // A connection is closed when its sending half is dropped.
+            sender
+        });
+        let receiving = tokio::spawn(async move {
+            for number in 0..32_u8 {
+                let arrival = timeout(LIMIT, receiver.recv()).await.expect("in time").expect("open");
+                let Some(Arrival::Frame(frame)) = arrival else { panic!("{arrival:?}") };
+                assert!(frame.bytes == vec![number; 1 << 20], "{number}");
+            }
+        });
+        (sending, receiving)
+    });
+    for (sending, receiving) in ends {
+        receiving.await.expect("all arrives");
+        drop(sending.await.expect("all is sent"));
+    }
+}
+
+#[tokio::test]
 async fn a_listener_that_is_dropped_takes_no_new_connections_and_keeps_the_others() {
     let fake = FakeAgent::start();
     let options = Options::new().agent(&fake.agent().await);

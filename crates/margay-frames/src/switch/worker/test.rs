@@ -502,3 +502,15 @@ fn a_client_of_another_protocol_is_refused() {
     assert_eq!(rig.client.standing(), &Standing::Over(Over::Aborted(AbortReason::OtherProtocol, text)));
     assert_eq!(rig.worker.totals.accepted, 0);
 }
+
+#[test]
+fn a_switch_that_takes_this_one_for_a_member_is_refused() {
+    let mut rig = Rig::new(&[1]);
+    // As switches do, it names the host that it means: else two ensembles of each other would ask each other for ever.
+    rig.client = Connection::open(rig.now, CLIENT, [7; 16], EndConfig::default());
+    rig.pass(50);
+    let standing = rig.client.standing();
+    let text = "this end is a switch, and no member: an ensemble has servers, not ensembles".to_owned();
+    assert_eq!(standing, &Standing::Over(Over::Aborted(AbortReason::OtherProtocol, text)));
+    assert_eq!((rig.worker.totals.accepted, rig.worker.connections.len()), (0, 0));
+}

@@ -19,14 +19,16 @@ macro_rules! sdk {
     };
 }
 
-const FILES: [(&str, &str); 22] = sdk!(
+const FILES: [(&str, &str); 26] = sdk!(
     "Makefile",
     "margay.pc.in",
     "include/margay.h",
     "src/address.c",
     "src/agent.c",
+    "src/carrier.c",
     "src/common.c",
     "src/datagram.c",
+    "src/frames.c",
     "src/handover.c",
     "src/internal.h",
     "src/load.c",
@@ -38,6 +40,8 @@ const FILES: [(&str, &str); 22] = sdk!(
     "src/socket.c",
     "src/splice.c",
     "src/table.c",
+    "examples/frames-client.c",
+    "examples/frames-server.c",
     "test/client.c",
     "test/program.h",
     "test/server.c",
@@ -91,6 +95,9 @@ impl Programs {
             script +=
                 &format!("{strict} -DMARGAY_BSD_NAMES -o build/{program}-library test/{program}.c -Lbuild -lmargay\n");
         }
+        for program in ["frames-client", "frames-server"] {
+            script += &format!("{strict} -pthread -o build/{program} examples/{program}.c -Lbuild -lmargay\n");
+        }
         let output = Command::new("sh").args(["-ec", &script]).current_dir(&dir).env_remove("MAKEFLAGS").output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "sdk/c does not compile; a C compiler and make are needed: {}", tail(&said));
@@ -115,6 +122,14 @@ impl Programs {
         let mut argv: Vec<OsString> = ["env", "MARGAY_ERRORS=1"].map(OsString::from).into();
         argv.push(format!("{variable}={}", value.display()).into());
         argv.push(self.dir.join(file).into());
+        argv.extend(args.iter().map(OsString::from));
+        argv
+    }
+
+    /// The command line of an example, against the library.
+    pub fn example(&self, program: &str, args: &[&str]) -> Vec<OsString> {
+        let mut argv: Vec<OsString> = vec!["env".into(), format!("LD_LIBRARY_PATH={}", self.dir.display()).into()];
+        argv.push(self.dir.join(program).into());
         argv.extend(args.iter().map(OsString::from));
         argv
     }

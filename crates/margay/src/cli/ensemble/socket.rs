@@ -1,47 +1,27 @@
-//! `margay ensemble socket`: a framed socket for a program of another language than Rust (docs/decisions/0087). The
-//! program starts this one with a Unix stream as its standard input, and says there what is to be sent.
-//!
-//! ```text
-//!  each message: 0..4 bytes that follow | 4 kind | value
-//!
-//!  S  program  send: 0 flags | 1..3 order | 3..7 number of what is answered | 7 length of the key | 8.. key | payload
-//!  O  socket   it is open, or served
-//!  F  socket   a frame: as S, with the frame's own number
-//!  L  socket   0..4 number: the server died with this frame
-//!  A  socket   a connection was accepted, whose stream comes with the message: 0.. name of who has opened it
-//!  E  socket   0..4 errno | 4.. text: it is over, or could not be
-//! ```
-//! Flags: 1 safe, 2 wants an answer, 4 is one. Order: 0 per member, 0xffff none, else a stream. The end of the standard
-//! input's stream is the end of the connection, either way.
+//! `margay ensemble socket`: a framed socket for a program of another language than Rust (docs/decisions/0087, 0091). The
+//! program starts this one with a Unix socket as its standard input, and says there what is to be sent: see
+//! [`packet`]. The end of that socket is the end of the connection, either way.
 
-use std::io::{self, ErrorKind, IoSlice};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream as StdStream;
+mod packet;
+
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::pin::pin;
 
 use clap::{Args, Subcommand};
-use margay_sdk::{Agent, Arrival, Error, FRAME_MAX, Frames, FramesListener, Options, Order, Received, Sending};
+use margay_sdk::{
+    Agent, Arrival, Error, Frames, FramesListener, FramesReceiver, FramesSender, Options, Order, Received, Sending,
+};
 use miette::{IntoDiagnostic, Result};
 use nix::errno::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::UnixStream;
-use tokio::net::unix::OwnedReadHalf;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::agent_of;
 use crate::config::Config;
+use packet::{IS_ANSWER, Packet, Packets, SAFE, UNORDERED, WANTS_ANSWER};
 
 /// Where programs say which agent they mean, as the SDKs do.
 const PROGRAMS_VARIABLE: &str = "MARGAY_PROGRAMS";
-/// Bytes before the payload, with the longest key.
-const HEAD_MAX: usize = 9 + 255;
-/// An order that is none.
-const UNORDERED: u16 = u16::MAX;
-const SAFE: u8 = 1;
-const WANTS_ANSWER: u8 = 2;
-const IS_ANSWER: u8 = 4;
 
 #[derive(Subcommand)]
 pub enum SocketVerb {
@@ -62,17 +42,22 @@ pub struct NameArgs {
 
 /// Does what a verb says, for the program at standard input.
 pub async fn socket(config: &Config, verb: SocketVerb) -> Result<()> {
-    let stream = StdStream::from(io::stdin().as_fd().try_clone_to_owned().into_diagnostic()?);
-    stream.set_nonblocking(true).into_diagnostic()?;
-    let stream = UnixStream::from_std(stream).into_diagnostic()?;
+    let program = io::stdin().as_fd().try_clone_to_owned().and_then(Packets::new).into_diagnostic()?;
+    let opened = Packet::new(b'O');
     match verb {
         SocketVerb::Connect(args) => match open(config, &args).await {
-            Ok(frames) => carry(frames, stream, true).await,
-            Err(error) => say_over(stream, &error).await,
+            Ok(frames) => match program.send(&opened, None).await {
+                Ok(()) => carry(frames, program).await,
+                gone => gone,
+            },
+            Err(error) => program.send(&over(&error), None).await,
         },
         SocketVerb::Listen(args) => match listen(config, &args).await {
-            Ok(listener) => accept(listener, stream).await,
-            Err(error) => say_over(stream, &error).await,
+            Ok(listener) => match program.send(&opened, None).await {
+                Ok(()) => accept(listener, program).await,
+                gone => gone,
+            },
+            Err(error) => program.send(&over(&error), None).await,
         },
     }
     .into_diagnostic()
@@ -94,16 +79,7 @@ async fn listen(config: &Config, args: &NameArgs) -> Result<FramesListener, Erro
     options(config).await?.bind_frames(&*args.name, &args.label).await
 }
 
-fn message(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let len: usize = 1 + parts.iter().map(|part| part.len()).sum::<usize>();
-    // A frame has far less than 2^32 bytes.
-    let mut bytes = (len as u32).to_be_bytes().to_vec();
-    bytes.push(kind);
-    parts.iter().for_each(|part| bytes.extend_from_slice(part));
-    bytes
-}
-
-fn over(error: &Error) -> Vec<u8> {
+fn over(error: &Error) -> Packet {
     let of_kind = || match error.kind() {
         ErrorKind::TimedOut => Errno::ETIMEDOUT,
         ErrorKind::ConnectionRefused => Errno::ECONNREFUSED,
@@ -112,154 +88,119 @@ fn over(error: &Error) -> Vec<u8> {
         _ => Errno::EIO,
     };
     let errno = error.raw_os_error().unwrap_or_else(|| of_kind() as i32);
-    message(b'E', &[&errno.to_be_bytes(), error.to_string().as_bytes()])
-}
-
-async fn say_over(mut stream: UnixStream, error: &Error) -> io::Result<()> {
-    stream.write_all(&over(error)).await
-}
-
-/// One message of the program: its kind and value. None: it says no more.
-async fn read(reader: &mut OwnedReadHalf) -> io::Result<Option<(u8, Vec<u8>)>> {
-    let mut len = [0; 4];
-    match reader.read_exact(&mut len).await {
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
-    };
-    let len = u32::from_be_bytes(len) as usize;
-    if len == 0 || len > FRAME_MAX + HEAD_MAX {
-        return Err(io::Error::other(format!("a message of {len} bytes is none")));
-    }
-    let mut bytes = vec![0; len];
-    reader.read_exact(&mut bytes).await?;
-    Ok(Some((bytes[0], bytes.split_off(1))))
+    // Those of Linux are small and positive.
+    Packet { number: errno.unsigned_abs(), payload: error.to_string().into_bytes(), ..Packet::new(b'E') }
 }
 
 /// What the program wants to be sent.
 #[derive(Debug, PartialEq, Eq)]
-struct Send<'a> {
+struct Send {
     how: Sending,
     /// Of an answer, what it answers.
     answers: Option<u32>,
-    payload: &'a [u8],
+    payload: Vec<u8>,
 }
 
-impl<'a> Send<'a> {
-    fn read(kind: u8, value: &'a [u8]) -> Option<Self> {
-        let (head, rest) = value.split_first_chunk::<8>().filter(|_| kind == b'S')?;
-        let [flags, order_0, order_1, number_0, number_1, number_2, number_3, key_len] = *head;
-        let (key, payload) = rest.split_at_checked(key_len.into())?;
-        let order = match u16::from_be_bytes([order_0, order_1]) {
+impl Send {
+    fn of(packet: Packet) -> Option<Self> {
+        let Packet { kind: b'S', flags, order, number, key, payload } = packet else { return None };
+        let order = match order {
             0 => Order::Member,
             UNORDERED => Order::None,
             stream => Order::Stream(stream),
         };
-        let mut how = Sending::new().order(order).key(key);
+        let mut how = Sending::new().order(order).key(&key);
         how = if flags & SAFE != 0 { how.safe() } else { how };
         how = if flags & WANTS_ANSWER != 0 { how.wants_answer() } else { how };
-        let number = u32::from_be_bytes([number_0, number_1, number_2, number_3]);
         Some(Self { how, answers: (flags & IS_ANSWER != 0).then_some(number), payload })
     }
 }
 
-fn said(arrival: &Arrival) -> Vec<u8> {
+fn said(arrival: Arrival) -> Packet {
     let Received { number, is_answer, wants_answer, order, key, bytes } = match arrival {
-        Arrival::Lost(number) => return message(b'L', &[&number.to_be_bytes()]),
+        Arrival::Lost(number) => return Packet { number, ..Packet::new(b'L') },
         Arrival::Frame(frame) => frame,
     };
-    let flags = if *is_answer { IS_ANSWER } else { 0 } | if *wants_answer { WANTS_ANSWER } else { 0 };
+    let flags = if is_answer { IS_ANSWER } else { 0 } | if wants_answer { WANTS_ANSWER } else { 0 };
     let order = match order {
         Order::Member => 0,
         Order::None => UNORDERED,
-        Order::Stream(stream) => *stream,
+        Order::Stream(stream) => stream,
     };
-    // A key has 255 bytes at most.
-    let key_len = [key.len() as u8];
-    message(b'F', &[&[flags], &order.to_be_bytes(), &number.to_be_bytes(), &key_len, key, bytes])
+    Packet { kind: b'F', flags, order, number, key, payload: bytes }
 }
 
-/// Carries one connection until either end is over.
-async fn carry(mut frames: Frames, stream: UnixStream, says_open: bool) -> io::Result<()> {
-    let (mut reader, mut writer) = stream.into_split();
-    if says_open {
-        writer.write_all(&message(b'O', &[])).await?;
+/// Sends what the program says, until it says no more.
+async fn from_program(program: &Packets, frames: FramesSender) -> Result<(), Error> {
+    while let Some(packet) = program.receive().await.map_err(Error::Io)? {
+        let none = || Error::Io(io::Error::new(ErrorKind::InvalidInput, "this is no packet of a program"));
+        match Send::of(packet).ok_or_else(none)? {
+            Send { how, answers: None, payload } => drop(frames.send_with(&payload, &how).await?),
+            Send { answers: Some(number), payload, .. } => frames.answer_number(number, &payload).await?,
+        }
     }
-    let (give, mut messages) = mpsc::channel(1);
-    // A message that is read in part must not be lost when a frame arrives.
-    let reading = tokio::spawn(async move {
-        while let Ok(Some(message)) = read(&mut reader).await {
-            if give.send(message).await.is_err() {
-                break;
-            }
-        }
-    });
-    let done = loop {
-        tokio::select! {
-            message = messages.recv() => {
-                let Some((kind, value)) = message else {
-                    frames.close().await;
-                    break Ok(());
-                };
-                let sent = match Send::read(kind, &value) {
-                    None => Err(Error::Io(io::Error::new(ErrorKind::InvalidInput, "this is no message of a program"))),
-                    Some(Send { how, answers: None, payload }) => frames.send_with(payload, &how).await.map(drop),
-                    Some(Send { answers: Some(number), payload, .. }) => frames.answer_number(number, payload).await,
-                };
-                if let Err(error) = sent {
-                    break writer.write_all(&over(&error)).await;
-                }
-            }
-            arrival = frames.recv() => match arrival {
-                Ok(Some(arrival)) => if let Err(error) = writer.write_all(&said(&arrival)).await {
-                    break Err(error);
-                },
-                Ok(None) => break Ok(()),
-                Err(error) => break writer.write_all(&over(&error)).await,
-            },
-        }
-    };
-    reading.abort();
-    done
+    Ok(())
 }
 
-/// Gives the program a stream for each connection, until it wants no more of them, and carries those that there are.
-async fn accept(mut listener: FramesListener, mut stream: UnixStream) -> io::Result<()> {
-    stream.write_all(&message(b'O', &[])).await?;
+/// Gives the program what arrives, until the connection is over.
+async fn to_program(program: &Packets, mut frames: FramesReceiver) -> io::Result<()> {
+    loop {
+        let packet = match frames.recv().await {
+            Ok(Some(arrival)) => said(arrival),
+            Ok(None) => return Ok(()),
+            Err(error) => return program.send(&over(&error), None).await,
+        };
+        if let Err(error) = program.send(&packet, None).await {
+            // Who takes nothing any more may have sent something that is under way.
+            while let Ok(Some(_)) = frames.recv().await {}
+            return Err(error);
+        }
+    }
+}
+
+/// Carries one connection until either end is over. Neither way waits for the other one: a program that takes nothing
+/// while it sends would else stop for ever with an end that does the same.
+async fn carry(frames: Frames, program: Packets) -> io::Result<()> {
+    let (sender, receiver) = frames.split();
+    let mut receiving = pin!(to_program(&program, receiver));
+    let ended = tokio::select! {
+        ended = from_program(&program, sender) => ended,
+        ended = &mut receiving => return ended,
+    };
+    match ended {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => program.send(&over(&error), None).await,
+        // The receiving half knows why the connection is over, or waits until all that was sent has arrived.
+        Ok(()) | Err(_) => receiving.await,
+    }
+}
+
+/// Gives the program a socket for each connection, until it wants no more of them, and carries those that there are.
+async fn accept(mut listener: FramesListener, program: Packets) -> io::Result<()> {
     let mut connections = JoinSet::new();
-    let mut end = [0];
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let (frames, peer) = match accepted {
                     Ok(accepted) => accepted,
-                    Err(error) => return say_over(stream, &error).await,
+                    Err(error) => return program.send(&over(&error), None).await,
                 };
-                let (ours, theirs) = UnixStream::pair()?;
+                let (ours, theirs) = Packets::pair()?;
                 let who = peer.service().map(|service| service.to_string()).unwrap_or_default();
-                give(&stream, &message(b'A', &[who.as_bytes()]), theirs.as_fd()).await?;
-                connections.spawn(carry(frames, ours, false));
+                let packet = Packet { payload: who.into_bytes(), ..Packet::new(b'A') };
+                if program.send(&packet, Some(theirs.as_fd())).await.is_err() {
+                    break;
+                }
+                drop(theirs);
+                connections.spawn(carry(frames, ours));
                 // How one ends is its own affair.
                 while connections.try_join_next().is_some() {}
             }
-            _ = stream.read(&mut end) => break,
+            _ = program.receive() => break,
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
     Ok(())
-}
-
-/// Writes a message with a descriptor: as a whole, since it is short.
-async fn give(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let passed = [descriptor];
-    let pass = || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&passed));
-        Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
-    };
-    let written = stream.async_io(Interest::WRITABLE, pass).await?;
-    if written == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
 #[cfg(test)]
@@ -268,18 +209,24 @@ mod test {
 
     #[test]
     fn what_a_program_says_is_read() {
-        let value = b"\x03\x00\x05\0\0\0\0\x01kdata";
+        let packet = Packet {
+            kind: b'S',
+            flags: SAFE | WANTS_ANSWER,
+            order: 5,
+            number: 0,
+            key: b"k".to_vec(),
+            payload: b"data".to_vec(),
+        };
         let how = Sending::new().order(Order::Stream(5)).key(b"k").safe().wants_answer();
-        assert_eq!(Send::read(b'S', value), Some(Send { how, answers: None, payload: b"data" }));
-        let answer = Send::read(b'S', b"\x04\xff\xff\0\0\x01\x02\0").expect("an answer");
-        assert_eq!((answer.answers, answer.how), (Some(0x102), Sending::new().order(Order::None)));
-        for (kind, value) in [(b'X', &value[..]), (b'S', &value[..7]), (b'S', b"\0\0\0\0\0\0\0\x02k")] {
-            assert_eq!(Send::read(kind, value), None);
-        }
+        assert_eq!(Send::of(packet.clone()), Some(Send { how, answers: None, payload: b"data".to_vec() }));
+        let answer = Packet { flags: IS_ANSWER, order: UNORDERED, number: 258, key: vec![], ..packet.clone() };
+        let answer = Send::of(answer).expect("an answer");
+        assert_eq!((answer.answers, answer.how), (Some(258), Sending::new().order(Order::None)));
+        assert_eq!(Send::of(Packet { kind: b'X', ..packet }), None);
     }
 
     #[test]
-    fn what_a_program_is_told_has_its_place() {
+    fn a_program_is_told_of_frames_losses_and_ends() {
         let frame = Received {
             number: 7,
             is_answer: true,
@@ -288,9 +235,11 @@ mod test {
             key: b"k".to_vec(),
             bytes: b"x".to_vec(),
         };
-        assert_eq!(said(&Arrival::Frame(frame)), b"\0\0\0\x0bF\x04\0\x02\0\0\0\x07\x01kx");
-        assert_eq!(said(&Arrival::Lost(258)), b"\0\0\0\x05L\0\0\x01\x02");
+        let told =
+            Packet { kind: b'F', flags: IS_ANSWER, order: 2, number: 7, key: b"k".to_vec(), payload: b"x".to_vec() };
+        assert_eq!(said(Arrival::Frame(frame)), told);
+        assert_eq!(said(Arrival::Lost(258)), Packet { number: 258, ..Packet::new(b'L') });
         let error = Error::Io(io::Error::new(ErrorKind::TimedOut, "late"));
-        assert_eq!(over(&error), b"\0\0\0\x09E\0\0\0\x6elate");
+        assert_eq!(over(&error), Packet { number: 110, payload: b"late".to_vec(), ..Packet::new(b'E') });
     }
 }

@@ -674,6 +674,7 @@ impl Table {
         let sends = self.slot(index).sends.now();
         let last = if sends.is_sealed() { self.seals.get(&entry.flow).cloned() } else { None };
         self.follow_fec(entry.flow, entry.stacks, sends);
+        self.linger(self.slot(index).path, entry.path);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
         slot.stacks = entry.stacks;
@@ -688,6 +689,17 @@ impl Table {
         if entry.is_held {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
             slot.sends.set(entry.stacks.sends);
+        }
+    }
+
+    /// A flow goes by another record: what its peer has sent by the one before still comes.
+    fn linger(&mut self, former: PathId, path: PathId) {
+        if former == path {
+            return;
+        }
+        let Some(remote) = self.paths.get(&former).map(|record| record.path.remote) else { return };
+        if let Some(record) = self.paths.get_mut(&path).filter(|record| record.path.remote != remote) {
+            record.former = Some((remote, clock::now() + LINGER));
         }
     }
 

@@ -43,6 +43,9 @@ struct Slot {
 /// Data that goes unanswered for so long is told of.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
+/// For so long data is taken from where the peer was before.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// Datagrams after which a flow is lifted though none has come back.
 const DATAGRAMS_MIN: u32 = 4;
 
@@ -93,6 +96,8 @@ pub struct Cache {
     by_tuple: HashMap<Tuple, FlowId>,
     by_flow: HashMap<FlowId, Slot>,
     paths: HashMap<PathId, Path>,
+    /// Where the peer was before, by path: what it has sent from there is taken for a while.
+    former: HashMap<PathId, (SocketAddr, Instant)>,
     /// Sealed flows; nothing forgets them but their end.
     seals: HashMap<FlowId, Seal>,
     /// Flows whose peers turn to another stack.
@@ -121,6 +126,7 @@ impl Cache {
             by_tuple: HashMap::new(),
             by_flow: HashMap::new(),
             paths: HashMap::new(),
+            former: HashMap::new(),
             seals: HashMap::new(),
             turns: Turns::default(),
             last_packets: Vec::new(),
@@ -137,6 +143,9 @@ impl Cache {
         match update {
             EntryUpdate::Path(path) => {
                 let before = self.paths.insert(path.id, path);
+                if let Some(before) = before.filter(|before| before.remote != path.remote) {
+                    self.former.insert(path.id, (before.remote, now + LINGER));
+                }
                 if before.is_some_and(|before| (before.local, before.remote) != (path.local, path.remote)) {
                     let on = self.by_flow.values_mut().filter(|slot| slot.entry.path == path.id);
                     on.for_each(|slot| slot.unanswered_since = None);
@@ -150,6 +159,7 @@ impl Cache {
             }
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
+                self.former.remove(&id);
                 self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
             }
             // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` nothing is
@@ -221,6 +231,10 @@ impl Cache {
             is_silence_told: false,
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
+        let record = |id: PathId| self.paths.get(&id).map(|path| path.remote);
+        if let Some(former) = record(slot.entry.path).filter(|former| record(entry.path) != Some(*former)) {
+            self.former.insert(entry.path, (former, now + LINGER));
+        }
         (slot.entry, slot.unanswered_since) = (entry, None);
         if entry.directions.carries_egress() {
             self.by_tuple.insert(entry.app, entry.flow);
@@ -485,14 +499,20 @@ impl Cache {
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &'a [u8],
+    ) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let is_taken = |slot: &&mut Slot| slot.entry.directions.has_ingress() || slot.entry.directions.gives_up();
         let slot = self.by_flow.get_mut(&data.dst_flow).filter(is_taken)?;
         let path = self.paths.get(&slot.entry.path)?;
         let mut places = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));
-        if path.remote != from && path.expected != Some(from) && !is_place {
+        let is_late = self.former.get(&path.id).is_some_and(|(former, until)| *former == from && now < *until);
+        if path.remote != from && path.expected != Some(from) && !is_place && !is_late {
             return None;
         }
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());

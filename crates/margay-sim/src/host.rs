@@ -493,7 +493,7 @@ impl Host {
             Some((flow, Admission::Overtaken(change))) => self.turned(now, flow, change),
             Some((_, Admission::Take)) | None => {}
         }
-        let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
+        let Some(found) = self.cache.decapsulate(now, from, datagram) else { return false };
         if found.ends_silence {
             self.sal.handle(now, Input::Answer(found.flow));
         }

@@ -236,6 +236,34 @@ fn one_flow_moves_and_the_others_stay() {
 }
 
 #[test]
+fn a_flow_with_a_pair_of_its_own_has_it_after_either_agent_has_started_again() {
+    for (seed, direct) in [(13, false), (14, true)] {
+        for is_server in [false, true] {
+            let what = format!("direct {direct}, server {is_server}");
+            let mut site = site(seed, steady(), direct, (CHAT, CHAT));
+            let server = site.world.host(site.server).address;
+            site.world.set_addresses(site.server, vec![server, address(51)]);
+            site.world.run_for(SECOND);
+            let flow = site.servers_flow().flow;
+            let now = site.world.now;
+            let towards = margay_core::Towards::Local(address(51));
+            site.world.host(site.server).sal.migrate_flow(now, flow, towards).expect("it has that address");
+            site.world.touch(site.server);
+            site.world.run_for(3 * SECOND);
+            let victim = if is_server { site.server } else { site.client };
+            site.world.kill_agent(victim);
+            site.world.run_for(SECOND / 2);
+            site.world.start_agent(victim);
+            site.world.run_for(3 * SECOND);
+            assert!(site.is_alive(), "{what}");
+            assert_eq!(site.flow().remote, Some(SocketAddr::new(address(51), PORT)), "{what}");
+            assert!(site.flow().is_aside && site.servers_flow().is_aside, "{what}");
+            assert_eq!(site.flow().carriage.sends(), direct, "{what}");
+        }
+    }
+}
+
+#[test]
 fn flows_outlive_the_association_whose_path_they_named() {
     let mut world = World::new(12, steady());
     let router = world.add_host(true);

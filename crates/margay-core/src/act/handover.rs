@@ -22,16 +22,18 @@
 //!           4 source address (16) | 20 port (2) | 22 destination address (16) | 38 port (2)
 //!          40 flowID | 44 peer's host-ID (16) | 60 association index | 64 zero (4)
 //! ```
+//! A stack's leg has a tuple where the flow goes by a pair of addresses of its own: that pair, with the agents' ports.
 //! Numbers are big-endian, IPv4 addresses mapped into IPv6, reserved bytes zero.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use margay_wire::{FlowId, STACK_ENCAP, SessionId};
+use margay_wire::{FlowId, PORT, STACK_ENCAP, SessionId};
 
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
+use crate::association::location::Pair;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
 use crate::leg::seal::Cipher;
@@ -62,6 +64,7 @@ const DEMANDS: u8 = 32;
 const PEER_DEMANDS: u8 = 64;
 const HAS_CHAIN: u8 = 128;
 const NO_SCALE: u8 = 255;
+const UDP: u8 = 17;
 
 /// Why bytes are no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -324,6 +327,13 @@ impl HandoverRecord {
         self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
     }
 
+    /// The pair of addresses that it has for itself, where it does not go by that of all flows with its peer.
+    fn pair(&self) -> Option<Pair> {
+        let tuple = self.legs.iter().find(|leg| leg.kind == LegKind::Stack)?.tuple?;
+        let local = Some(tuple.source.ip()).filter(|local| !local.is_unspecified());
+        Some(Pair { local, remote: tuple.destination })
+    }
+
     /// The keys of the leg to the network, and how it is sealed.
     fn keys(&self) -> Option<(KeyReference, Option<Cipher>)> {
         let stack = self.legs.iter().find(|leg| leg.kind == LegKind::Stack)?;
@@ -334,6 +344,12 @@ impl HandoverRecord {
 
 pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { core::net::Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// A pair of UDP addresses.
+fn tuple_of_pair(pair: Pair) -> Tuple {
+    let local = pair.local.unwrap_or(unspecified(pair.remote.ip()));
+    Tuple { protocol: UDP, source: SocketAddr::new(local, PORT), destination: pair.remote }
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -502,8 +518,10 @@ impl Sal {
         // In the middle of a change the higher one of the two. What repairs is not handed over.
         let seal = flow.seal.as_ref().filter(|_| flow.stacks.has_sealed());
         let stack = seal.map_or(STACK_ENCAP, |keys| keys.cipher.stack());
-        let wire = Leg { kind: LegKind::Stack, stack, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
-        let ports = flow.direct.peer.map(|_| association.remote.ip()).map(|peer| Tuple {
+        let aside = flow.side.and_then(|side| self.side_path(side)).map(|side| tuple_of_pair(side.pair));
+        let wire = Leg { kind: LegKind::Stack, stack, tuple: aside, flow: Some(flow.peer_flow), keys: Some(keys) };
+        let remote = aside.map_or(association.remote, |pair| pair.destination);
+        let ports = flow.direct.peer.map(|_| remote.ip()).map(|peer| Tuple {
             protocol: flow.app.protocol,
             // The route says with which address; only the port is the flow's own.
             source: SocketAddr::new(unspecified(peer), flow.direct.local_port),
@@ -592,6 +610,11 @@ impl Sal {
             self.flows.set_deadline(record.flow, Some(now + LINGER));
         }
         self.associations.hold(association);
+        if let Some(pair) = record.pair() {
+            // One too many goes by the pair of all others, as far as this end knows.
+            let side = self.hold_side_path(keys.host, pair, true);
+            self.flows.get_mut(record.flow).into_iter().for_each(|flow| flow.side = side);
+        }
         if let Some(ports) = ports {
             self.adopt_ports(now, record.flow, &ports);
         }

@@ -87,6 +87,21 @@ fn the_format_is_as_written_above() {
 }
 
 #[test]
+fn a_pair_of_its_own_is_the_tuple_of_the_legs_stack() {
+    let remote = SocketAddr::new([192, 0, 2, 9].into(), 40_000);
+    for local in [None, Some(IpAddr::from([192, 0, 2, 1]))] {
+        let mut kept = record();
+        kept.legs[1].tuple = Some(tuple_of_pair(Pair { local, remote }));
+        let bytes = kept.encode();
+        assert_eq!(bytes[220..224], [3, 2, 7, 17]);
+        assert_eq!(bytes[242..260], *b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xc0\x00\x02\x09\x9c\x40");
+        let read = HandoverRecord::decode(&bytes).expect("it was written so");
+        assert_eq!(read.pair(), Some(Pair { local, remote }));
+    }
+    assert_eq!(record().pair(), None);
+}
+
+#[test]
 fn the_clients_own_name_comes_last() {
     let named = HandoverRecord { source: Some(ServiceId([7; 32])), ..record() };
     let bytes = named.encode();

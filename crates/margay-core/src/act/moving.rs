@@ -734,12 +734,13 @@ impl Sal {
             Ok(result)
         });
         let (pair, broken, cause, wish) = ended?;
+        // What is to be sealed where it is now needs the lock itself.
+        self.unlock_flow(now, scope.flow, Act::Move);
         if self.pair_in_use(scope) != Some(pair) || cause == Cause::Restart {
             self.place(now, scope, pair, broken, cause);
         } else if scope.is_host() {
             self.watch_direct(scope.host);
         }
-        self.unlock_flow(now, scope.flow, Act::Move);
         self.pursue(now, scope, wish);
         Ok(())
     }

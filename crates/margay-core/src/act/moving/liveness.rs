@@ -246,7 +246,8 @@ impl Sal {
             return Ok(());
         }
         if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED) {
-            self.hear_of_sealing(now, host, pair, probe.flags);
+            let scope = self.scope_of(association, message).unwrap_or(Scope::of(host));
+            self.hear_of_sealing(now, scope, pair, probe.flags);
             return Ok(());
         }
         let is_known = self.pair_of(host).is_some_and(|known| known.remote == from);

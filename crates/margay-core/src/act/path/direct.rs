@@ -35,7 +35,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, FlowPortRepr};
 
 use crate::act::setup::ResponderSetup;
-use crate::association::location::Cause;
+use crate::association::location::{Cause, Scope};
 use crate::cache::entry::{Directions, EntryUpdate, Passage, PathId, Wire};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket};
@@ -392,7 +392,7 @@ impl Sal {
         if !self.ports.claim(now, (host, local_port, peer_port), id) {
             return;
         }
-        let path = self.wire_path(association);
+        let path = self.wire_path_of_flow(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.direct = Direct::never(Why::SharedAddress, now);
         (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(host));
@@ -450,8 +450,9 @@ impl Sal {
         let app = flow.app;
         let association = flow.association;
         let has_ports = flow.direct.peer.is_some();
-        let Some(peer) = self.associations.get(association).map(|association| association.remote.ip()) else { return };
-        let path = if has_ports { self.wire_path(association) } else { None };
+        let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
+        let Some(peer) = self.pair_in_use(Scope { host, flow: id }).map(|pair| pair.remote.ip()) else { return };
+        let path = if has_ports { self.wire_path_of_flow(id) } else { None };
         let refused = self.refusal(&app, peer, has_ports);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.direct.since = now;
@@ -463,6 +464,13 @@ impl Sal {
             }
             None => (Carriage::Never, refused.unwrap_or(Why::SharedAddress)),
         };
+    }
+
+    /// The path record that a flow names for what goes direct: its own pair's, or else its association's.
+    fn wire_path_of_flow(&mut self, id: FlowId) -> Option<u32> {
+        let flow = self.flows.get(id)?;
+        let association = flow.association;
+        flow.side.map(|side| side.0).or_else(|| self.wire_path(association))
     }
 
     pub(crate) fn is_hinted(&self, now: Instant, association: u32) -> bool {

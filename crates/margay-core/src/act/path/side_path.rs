@@ -180,11 +180,10 @@ impl Sal {
 
     /// From now on one flow goes by this pair. It is encapsulated until it has proved itself there, like a new one.
     pub(crate) fn place_flow(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool) {
-        self.release_side_path(scope.flow);
         let side =
             if self.pair_of(scope.host) == Some(pair) { None } else { self.hold_side_path(scope.host, pair, true) };
         let Some(flow) = self.flows.get_mut(scope.flow) else { return };
-        flow.side = side;
+        let former = core::mem::replace(&mut flow.side, side);
         let association = flow.association;
         if flow.direct.carriage != Carriage::Never {
             flow.direct.carriage = Carriage::Encapsulated;
@@ -193,6 +192,8 @@ impl Sal {
             flow.direct.path = side.map_or(association, |id| id.0);
         }
         self.install_again(scope.flow);
+        // The cache takes what comes late by the former pair, and must know that pair until the flow has the new one.
+        self.let_side_path_go(former);
         if broken {
             self.queue.restart(scope.flow);
         }
@@ -240,12 +241,7 @@ impl Sal {
         self.queue.update(EntryUpdate::Path(path));
     }
 
-    /// The flow goes, or goes another way.
-    pub(crate) fn release_side_path(&mut self, flow: FlowId) {
-        let side = self.flows.get_mut(flow).and_then(|flow| flow.side.take());
-        self.let_side_path_go(side);
-    }
-
+    /// A flow is gone, or goes another way.
     pub(crate) fn let_side_path_go(&mut self, side: Option<PathId>) {
         let Some(at) = side.and_then(|id| self.side_paths.iter().position(|side| side.id == id)) else { return };
         self.side_paths[at].flows -= 1;

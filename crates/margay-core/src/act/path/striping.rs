@@ -168,7 +168,14 @@ impl Sal {
 
     /// The flow goes by one pair again.
     pub(crate) fn end_stripe(&mut self, now: Instant, id: FlowId, tells: bool) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.stripe.is_some()) else { return };
+        if self.leave_places(id, tells) {
+            self.open_pinhole(now, id);
+        }
+    }
+
+    /// The same before anything of it goes by that pair. False where the flow was not striped.
+    pub(crate) fn leave_places(&mut self, id: FlowId, tells: bool) -> bool {
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.stripe.is_some()) else { return false };
         let association = flow.association;
         if tells && let Some(host) = self.associations.get(association).map(|association| association.host) {
             let end = END;
@@ -177,7 +184,7 @@ impl Sal {
         }
         self.release_stripe(id);
         self.install_again(id);
-        self.open_pinhole(now, id);
+        true
     }
 
     /// Its places are nobody's any more.

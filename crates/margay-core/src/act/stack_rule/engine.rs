@@ -83,13 +83,22 @@ impl Sal {
         let all: Vec<FlowId> = self.flows.iter().filter(|flow| flow.carries_data()).map(|flow| flow.id).collect();
         for id in all {
             let acted = self.stack_rules.followed.remove(&id).and_then(|followed| followed.acted);
+            let service = self.flows.get(id).map(|flow| flow.service);
+            // Under a floor a flow goes by one pair, and nothing plain by that where it is to be sealed.
+            let is_apart = service.is_some_and(|service| self.stack_rules.has_floor_for(&service));
+            let was_striped = is_apart && self.leave_places(id, true);
             self.begin_rules(now, id);
+            if was_striped {
+                self.open_pinhole(now, id);
+            }
             match self.stack_rules.followed.get_mut(&id) {
                 Some(followed) => followed.acted = followed.acted.or(acted),
                 None if ruled.contains(&id) => self.leave_rules(now, id, acted),
                 None => {}
             }
         }
+        // Of some there was a floor.
+        self.stripe_what_waits(now);
     }
 
     /// No rule is about a flow any more.
@@ -276,7 +285,9 @@ impl Sal {
         let acted = if let ChangeCause::Rule(number) = cause { Some(number) } else { None };
         let is_so = flow.stacks.settled() == Some(to);
         let is_open = flow.lifecycle == Lifecycle::Established;
-        let may_try = now >= followed.next_at && followed.blocked.is_none_or(|(_, until)| now >= until);
+        // What waits for its seal is tried with every look, unless it has been refused for longer.
+        let is_rested = now >= followed.next_at || flow.has(seen::GUARDED);
+        let may_try = is_rested && followed.blocked.is_none_or(|(_, until)| now >= until);
         if is_so {
             self.follow_with(id, |followed| {
                 followed.acted = acted;
@@ -304,7 +315,12 @@ impl Sal {
     }
 
     fn note_refused(&mut self, now: Instant, id: FlowId, change: &StackChange, refused: ChangeRefused) {
-        let rest = if refused.passes() { CHANGE_EVERY } else { BLOCKED };
+        let is_guarded = self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED));
+        let rest = match refused.passes() {
+            true if is_guarded => Duration::ZERO,
+            true => CHANGE_EVERY,
+            false => BLOCKED,
+        };
         let is_left = matches!(refused, ChangeRefused::Outranked(_) | ChangeRefused::Demanded(_));
         self.follow_with(id, |followed| {
             followed.blocked = Some((refused, now + rest));
@@ -318,9 +334,12 @@ impl Sal {
     /// A change of a flow is over, whoever wanted it.
     pub(crate) fn note_change_for_rules(&mut self, now: Instant, id: FlowId, change: &StackChange) {
         match (change.cause, change.outcome) {
-            (_, ChangeOutcome::Done) => {
-                self.follow_with(id, |followed| followed.next_at = now + CHANGE_EVERY);
-            }
+            (cause, ChangeOutcome::Done) => self.follow_with(id, |followed| {
+                followed.next_at = now + CHANGE_EVERY;
+                if let ChangeCause::Rule(number) = cause {
+                    followed.acted = Some(number);
+                }
+            }),
             (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
                 self.note_refused(now, id, change, refused);
             }

@@ -12,7 +12,7 @@ use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
 use super::{Guarded, Late, Sealing};
 use crate::association::draft::Draft;
-use crate::association::location::{Moving, Pair, Scope};
+use crate::association::location::{Cause, Moving, Pair, Scope};
 use crate::cache::output::AppVerdict;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
@@ -163,11 +163,20 @@ impl Sal {
         self.stack_rules.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
     }
 
-    /// What a peer says of flows that wait to be sealed.
-    pub(crate) fn hear_of_sealing(&mut self, now: Instant, host: HostId, pair: Pair, said: MoveFlags) {
+    /// What a peer says of flows that wait to be sealed; `scope` names one flow where that waits alone.
+    pub(crate) fn hear_of_sealing(&mut self, now: Instant, scope: Scope, pair: Pair, said: MoveFlags) {
+        let host = scope.host;
         if said.contains(MoveFlags::FREED) {
             self.stack_rules.sealing.retain(|scope, _| scope.host != host);
             self.free(now, host);
+            return;
+        }
+        let is_there = self.pair_of(host).is_some_and(|known| known.remote == pair.remote);
+        let is_its = |scope: &Scope| scope.host == host;
+        let is_moving = |scope: Scope| self.locations.get(scope).is_some_and(|at| at.state != Moving::Settled);
+        // Whoever is not there yet itself has guarded nothing so far.
+        let is_moving = self.locations.scopes().filter(is_its).any(is_moving);
+        if is_moving || self.is_found_elsewhere(now, scope, pair) {
             return;
         }
         let waits = |(id, guarded): (&FlowId, &Guarded)| {
@@ -177,14 +186,23 @@ impl Sal {
             let is_open = guarded.late.is_none_or(|late| !late.is_told);
             is_open && self.flows.get(*id).is_some_and(of_host)
         };
-        // Whoever is not there yet itself has guarded nothing so far.
-        let is_there = self.pair_of(host).is_some_and(|known| known.remote == pair.remote);
-        let is_its = |scope: &Scope| scope.host == host;
-        let is_moving = |scope: Scope| self.locations.get(scope).is_some_and(|at| at.state != Moving::Settled);
-        let is_moving = self.locations.scopes().filter(is_its).any(is_moving);
-        if is_there && !is_moving && !self.stack_rules.guarded.iter().any(waits) {
-            self.say_of_sealing(host, MoveFlags::FREED);
+        if (is_there || !scope.is_host()) && !self.stack_rules.guarded.iter().any(waits) {
+            self.say_of_sealing(Scope::of(host), MoveFlags::FREED);
         }
+    }
+
+    /// Whether a peer sends a single flow by another pair than this host, whose agent has started again before it heard
+    /// the end of the flow's move: the peer is told where the flow is, as by any move.
+    fn is_found_elsewhere(&mut self, now: Instant, scope: Scope, pair: Pair) -> bool {
+        let Some(flow) = self.flows.get(scope.flow) else { return false };
+        let is_its = self.associations.get(flow.association).is_some_and(|one| one.host == scope.host);
+        let Some(known) = self.pair_in_use(scope).filter(|_| is_its) else { return false };
+        let is_here = known.local.is_none() || pair.local.is_none() || known.local == pair.local;
+        if is_here && known.remote == pair.remote {
+            return false;
+        }
+        self.leave(now, scope, Cause::Restart, false, alloc::vec![known]);
+        true
     }
 
     /// Flows with a peer that need not be sealed go on.
@@ -198,12 +216,14 @@ impl Sal {
         }
     }
 
-    fn say_of_sealing(&mut self, host: HostId, flags: MoveFlags) {
-        let Some(pair) = self.pair_of(host) else { return };
+    /// Of a single flow by the pair that this has.
+    fn say_of_sealing(&mut self, scope: Scope, flags: MoveFlags) {
+        let Some(pair) = self.pair_in_use(scope) else { return };
+        let peer_flow = self.flows.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow);
         let extensions = [Extension::Move(MoveRepr { number: 0, token: 0, address: pair.remote, flags })];
-        let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
+        let mut draft = Draft::new(Kind::Probe, peer_flow, scope.flow);
         draft.extensions = &extensions;
-        self.send_over(host, pair, draft);
+        self.send_over(scope.host, pair, draft);
     }
 
     /// The peer has answered what it was told of a flow.
@@ -231,7 +251,7 @@ impl Sal {
                 self.stack_rules.sealing.remove(&scope);
                 self.free(now, scope.host);
             } else {
-                self.say_of_sealing(scope.host, MoveFlags::SEALED);
+                self.say_of_sealing(scope, MoveFlags::SEALED);
             }
         }
         let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.due() <= now);

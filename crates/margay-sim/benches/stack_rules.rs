@@ -81,6 +81,7 @@ fn record(number: u32) -> HandoverRecord {
         give_up_after: None,
         chain: None,
         delta: None,
+        way: None,
         legs: vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(number)), keys: Some(keys) },

@@ -675,12 +675,21 @@ impl Host {
                 Output::Questions | Output::QuietEnds => {}
             }
         }
+        let mut kept = Vec::new();
         while let Some(event) = self.sal.poll_event() {
             self.hear_of_splice(&event);
+            if let Event::Keep { old, .. } = event {
+                kept.push(old);
+            }
             self.events.push(event);
         }
         for reset in std::mem::take(&mut self.resets) {
             self.egress(now, &reset.emit());
+        }
+        if !kept.is_empty() {
+            // An agent's records are made when it dies here: what it wants to be written down is.
+            kept.into_iter().for_each(|old| self.sal.kept(now, old));
+            self.drain(now);
         }
     }
 

@@ -249,30 +249,70 @@ fn a_program_that_dies_meanwhile_costs_the_session_and_no_bytes() {
     assert!(kept > 4, "who has left ends nothing: {kept}");
 }
 
+/// The next agent goes on from what was written down, or takes everything back: no end's agent that dies costs the
+/// session, however long it is away.
 #[test]
 fn agents_may_die_at_every_step() {
+    let mut went_on = 0;
     for which in 0..3 {
-        for micros in (0..12).map(|step| step * 11_000) {
-            let mut relayed = relayed(14, TALK, Duration::from_millis(10));
+        for (step, away) in
+            (0..12).map(|step| step * 3).zip([250, 20, 1500].map(Duration::from_millis).into_iter().cycle())
+        {
+            let mut relayed = relayed(14 + step, TALK, Duration::from_millis(10));
+            relayed.set_direct(step % 4 == 0);
             relayed.begin(TALK);
             relayed.world.run_for(SECOND);
             relayed.leave().expect("it may");
-            relayed.world.run_for(Duration::from_micros(micros));
+            relayed.world.run_for(Duration::from_millis(step));
             let dies = [relayed.client, relayed.proxy, relayed.server][which];
-            let what = format!("{dies:?} at {micros} us");
+            let what = format!("{which} at {step} ms, for {away:?}");
             relayed.world.kill_agent(dies);
-            relayed.world.run_for(SECOND / 4);
+            relayed.world.run_for(away);
             relayed.world.start_agent(dies);
             let router = relayed.router;
             for host in [relayed.client, relayed.proxy, relayed.server] {
                 relayed.world.register_again(router, host);
             }
-            relayed.ends_somehow(&what);
+            if dies == relayed.proxy {
+                relayed.ends_somehow(&what);
+            } else {
+                relayed.ends_well(&what);
+                went_on += usize::from(relayed.outcomes() == [SpliceOutcome::Done]);
+            }
             for host in relayed.all() {
                 let now = relayed.world.now;
                 assert_eq!(relayed.world.host(host).sal.locked_sessions(now), 0, "{what}");
             }
         }
+    }
+    assert!(went_on > 10, "a step that is written down is not lost: {went_on}");
+}
+
+/// Both ends' agents die in the phase, one after the other or at once, under loss.
+#[test]
+fn both_ends_agents_may_die_with_two_ways_in_use() {
+    for seed in 0..12 {
+        let mut relayed = relayed(308 + seed, TALK, Duration::from_millis(1 + seed % 3 * 60));
+        relayed.begin(TALK);
+        relayed.world.run_for(SECOND);
+        relayed.leave().expect("it may");
+        relayed.world.network.weather = Weather { loss_per_mille: 20, duplicate_per_mille: 20, ..Weather::FAIR };
+        relayed.world.run_for(Duration::from_millis(6 + seed * 2));
+        let what = format!("seed {seed}");
+        for host in [relayed.client, relayed.server] {
+            relayed.world.kill_agent(host);
+            relayed.world.run_for(Duration::from_millis(seed % 4 * 15));
+        }
+        for host in [relayed.server, relayed.client] {
+            relayed.world.start_agent(host);
+            relayed.world.run_for(Duration::from_millis(seed % 3 * 40));
+        }
+        relayed.world.network.weather = Weather::FAIR;
+        let router = relayed.router;
+        for host in [relayed.client, relayed.server] {
+            relayed.world.register_again(router, host);
+        }
+        relayed.ends_well(&what);
     }
 }
 

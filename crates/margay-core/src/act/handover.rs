@@ -15,6 +15,8 @@
 //! then, with bit 3 of the flags, the initiator's own name (32); then, with bit 4, for how many milliseconds the
 //! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
+//! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
+//! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -33,8 +35,9 @@ use margay_wire::{FlowId, PORT, STACK_ENCAP, SessionId};
 
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
+use crate::act::reconfiguration::{KeptWay, PartingRecord};
 use crate::association::location::Pair;
-use crate::cache::entry::EntryUpdate;
+use crate::cache::entry::{Directions, EntryUpdate};
 use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
@@ -46,10 +49,16 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// The highest version that this program reads, and the one of a flow with a delta. Every other flow's record is of
-/// version 1, which programs of before read.
-pub const HANDOVER_VERSION: u16 = 2;
+/// The highest version that this program reads, and the one of a flow that is one of its session's two ways. Every other
+/// flow's record is of version 1, or, with a delta, of version 2, which programs of before read.
+pub const HANDOVER_VERSION: u16 = 3;
+const WITH_DELTA: u16 = 2;
 const WITHOUT_DELTA: u16 = 1;
+/// Of version 3.
+const PARTS_LEN: usize = 4;
+const PART_DELTA: u8 = 1;
+const PART_OLD_WAY: u8 = 2;
+const PART_NEW_WAY: u8 = 4;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -206,6 +215,8 @@ pub struct HandoverRecord {
     /// What its numbers on the wire differ by. Clocks that are awaited show what they show when the record is made, at
     /// [`Instant::ZERO`].
     pub delta: Option<Delta>,
+    /// Where its session has two ways because a program leaves: which of them it is.
+    pub way: Option<KeptWay>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -225,12 +236,21 @@ impl HandoverRecord {
         let rest = self.source.map_or(0, |_| SOURCE_LEN) + self.give_up_after.map_or(0, |_| GIVE_UP_LEN);
         let rest = rest + self.chain.as_ref().map_or(0, ChainRecord::len);
         let rest = rest + self.delta.map_or(0, |_| DELTA_RECORD_LEN);
+        let old_way = match &self.way {
+            Some(KeptWay::Old(record)) => Some(record),
+            _ => None,
+        };
+        let rest = rest + self.way.map_or(0, |_| PARTS_LEN) + old_way.map_or(0, PartingRecord::len);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
-        let version = self.delta.map_or(WITHOUT_DELTA, |_| HANDOVER_VERSION);
+        let version = match (self.way, self.delta) {
+            (Some(_), _) => HANDOVER_VERSION,
+            (None, Some(_)) => WITH_DELTA,
+            (None, None) => WITHOUT_DELTA,
+        };
         out.extend_from_slice(&version.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4 + 260 + 20.
+        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -255,7 +275,12 @@ impl HandoverRecord {
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
         out.extend(self.chain.iter().flat_map(ChainRecord::encode));
+        if let Some(way) = self.way {
+            let way = if way == KeptWay::New { PART_NEW_WAY } else { PART_OLD_WAY };
+            out.extend_from_slice(&[way | self.delta.map_or(0, |_| PART_DELTA), 0, 0, 0]);
+        }
         out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
+        out.extend(old_way.iter().flat_map(|record| record.encode()));
         out
     }
 
@@ -279,9 +304,16 @@ impl HandoverRecord {
         let give_up_at = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
         let chain_at = give_up_at + if flags & HAS_GIVE_UP == 0 { 0 } else { GIVE_UP_LEN };
         let chain = if flags & HAS_CHAIN == 0 { None } else { Some(decode_chain(bytes, chain_at)?) };
-        let delta_at = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
-        let delta = if found == WITHOUT_DELTA { None } else { Some(decode_delta(&reader, delta_at)?) };
-        let whole = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
+        let parts_at = chain_at + chain.as_ref().map_or(0, ChainRecord::len);
+        let (parts, delta_at) = match found {
+            WITHOUT_DELTA => (0, parts_at),
+            WITH_DELTA => (PART_DELTA, parts_at),
+            _ => (decode_parts(&reader, parts_at)?, parts_at + PARTS_LEN),
+        };
+        let delta = if parts & PART_DELTA == 0 { None } else { Some(decode_delta(&reader, delta_at)?) };
+        let way_at = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
+        let way = decode_way(bytes, parts, way_at)?;
+        let whole = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -302,6 +334,7 @@ impl HandoverRecord {
             give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
             chain,
             delta,
+            way,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -427,6 +460,24 @@ fn decode_delta(reader: &Reader<'_>, at: usize) -> Result<Delta, HandoverError> 
     Delta::decode(&reader.array(at)?, Instant::ZERO).ok_or(HandoverError::Malformed { at })
 }
 
+fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
+    reader.zeros(at + 1, PARTS_LEN - 1)?;
+    let parts = reader.byte(at)?;
+    let is_one_way = matches!(parts & !PART_DELTA, PART_OLD_WAY | PART_NEW_WAY);
+    if is_one_way { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
+}
+
+fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, HandoverError> {
+    Ok(match parts & !PART_DELTA {
+        PART_OLD_WAY => {
+            let record = bytes.get(at..).and_then(PartingRecord::decode).ok_or(HandoverError::Malformed { at })?;
+            Some(KeptWay::Old(record))
+        }
+        PART_NEW_WAY => Some(KeptWay::New),
+        _ => None,
+    })
+}
+
 fn encode_leg(leg: &Leg) -> [u8; LEG_LEN] {
     let mut out = [0; LEG_LEN];
     out[0] = leg.kind as u8;
@@ -508,7 +559,8 @@ impl Sal {
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        let goes_on = flow.directions.has_egress() && !flow.has(seen::LEAVING);
+        let way = self.kept_way(now, flow);
+        let goes_on = (flow.directions.has_egress() || way.is_some()) && !flow.has(seen::LEAVING);
         if !is_set_up || !flow.carries_data() || !goes_on || self.fetches.is_between(id) {
             return None;
         }
@@ -533,9 +585,10 @@ impl Sal {
         Some(HandoverRecord {
             flow: flow.id,
             peer_flow: flow.peer_flow,
-            session: flow.session,
+            session: if way.is_some() { flow.session } else { self.session_before(flow) },
             service: flow.service,
             source: flow.source.as_deref().copied(),
+            way,
             role: flow.role,
             lifecycle: flow.lifecycle,
             authenticated: flow.has(seen::AUTHENTICATED),
@@ -576,7 +629,11 @@ impl Sal {
         if record.flow.0 == 0 || self.flows.get(record.flow).is_some() {
             return Err(AdoptError::Taken("identifier"));
         }
-        if self.flows.by_tuple(&app).is_some() {
+        let is_aside = record.way == Some(KeptWay::New);
+        if !is_aside && let Some(old) = self.flows.by_tuple(&app) {
+            self.forget_kept_old(old, record.flow);
+        }
+        if !is_aside && self.flows.by_tuple(&app).is_some() {
             return Err(AdoptError::Taken("five-tuple"));
         }
         let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
@@ -595,6 +652,9 @@ impl Sal {
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
         flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
         flow.setup = Setup::Done;
+        if is_aside {
+            flow.directions = Directions::PartedAside;
+        }
         let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
         let is_demanded = record.is_demanded || self.demands_secure(&record.service);
         flow.seen = seen::CONFIRMED
@@ -625,6 +685,12 @@ impl Sal {
         }
         if record.give_up_after.is_some() {
             self.note_told(record.flow, record.give_up_after);
+        }
+        match record.way {
+            // What the cache is told comes when both are there.
+            Some(KeptWay::New) => return Ok(()),
+            Some(KeptWay::Old(ways)) => self.adopt_old_way(record.flow, ways),
+            None => {}
         }
         let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
         self.announce_path(association);

@@ -6,6 +6,7 @@ use core::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::act::reconfiguration::PeerCut;
 use crate::cache::entry::{PathId, Wire};
 use crate::cache::output::Output;
 use crate::cache::packet::tcp_flags;
@@ -57,6 +58,7 @@ pub(crate) fn record() -> HandoverRecord {
         give_up_after: None,
         chain: None,
         delta: None,
+        way: None,
         legs: alloc::vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(0x2222_2222)), keys: Some(keys) },
@@ -164,6 +166,74 @@ fn a_delta_makes_it_another_version() {
     }
 }
 
+fn ways() -> PartingRecord {
+    let peer = PeerCut { number: 0x0405_0607, is_closed: true };
+    let before = SessionId([6; 16]);
+    let new = FlowId(0x3333_3333);
+    PartingRecord { number: 9, new, own: 0x0a0b_0c0d, peer: Some(peer), scale: 7, before, delta: Some(delta()) }
+}
+
+#[test]
+fn two_ways_make_it_another_version() {
+    let old = HandoverRecord { way: Some(KeptWay::Old(ways())), ..record() };
+    let mut bytes = old.encode();
+    assert_eq!(bytes[4..8], [0, 3, 1, 0x20 + 4 + 56]);
+    assert_eq!(bytes[288..308], *b"\x02\0\0\0\0\0\0\x09\x33\x33\x33\x33\x0a\x0b\x0c\x0d\x04\x05\x06\x07");
+    assert_eq!(bytes[308..312], *b"\x07\x07\0\0");
+    assert_eq!(bytes[312..328], [6; 16]);
+    assert_eq!(bytes[328..], delta().encode(Instant::ZERO));
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(old));
+    for (at, wrong) in [(288, 0), (288, 6), (288, 8), (289, 1)] {
+        let right = core::mem::replace(&mut bytes[at], wrong);
+        let error = HandoverRecord::decode(&bytes).expect_err("no such parts");
+        assert_eq!(error, HandoverError::Malformed { at: at.min(288) + usize::from(at == 289) }, "byte {at}");
+        bytes[at] = right;
+    }
+    for (at, wrong) in [(308, 15), (309, 8), (309, 6), (310, 1)] {
+        let right = core::mem::replace(&mut bytes[at], wrong);
+        assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at: 292 }), "byte {at}");
+        bytes[at] = right;
+    }
+    let new = HandoverRecord { way: Some(KeptWay::New), delta: Some(delta()), ..record() };
+    let bytes = new.encode();
+    assert_eq!(bytes[288..292], [5, 0, 0, 0]);
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(new));
+}
+
+/// Two records of one session's two ways, in either order, and one of them alone.
+#[test]
+fn a_session_with_two_ways_goes_on_with_both_or_ends() {
+    let peer_flow = FlowId(0x4444_4444);
+    let open = HandoverRecord { role: Role::Responder, fins: (false, false), ..record() };
+    let old = HandoverRecord { way: Some(KeptWay::Old(ways())), ..open.clone() };
+    let new = HandoverRecord { flow: ways().new, peer_flow, way: Some(KeptWay::New), ..open.clone() };
+    let only = HandoverRecord { way: None, ..new.clone() };
+    let now = Instant::from_millis(5000);
+    let taken = |records: &[&HandoverRecord]| {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        for record in records {
+            // Of two of one five-tuple the second one is refused.
+            let _ = sal.adopt_flow(now, record);
+        }
+        sal.resume_ways(now);
+        let ids: Vec<FlowId> = [old.flow, new.flow].into_iter().filter(|id| sal.flow(*id).is_some()).collect();
+        let way = sal.export_flow(now, old.flow).and_then(|record| record.way);
+        (ids, way.is_some(), sal.flow(old.flow).is_some_and(|flow| flow.lifecycle < Lifecycle::Closed))
+    };
+    for both in [[&old, &new], [&new, &old]] {
+        assert_eq!(taken(&both), (alloc::vec![old.flow, new.flow], true, true));
+    }
+    for ended in [[&old, &only], [&only, &old]] {
+        assert_eq!(taken(&ended).0, [new.flow], "the new way has become the only one");
+    }
+    assert!(!taken(&[&old]).2, "bytes may be lost");
+    assert_eq!(taken(&[&new]).0, []);
+    for canceled in [[&open, &new], [&new, &open]] {
+        assert_eq!(taken(&canceled), (alloc::vec![open.flow], false, true));
+    }
+}
+
 #[test]
 fn a_delta_goes_on_with_its_flow_and_its_clocks() {
     let mut sal = sal(Limits::default());
@@ -178,10 +248,10 @@ fn a_delta_goes_on_with_its_flow_and_its_clocks() {
 #[test]
 fn another_version_is_refused_in_words() {
     let mut bytes = record().encode();
-    bytes[5] = 3;
-    let error = HandoverRecord::decode(&bytes).expect_err("version 3");
-    assert_eq!(error, HandoverError::Version { found: 3 });
-    let said = "the hand-over record has version 3, this program reads version 2; run the same version on both sides";
+    bytes[5] = 4;
+    let error = HandoverRecord::decode(&bytes).expect_err("version 4");
+    assert_eq!(error, HandoverError::Version { found: 4 });
+    let said = "the hand-over record has version 4, this program reads version 3; run the same version on both sides";
     assert_eq!(error.to_string(), said);
     bytes[0] = b'X';
     assert_eq!(HandoverRecord::decode(&bytes), Err(HandoverError::Malformed { at: 0 }));

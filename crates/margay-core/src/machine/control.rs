@@ -430,6 +430,12 @@ impl Sal {
         self.flows.iter().filter(is_shown).map(|flow| self.describe(flow))
     }
 
+    /// Every flow that may have a record for the next start of the agent, in no order: also the other way of a session
+    /// that is between two.
+    pub fn flows_to_keep(&self) -> impl Iterator<Item = FlowId> {
+        self.flows.iter().filter(|flow| flow.app.protocol != GREETING).map(|flow| flow.id)
+    }
+
     /// The flow whose application sends packets of `app`, and which end this is.
     pub fn flow_of(&self, app: &Tuple) -> Option<(FlowId, Role)> {
         self.flows.by_tuple(app).and_then(|id| self.flows.get(id)).map(|flow| (flow.id, flow.role))

@@ -55,6 +55,7 @@ impl Host {
             let _ = self.sal.adopt_flow(now, record);
         }
         self.sal.forget_superseded();
+        self.sal.resume_ways(now);
         if self.cache.kernel.is_some() {
             self.sal.set_flow_ports(now, Some(61_000..=65_535));
         }
@@ -71,7 +72,7 @@ impl Host {
 
     fn kept(&mut self, now: Instant) -> Kept {
         let associations = self.sal.keep_associations().to_vec();
-        let flows: Vec<FlowId> = self.sal.flows().map(|flow| flow.flow).collect();
+        let flows: Vec<FlowId> = self.sal.flows_to_keep().collect();
         let flows = flows.into_iter().filter_map(|flow| self.sal.export_flow(now, flow)).collect();
         Kept { associations, flows }
     }

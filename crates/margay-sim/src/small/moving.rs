@@ -165,6 +165,7 @@ impl SmallWorld {
             give_up_after: None,
             chain: None,
             delta: None,
+            way: None,
             legs: vec![
                 leg(LegKind::Sal0, 0, Some(tuple(end)), None, None),
                 leg(LegKind::Stack, STACK_ENCAP, None, Some(flow(1 - end)), Some(keys)),

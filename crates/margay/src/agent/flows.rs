@@ -15,7 +15,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -51,6 +51,13 @@ pub enum Change {
     Flow(FlowId),
     /// It is over.
     Over(FlowId),
+    /// The core waits until both are written.
+    Keep {
+        /// As [`Event::Keep`] has it.
+        old: FlowId,
+        /// The same.
+        new: FlowId,
+    },
     /// A peer has been met: its association is worth keeping once something uses it.
     Met,
     /// Associations that are kept have changed.
@@ -66,6 +73,7 @@ impl Change {
             }
             Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
             Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
+            Event::Keep { old, new } => Some(Self::Keep { old: *old, new: *new }),
             Event::AssociationUp(_) => Some(Self::Met),
             Event::PeerRebooted(_) | Event::Moved { .. } | Event::Whereabouts(_) => Some(Self::Associations),
             Event::ConnectFailed { .. }
@@ -222,7 +230,7 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
     let mut wanted: HashMap<FlowId, u32> = HashMap::new();
     if let Some(datapath) = datapath.upgrade() {
         // Flows that were taken up say nothing by themselves.
-        let known: Vec<FlowId> = datapath.with_sal(|sal, _| sal.flows().map(|flow| flow.flow).collect());
+        let known: Vec<FlowId> = datapath.with_sal(|sal, _| sal.flows_to_keep().collect());
         wanted.extend(known.into_iter().map(|flow| (flow, 0)));
         export(&datapath, &mut journal, &mut wanted)?;
     }
@@ -232,11 +240,16 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
         if first.is_none() && wanted.is_empty() {
             return Ok(());
         }
-        thread::sleep(PAUSE);
+        let heard = gather(first, changes);
         let Some(datapath) = datapath.upgrade() else { return Ok(()) };
         let mut has_associations = false;
-        for change in first.into_iter().chain(changes.try_iter()) {
+        let mut awaited = Vec::new();
+        for change in heard.into_iter().chain(changes.try_iter()) {
             match change {
+                Change::Keep { old, new } => {
+                    wanted.extend([(old, 0), (new, 0)]);
+                    awaited.push(old);
+                }
                 Change::Flow(flow) => {
                     wanted.insert(flow, 0);
                 }
@@ -253,7 +266,28 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
             keepsake.write(&associations(&datapath));
         }
         export(&datapath, &mut journal, &mut wanted)?;
+        if !awaited.is_empty() {
+            datapath.with_sal(|sal, now| awaited.into_iter().for_each(|old| sal.kept(now, old)));
+        }
     }
+}
+
+/// What comes within [`PAUSE`], or until something comes that is waited for.
+fn gather(first: Option<Change>, changes: &Receiver<Change>) -> Vec<Change> {
+    let until = std::time::Instant::now() + PAUSE;
+    let mut heard: Vec<Change> = first.into_iter().collect();
+    while !matches!(heard.last(), Some(Change::Keep { .. })) {
+        let rest = until.saturating_duration_since(std::time::Instant::now());
+        match changes.recv_timeout(rest) {
+            Ok(change) => heard.push(change),
+            Err(RecvTimeoutError::Timeout) => break,
+            Err(RecvTimeoutError::Disconnected) => {
+                thread::sleep(rest);
+                break;
+            }
+        }
+    }
+    heard
 }
 
 /// What the next start needs of the associations: some at a time, since the core's lock is not to be held for all of
@@ -274,11 +308,12 @@ fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId
         let records: Vec<(Option<Vec<u8>>, bool)> = datapath.with_sal(|sal, now| {
             let record = |flow: &FlowId| {
                 let shown = sal.flow(*flow);
-                if shown.as_ref().is_some_and(|flow| !flow.goes_on) {
+                let record = sal.export_flow(now, *flow).map(|record| record.encode());
+                if record.is_none() && shown.as_ref().is_some_and(|flow| !flow.goes_on) {
                     left.push(*flow);
                 }
                 let is_over = shown.is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed);
-                (sal.export_flow(now, *flow).map(|record| record.encode()), is_over)
+                (record, is_over)
             };
             some.iter().map(record).collect()
         });

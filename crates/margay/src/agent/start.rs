@@ -290,6 +290,7 @@ async fn start_core(
     flows::take_up(&runtime_dir, &mut sal, now);
     direct.hand_over_grants(&mut sal, now);
     sal.forget_superseded();
+    sal.resume_ways(now);
     direct.hand_over(&mut sal, now);
     spreads.hand_over(&sal);
     let (keeper, changes) = mpsc::channel();

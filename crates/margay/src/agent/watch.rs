@@ -278,7 +278,7 @@ fn log(event: &Event) {
             );
         }
         Event::Twin(twin) => log_twin(*twin),
-        Event::HandOver(_) | Event::SpliceOver { .. } => {}
+        Event::HandOver(_) | Event::SpliceOver { .. } | Event::Keep { .. } => {}
         Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");

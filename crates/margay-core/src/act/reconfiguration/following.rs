@@ -14,7 +14,7 @@ use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::association::draft::Arrival;
 use crate::cache::entry::Directions;
-use crate::leg::delta::SpliceFacts;
+use crate::leg::delta::Delta;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
@@ -62,9 +62,12 @@ struct Spliced {
     client: HostId,
     /// The session that the flow was of before.
     session: SessionId,
-    facts: SpliceFacts,
-    /// When that was heard.
-    heard_at: Instant,
+    /// What the numbers of the two connections differ by.
+    delta: Delta,
+    /// By how many bits windows are shifted that the program's TCP is told.
+    scale: u8,
+    /// The left anchor's end of the new way stands.
+    is_confirmed: bool,
     /// The left anchor awaits nothing more by the old way.
     is_finishing: bool,
 }
@@ -106,7 +109,9 @@ impl Sal {
             (Step::Confirm, false) if following.spliced.is_some() => {
                 self.confirmed_cut(now, session, message.cut());
             }
-            (Step::Finish, false) if following.spliced.is_some() => self.finished_cut(now, session),
+            (Step::Finish, false) if following.spliced.is_some() => {
+                self.finished_cut(now, session, message.cut());
+            }
             (Step::Confirm, false) => self.confirmed_way(now, session, id),
             (Step::Finish, false) => self.finished_way(now, session, id),
             (Step::Fence, true) => self.hear_fence(session, Role::Responder),
@@ -179,12 +184,16 @@ impl Sal {
             self.say_step_repr(id, no, Some(refused.code()));
             return Ok(());
         }
-        let spliced = splice.map(|splice| Spliced {
-            client: HostId(splice.host),
-            session: own,
-            facts: facts_of(&splice),
-            heard_at: now,
-            is_finishing: false,
+        let spliced = splice.map(|splice| {
+            let facts = facts_of(&splice);
+            Spliced {
+                client: HostId(splice.host),
+                session: own,
+                delta: facts.delta(now),
+                scale: facts.right.own_scale,
+                is_confirmed: false,
+                is_finishing: false,
+            }
         });
         self.flows.set_session(id, session);
         self.reconfigurations.following.entry(session).or_insert(Following {
@@ -301,10 +310,8 @@ impl Sal {
         if let Some(spliced) = following.spliced {
             let old = following.ways.old;
             let before = self.flows.get(old).and_then(|flow| flow.delta.as_deref().copied());
-            let delta = spliced.facts.delta(spliced.heard_at);
-            let delta = before.map_or(delta, |before| delta.then(before));
-            let scale = spliced.facts.right.own_scale;
-            self.begin_parting(now, session, Role::Responder, (scale, Some(delta)));
+            let delta = before.map_or(spliced.delta, |before| spliced.delta.then(before));
+            self.begin_parting(now, session, Role::Responder, (spliced.scale, Some(delta)));
             return held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
         }
         for (from, datagram) in held {
@@ -315,12 +322,22 @@ impl Sal {
 
     /// The left anchor's end of the new way stands; `cut`: and it has turned.
     fn confirmed_cut(&mut self, now: Instant, session: SessionId, cut: Option<CutRepr>) {
-        if !self.turn_at_cut(now, session, Role::Responder) {
-            // It asks again.
-            return;
+        let following = self.reconfigurations.following.get_mut(&session);
+        if let Some(spliced) = following.and_then(|one| one.spliced.as_mut()) {
+            spliced.is_confirmed = true;
         }
         if let Some(cut) = cut {
             self.hear_cut(now, session, Role::Responder, cut);
+        }
+        self.follower_turns(now, session);
+    }
+
+    /// Turns this end, as soon as the new way stands at both, and its program has shown what it has sent.
+    pub(super) fn follower_turns(&mut self, now: Instant, session: SessionId) {
+        let following = self.reconfigurations.following.get(&session);
+        let is_confirmed = following.and_then(|one| one.spliced).is_some_and(|spliced| spliced.is_confirmed);
+        if !is_confirmed || !self.turn_at_cut(now, session, Role::Responder) {
+            return;
         }
         let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
         if following.state == FollowingState::Ready {
@@ -333,8 +350,38 @@ impl Sal {
         self.follower_parted(now, session, false);
     }
 
-    /// The left anchor awaits nothing more by the old way.
-    fn finished_cut(&mut self, now: Instant, session: SessionId) {
+    /// An agent that has started again goes on with a session that has two ways. `before`: the session that its flow
+    /// was of.
+    pub(super) fn resume_following(&mut self, now: Instant, ways: Ways, client: HostId, before: SessionId) {
+        let Some(session) = self.flows.get(ways.old).map(|flow| flow.session) else { return };
+        let parting = ways.parting.as_deref();
+        let delta = parting.and_then(|parting| parting.delta).unwrap_or(Delta::ZERO);
+        let scale = parting.map_or(0, |parting| parting.cut.scale());
+        let spliced = Spliced { client, session: before, delta, scale, is_confirmed: true, is_finishing: false };
+        let following = Following {
+            ways,
+            spliced: Some(spliced),
+            state: FollowingState::Parting,
+            sends: Sends::starting(now),
+            until: now + STUCK,
+        };
+        self.reconfigurations.following.insert(session, following);
+    }
+
+    /// The session that a flow was of before it had two ways.
+    pub(crate) fn session_before(&self, flow: &Flow) -> SessionId {
+        let following = self.reconfigurations.following.get(&flow.session).filter(|one| one.ways.old == flow.id);
+        let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced);
+        spliced.map_or(flow.session, |spliced| spliced.session)
+    }
+
+    /// The left anchor awaits nothing more by the old way. Without a cut: for it all is over, since this end had said
+    /// the same before its agent started again.
+    fn finished_cut(&mut self, now: Instant, session: SessionId, cut: Option<CutRepr>) {
+        match cut {
+            Some(cut) => self.hear_cut(now, session, Role::Responder, cut),
+            None => self.hear_of_no_cut(now, session, Role::Responder),
+        }
         let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
         let number = following.ways.number;
         match (following.state, &mut following.spliced, following.ways.new) {
@@ -355,6 +402,9 @@ impl Sal {
     /// Something has passed by one of the two ways of a session whose program leaves.
     pub(super) fn follower_parted(&mut self, now: Instant, session: SessionId, has_moved: bool) {
         let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
+        if following.state == FollowingState::Ready {
+            return self.follower_turns(now, session);
+        }
         if following.state != FollowingState::Parting {
             return;
         }

@@ -180,6 +180,11 @@ impl Leading {
         next.map_or(self.until, |next| next.min(self.until))
     }
 
+    /// Whether a program leaves by it.
+    const fn is_of_program(&self) -> bool {
+        matches!(self.wish.edit, Edit::Leave { .. })
+    }
+
     pub const fn may_turn_back(&self) -> bool {
         matches!(self.state, LeadingState::Turned | LeadingState::Finishing)
     }
@@ -331,6 +336,30 @@ impl Sal {
         self.begin_leading(now, id, Wish { edit, boxes: Vec::new() }, Some(splice))
     }
 
+    /// An agent that has started again goes on with a session that has two ways.
+    pub(super) fn resume_leading(&mut self, now: Instant, ways: Ways, far_end: HostId) {
+        let Some(flow) = self.flows.get(ways.old) else { return };
+        let session = flow.session;
+        let edit = Edit::Leave { service: flow.service };
+        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        // Nobody else has asked since the start.
+        let Ok(guard) = self.locks.acquire(session, holder, now, LEASE) else { return };
+        let leading = Leading {
+            ways,
+            state: LeadingState::TwoWays,
+            wish: Wish { edit, boxes: Vec::new() },
+            guard,
+            far_end,
+            address: super::nowhere(),
+            sends: Sends::starting(now),
+            until: now + STUCK,
+            why: String::new(),
+            is_finishing: false,
+            splice: None,
+        };
+        self.reconfigurations.leading.insert(session, leading);
+    }
+
     /// Something has passed by one of the two ways of a session whose program leaves.
     pub(super) fn leader_parted(&mut self, now: Instant, session: SessionId, has_moved: bool) {
         let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
@@ -353,8 +382,9 @@ impl Sal {
     }
 
     /// The right anchor has turned at its cut: so does this end, as soon as its program has shown what it has sent.
-    fn leader_turns(&mut self, now: Instant, session: SessionId) {
-        if self.turn_at_cut(now, session, Role::Initiator) {
+    pub(super) fn leader_turns(&mut self, now: Instant, session: SessionId) {
+        let has_heard = self.reconfigurations.leading.get(&session).and_then(|one| one.ways.parting.as_deref());
+        if has_heard.is_some_and(|parting| parting.cut.has_peer()) && self.turn_at_cut(now, session, Role::Initiator) {
             self.leader_event(now, session, LeadingEvent::Parted, "");
         }
     }
@@ -399,7 +429,7 @@ impl Sal {
                 let code = message.error().map_or(margay_wire::ErrorCode::Refused, |error| error.code);
                 self.leader_event(now, session, LeadingEvent::Refused, refusal_text(code));
             }
-            Step::Done if !is_old && leading.splice.is_some() => self.leader_hears_cut(now, session, message.cut()),
+            Step::Done if !is_old && leading.is_of_program() => self.leader_hears_cut(now, session, message.cut()),
             Step::Done if !is_old => self.leader_event(now, session, LeadingEvent::Done, ""),
             Step::Fence if is_old => {
                 self.hear_fence(session, Role::Initiator);

@@ -32,6 +32,7 @@ mod following;
 mod leading;
 mod parting;
 mod passing;
+mod record;
 mod refusal;
 mod splice;
 
@@ -59,8 +60,10 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
+pub use cut::PeerCut;
 pub use edit::{EDITS, Edit, EditError};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
+pub use record::{KeptWay, PartingRecord};
 pub use refusal::ReconfigurationRefused;
 pub use splice::{SpliceOutcome, SpliceRefused};
 
@@ -189,6 +192,8 @@ pub(crate) struct Reconfigurations {
     numbers: BTreeMap<FlowId, u32>,
     /// Programs here that leave sessions.
     splices: splice::Splices,
+    /// Of old ways of sessions that have two, what the start of the agent before has written down.
+    kept: BTreeMap<FlowId, PartingRecord>,
     last_number: u32,
 }
 
@@ -278,11 +283,11 @@ impl Sal {
 
     /// The sender has a flow that this host has forgotten, or never had: it need not wait.
     fn answer_of_no_flow(&mut self, message: &Verified<'_>, said: ReconfigurationRepr) {
-        use ReconfigurationStep::{Cancel, Canceled, Confirm, Done, Finish, Leave, Left, Refuse, Request};
+        use ReconfigurationStep::{Cancel, Canceled, Confirm, Done, Finish, Leave, Left, Refuse, Request, Wish};
         let (step, code) = match said.step {
             Request => (Refuse, Some(ErrorCode::UnknownFlow)),
             Cancel => (Canceled, None),
-            Confirm | Done | Finish | Leave => (Left, None),
+            Confirm | Done | Finish | Leave | Wish => (Left, None),
             _ => return,
         };
         let flows = (message.src_flow, message.dst_flow);

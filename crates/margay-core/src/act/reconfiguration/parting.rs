@@ -10,9 +10,9 @@ use core::time::Duration;
 use margay_wire::{CutRepr, ErrorCode, Extension, FlowId, ReconfigurationStep, SessionId};
 
 use super::cut::{Arrival, Cut, PeerCut, Way};
-use super::{bare, kind_of};
+use super::{KeptWay, PartingRecord, Ways, bare, kind_of};
 use crate::association::draft::Draft;
-use crate::cache::entry::Directions;
+use crate::cache::entry::{Directions, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
 use crate::leg::carriage::Why;
@@ -31,6 +31,13 @@ pub(super) const STUCK: Duration = Duration::from_secs(30);
 /// (`net.ipv4.tcp_invalid_ratelimit`).
 const ASK_AGAIN: Duration = Duration::from_millis(520);
 
+/// A cut that is not written down by then is used all the same: an agent that dies in this phase costs the session
+/// then.
+const KEEP_WAIT: Duration = Duration::from_millis(200);
+/// Clocks of timestamps that are awaited when an agent starts again are said to be so much further: nobody knows for
+/// how long it was away, and TCP throws away what has an earlier one.
+const CLOCK_AHEAD_MS: u32 = 60_000;
+
 /// What an end of a session keeps of its two ways while it has both.
 #[derive(Debug)]
 pub(super) struct Parting {
@@ -43,12 +50,18 @@ pub(super) struct Parting {
     ask_at: Instant,
     /// How far the old way was when that was noted last.
     progress: u32,
+    /// This end's cut is fixed, and is being written down; until then at most that is waited for.
+    keep_until: Option<Instant>,
 }
 
 impl Parting {
-    /// When something is due, before both ends have turned.
+    /// When something is due.
     pub fn due(&self) -> Option<Instant> {
-        (!self.cut.may_turn()).then_some(self.ask_at)
+        (!self.cut.may_turn()).then_some(self.ask_at).into_iter().chain(self.keep_until).min()
+    }
+
+    fn new(now: Instant, cut: Cut, delta: Option<Delta>) -> Self {
+        Self { cut, delta, is_heard: false, ask_at: now + ASK_AGAIN, progress: 0, keep_until: None }
     }
 
     /// This end's cut, as the new way has numbers.
@@ -79,13 +92,13 @@ impl Sal {
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
         let Some(new) = ways.new.filter(|_| ways.parting.is_none()) else { return };
         let old = ways.old;
-        ways.parting = Some(Box::new(Parting {
-            cut: Cut::new(scale),
-            delta,
-            is_heard: false,
-            ask_at: now + ASK_AGAIN,
-            progress: 0,
-        }));
+        ways.parting = Some(Box::new(Parting::new(now, Cut::new(scale), delta)));
+        self.part_flows(now, old, new);
+        self.ask_for_numbers(old);
+    }
+
+    /// The flow caches give the core all of both flows.
+    fn part_flows(&mut self, now: Instant, old: FlowId, new: FlowId) {
         for (id, directions) in [(old, Directions::Parted), (new, Directions::PartedAside)] {
             self.park_direct(now, id, Why::Unproved);
             self.flows.set_directions(id, directions);
@@ -94,7 +107,6 @@ impl Sal {
             }
             self.install_again(id);
         }
-        self.ask_for_numbers(old);
     }
 
     /// The program's TCP is given a segment that fits no window, and answers with its numbers (RFC 9293 §3.10.7.4).
@@ -109,9 +121,32 @@ impl Sal {
     pub(super) fn ask_for_numbers_due(&mut self, now: Instant, session: SessionId, role: Role) {
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
         let old = ways.old;
-        let Some(parting) = ways.parting.as_mut().filter(|one| one.due().is_some_and(|due| due <= now)) else { return };
-        parting.ask_at = now + ASK_AGAIN;
-        self.ask_for_numbers(old);
+        let Some(parting) = ways.parting.as_mut() else { return };
+        if parting.keep_until.is_some_and(|until| until <= now) {
+            return self.kept(now, old);
+        }
+        if !parting.cut.may_turn() && parting.ask_at <= now {
+            parting.ask_at = now + ASK_AGAIN;
+            self.ask_for_numbers(old);
+        }
+    }
+
+    /// The records of a session's two ways are written down as [`Event::Keep`] has asked: the end turns, since its
+    /// next start would go on from there. `old`: as that event says.
+    pub fn kept(&mut self, now: Instant, old: FlowId) {
+        self.now = now;
+        let Some(flow) = self.flows.get(old) else { return };
+        let session = flow.session;
+        let role = flow.role;
+        let Some(parting) = self.parting(session, role).filter(|one| one.keep_until.is_some()) else { return };
+        parting.keep_until = None;
+        self.tell_new_way(now, session, role);
+        let waiting = self.parting(session, role).map(|parting| parting.cut.take_waiting()).unwrap_or_default();
+        waiting.into_iter().for_each(|packet| self.carry_piece(now, session, role, Way::New, packet));
+        match role {
+            Role::Initiator => self.leader_turns(now, session),
+            Role::Responder => self.follower_turns(now, session),
+        }
     }
 
     /// The session goes by the old way alone, as before.
@@ -127,13 +162,18 @@ impl Sal {
         self.reconfigurations.ways_mut(session, role)?.parting.as_deref_mut()
     }
 
-    /// Turns this end at what its program has sent until now. False if that is not known yet.
+    /// Turns this end at what its program has sent until now. False if that is not known yet, or not written down.
     pub(super) fn turn_at_cut(&mut self, now: Instant, session: SessionId, role: Role) -> bool {
-        let Some(parting) = self.parting(session, role).filter(|one| one.cut.may_turn()) else { return false };
-        if parting.cut.own().is_none() {
-            self.tell_new_way(now, session, role);
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return false };
+        let old = ways.old;
+        let Some((new, parting)) = ways.new.zip(ways.parting.as_deref_mut()) else { return false };
+        if parting.cut.may_turn() && parting.cut.own().is_none() {
+            parting.cut.fix();
+            parting.keep_until = Some(now + KEEP_WAIT);
+            self.events.push(Event::Keep { old, new });
+            return false;
         }
-        true
+        parting.cut.has_turned()
     }
 
     /// Says by the new way how far this end is, and turns if this end has not.
@@ -168,7 +208,27 @@ impl Sal {
         let Some(parting) = self.parting(session, role) else { return };
         parting.is_heard |= cut.has_heard;
         let number = parting.peer_of_wire(cut.number);
-        let held = parting.cut.hear(PeerCut { number, is_closed: cut.is_closed });
+        self.hear_peer_cut(now, session, role, PeerCut { number, is_closed: cut.is_closed });
+    }
+
+    /// The other end has said before that everything has come by the old way, and has forgotten where its cut was: it
+    /// is not beyond what the program's TCP has acknowledged.
+    pub(super) fn hear_of_no_cut(&mut self, now: Instant, session: SessionId, role: Role) {
+        let Some(parting) = self.parting(session, role) else { return };
+        if let Some(number) = parting.cut.acknowledged() {
+            self.hear_peer_cut(now, session, role, PeerCut { number, is_closed: false });
+        }
+    }
+
+    fn hear_peer_cut(&mut self, now: Instant, session: SessionId, role: Role, peer: PeerCut) {
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
+        let old = ways.old;
+        let Some((new, parting)) = ways.new.zip(ways.parting.as_deref_mut()) else { return };
+        let is_news = !parting.cut.has_peer();
+        let held = parting.cut.hear(peer);
+        if is_news && parting.cut.has_turned() {
+            self.events.push(Event::Keep { old, new });
+        }
         for packet in held {
             self.take_by_way(now, session, role, Way::New, &packet);
         }
@@ -286,6 +346,78 @@ impl Sal {
         self.events.push(Event::FlowChanged(old));
     }
 
+    /// What the next start of the agent needs to know of a flow that is one of its session's two ways; `None` where it
+    /// need not know that there are two.
+    pub(crate) fn kept_way(&self, now: Instant, flow: &Flow) -> Option<KeptWay> {
+        let ways = self.reconfigurations.ways(flow.session, flow.role).filter(|ways| ways.has(flow.id))?;
+        let (new, parting) = ways.new.zip(ways.parting.as_deref())?;
+        let own = parting.cut.own()?;
+        if new == flow.id {
+            return Some(KeptWay::New);
+        }
+        Some(KeptWay::Old(PartingRecord {
+            number: ways.number,
+            new,
+            own,
+            peer: parting.cut.peer(),
+            scale: parting.cut.scale(),
+            before: self.session_before(flow),
+            delta: parting.delta.map(|delta| delta.shown_at(now, Instant::ZERO)),
+        }))
+    }
+
+    /// A session has two ways by what the start of the agent before has written down. They are taken up by
+    /// [`resume_ways`](Self::resume_ways).
+    pub(crate) fn adopt_old_way(&mut self, id: FlowId, record: PartingRecord) {
+        self.reconfigurations.kept.insert(id, record);
+    }
+
+    /// A flow is adopted that was the new way of a session when the record of the old one was written: it has become
+    /// the only one, and the other is of no use.
+    pub(crate) fn forget_kept_old(&mut self, old: FlowId, new: FlowId) {
+        if self.reconfigurations.kept.get(&old).is_some_and(|record| record.new == new) {
+            self.reconfigurations.kept.remove(&old);
+            self.forget_way(old);
+        }
+    }
+
+    /// After all flows of the start of the agent before are adopted: sessions that had two ways while a program left
+    /// go on from their cuts. Those whose new way is gone end, at both ends.
+    pub fn resume_ways(&mut self, now: Instant) {
+        self.now = now;
+        let kept = core::mem::take(&mut self.reconfigurations.kept);
+        for (old, record) in kept {
+            let is_aside = |flow: &&Flow| flow.directions == Directions::PartedAside;
+            let Some(new) = self.flows.get(record.new).filter(is_aside) else {
+                self.say_fail(old, ErrorCode::BytesLost);
+                self.fail_flow(now, old, RemoveReason::PeerFailed);
+                continue;
+            };
+            let far_end = self.associations.get(new.association).map(|peer| peer.host);
+            let Some((role, far_end)) = self.flows.get(old).map(|flow| flow.role).zip(far_end) else { continue };
+            let delta = record.delta.map(|delta| delta.shown_at(Instant::ZERO, now).ahead(CLOCK_AHEAD_MS));
+            let mut parting = Parting::new(now, Cut::resumed(record.own, record.peer, record.scale), delta);
+            parting.ask_at = now;
+            let mut ways = Ways::of(old, record.number);
+            ways.new = Some(record.new);
+            ways.parting = Some(Box::new(parting));
+            match role {
+                Role::Initiator => self.resume_leading(now, ways, far_end),
+                Role::Responder => self.resume_following(now, ways, far_end, record.before),
+            }
+            self.part_flows(now, old, record.new);
+            self.ask_for_numbers(old);
+        }
+        let aside: Vec<FlowId> =
+            self.flows.iter().filter(|flow| flow.directions == Directions::PartedAside).map(|flow| flow.id).collect();
+        for id in aside {
+            let Some(flow) = self.flows.get(id) else { continue };
+            if self.reconfigurations.ways(flow.session, flow.role).is_none_or(|ways| !ways.has(id)) {
+                self.forget_way(id);
+            }
+        }
+    }
+
     /// Bytes of a session are lost that its program believes to have arrived: it cannot go on, at neither end.
     pub(super) fn lose_session(&mut self, now: Instant, session: SessionId, role: Role) {
         let Some(ways) = self.reconfigurations.ways(session, role) else { return };
@@ -296,6 +428,6 @@ impl Sal {
             self.say_fail(new, ErrorCode::BytesLost);
         }
         self.say_step(old, ReconfigurationStep::Leave, number);
-        self.fail_flow(now, old, crate::cache::entry::RemoveReason::PeerFailed);
+        self.fail_flow(now, old, RemoveReason::PeerFailed);
     }
 }

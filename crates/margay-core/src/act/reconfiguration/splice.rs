@@ -256,8 +256,13 @@ impl Sal {
                 }
                 SpliceState::Led => {
                     splice.until = now + RENEW;
+                    let wish = bare(ReconfigurationStep::Wish, splice.number);
                     // A lease that has ended lets others lock the session; what they do the steps refuse.
                     let _ = self.locks.renew(splice.guard, now, LEASE);
+                    // The agents of both ends may have started again: who has forgotten the session says so.
+                    if let Some(said) = self.said_of_splice(now, left, true) {
+                        self.say_spliced(left, wish, said);
+                    }
                 }
             }
         }
@@ -326,9 +331,13 @@ impl Sal {
                 let why = "the way without the program did not come to stand; the log of the client's host has more";
                 self.splice_over(left, SpliceOutcome::Failed(why.to_string()));
             }
-            Step::Leave => {
+            // The client's host has no such flow any more, and says so when it is asked.
+            Step::Leave | Step::Left if said.step == Step::Leave || is_left => {
                 let other = if is_left { right } else { left };
-                self.say_left(id, said.number);
+                if said.step == Step::Leave {
+                    self.say_left(id, said.number);
+                }
+                let said = bare(Step::Leave, said.number);
                 self.say_step_repr(other, said, code);
                 self.splice_over(left, SpliceOutcome::Done);
                 [left, right].into_iter().for_each(|half| self.forget_way(half));

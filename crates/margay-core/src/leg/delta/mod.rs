@@ -242,6 +242,15 @@ impl Delta {
         Self { peer_clock: moved(self.peer_clock), own_clock: moved(self.own_clock), ..self }
     }
 
+    /// The same with clocks that are awaited, if there are any, further by so many milliseconds.
+    pub fn ahead(self, by_ms: u32) -> Self {
+        let further = |clock: Clock| match clock {
+            Clock::Awaited(ahead) => Clock::Awaited(ahead.wrapping_add(by_ms)),
+            known => known,
+        };
+        Self { peer_clock: further(self.peer_clock), own_clock: further(self.own_clock), ..self }
+    }
+
     /// The delta of a wire that lies beyond: from there to the wire of `next` by this one, and on by `next`.
     pub fn then(self, next: Self) -> Self {
         Self {

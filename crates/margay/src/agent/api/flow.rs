@@ -364,6 +364,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         | Event::RouterFound { .. }
         | Event::HandOver(_)
         | Event::SpliceOver { .. }
+        | Event::Keep { .. }
         | Event::RuleExpired { .. } => None,
     }
 }

@@ -236,6 +236,7 @@ impl Teller {
             | Event::RouterFound { .. }
             | Event::HandOver(_)
             | Event::SpliceOver { .. }
+            | Event::Keep { .. }
             | Event::RuleExpired { .. } => {}
         }
     }

@@ -15,7 +15,8 @@ use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
 
 use segment::{Blocks, Segment, after, before, largest};
 
-/// What comes by the new way before the other end's cut is known waits; so many packets at most.
+/// What comes by the new way before the other end's cut is known waits, and so does what goes by it before this end has
+/// turned; so many packets at most of each.
 const HELD_MAX: usize = 256;
 
 /// One of the two ways.
@@ -29,7 +30,7 @@ pub(super) enum Way {
 
 /// The cut of the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PeerCut {
+pub struct PeerCut {
     /// From this number on its data come by the new way.
     pub number: u32,
     /// Its FIN is right below.
@@ -58,8 +59,12 @@ pub(super) struct Cut {
     is_shown: bool,
     /// The last of what it said without data.
     bare: Vec<u8>,
-    /// This end's cut, once it has turned.
+    /// This end's cut, once it is fixed.
     own: Option<u32>,
+    /// It holds: data beyond it go by the new way.
+    has_turned: bool,
+    /// Is to go by the new way, once this end has turned.
+    waiting: Vec<Vec<u8>>,
     peer: Option<PeerCut>,
     /// What the program's TCP has acknowledged last.
     acknowledged: Option<u32>,
@@ -85,6 +90,11 @@ impl Cut {
         Self { scale, ..Self::default() }
     }
 
+    /// What an agent goes on from that has started again: an end that has turned, at a cut that was written down.
+    pub fn resumed(own: u32, peer: Option<PeerCut>, scale: u8) -> Self {
+        Self { own: Some(own), has_turned: true, peer, sent: Some(own), ..Self::new(scale) }
+    }
+
     /// Whether this end may turn: what its program has sent is known.
     pub const fn may_turn(&self) -> bool {
         self.is_shown && self.sent.is_some()
@@ -99,11 +109,33 @@ impl Cut {
         self.peer.is_some()
     }
 
+    /// The other end's cut, where it is known.
+    pub const fn peer(&self) -> Option<PeerCut> {
+        self.peer
+    }
+
+    /// By how many bits windows are shifted that the program's TCP is told.
+    pub const fn scale(&self) -> u8 {
+        self.scale
+    }
+
+    pub const fn has_turned(&self) -> bool {
+        self.has_turned
+    }
+
+    /// Fixes this end's cut at what its program has sent. What it sends from here on waits until this end turns.
+    pub fn fix(&mut self) {
+        if self.own.is_none() && self.is_shown {
+            self.own = self.sent;
+        }
+    }
+
     /// From here on data beyond what the program has sent go by the new way. Gives what that is told of how far this
     /// end is, the last word of its TCP.
     pub fn turn(&mut self) -> Option<Vec<u8>> {
         let sent = self.sent.filter(|_| self.is_shown)?;
         self.own.get_or_insert(sent);
+        self.has_turned = true;
         let Parsed::Transport(packet) = packet::parse(&self.bare).ok()? else { return None };
         let segment = Segment::of(&packet)?;
         self.new_told = largest(self.new_told, segment.acknowledgement);
@@ -116,6 +148,11 @@ impl Cut {
         self.own.is_some() && self.own == self.sent
     }
 
+    /// What has waited for this end to turn, and goes by the new way.
+    pub fn take_waiting(&mut self) -> Vec<Vec<u8>> {
+        core::mem::take(&mut self.waiting)
+    }
+
     /// What has come by the new way too early, which is to come in again.
     pub fn take_held(&mut self) -> Vec<Vec<u8>> {
         core::mem::take(&mut self.held)
@@ -125,6 +162,11 @@ impl Cut {
     pub fn hear(&mut self, peer: PeerCut) -> Vec<Vec<u8>> {
         self.peer.get_or_insert(peer);
         core::mem::take(&mut self.held)
+    }
+
+    /// What the program's TCP has acknowledged last, where it has shown that.
+    pub const fn acknowledged(&self) -> Option<u32> {
+        self.acknowledged
     }
 
     /// Whether everything has come that comes by the old way.
@@ -142,7 +184,7 @@ impl Cut {
         let whole = |way: Way| (way, packet.whole.to_vec());
         let Some(segment) = Segment::of(packet) else { return Vec::new() };
         if segment.has(tcp_flags::RST) {
-            let ways = [Some(Way::Old), self.own.map(|_| Way::New)];
+            let ways = [Some(Way::Old), self.has_turned.then_some(Way::New)];
             return ways.into_iter().flatten().map(whole).collect();
         }
         if segment.has(tcp_flags::SYN) {
@@ -152,8 +194,19 @@ impl Cut {
         self.note_sent(&segment, is_probe, packet.whole);
         match self.own {
             None => alloc::vec![whole(Way::Old)],
-            Some(own) => self.part(&segment, own, is_probe),
+            Some(own) => {
+                let pieces = self.part(&segment, own, is_probe);
+                if self.has_turned { pieces } else { self.wait_to_turn(pieces) }
+            }
         }
+    }
+
+    /// Gives what goes by the old way. What finds no room among the rest is sent again by the program's TCP.
+    fn wait_to_turn(&mut self, pieces: Vec<(Way, Vec<u8>)>) -> Vec<(Way, Vec<u8>)> {
+        let (old, new): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|(way, _)| *way == Way::Old);
+        let room = HELD_MAX.saturating_sub(self.waiting.len());
+        self.waiting.extend(new.into_iter().take(room).map(|(_, packet)| packet));
+        old
     }
 
     fn note_sent(&mut self, segment: &Segment<'_>, is_probe: bool, whole: &[u8]) {
@@ -228,7 +281,7 @@ impl Cut {
         }
         match (way, self.peer) {
             (Way::Old, _) => self.by_old(&segment),
-            (Way::New, Some(_)) if self.own.is_some() => self.by_new(&segment),
+            (Way::New, Some(_)) if self.has_turned => self.by_new(&segment),
             (Way::New, _) => {
                 if self.held.len() < HELD_MAX {
                     self.held.push(packet.whole.to_vec());

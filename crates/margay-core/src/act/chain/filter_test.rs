@@ -204,6 +204,10 @@ fn each_instruction_does_what_classic_bpf_says() {
     ] {
         assert_eq!(returned(listing, &packet), wanted, "{listing:?}");
     }
+}
+
+#[test]
+fn numbers_are_computed_and_compared_with_numbers_and_with_x() {
     for (code, wanted) in [
         (0x04, 16),
         (0x14, 8),

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use margay_core::certificate::{CertificateKind, decode_chain, encode_chain, verify_delegation};
-use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Client, PolicyError, Requirement};
+use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Client, Filter, PolicyError, Program, Requirement};
 use margay_core::key::VerifyingKey;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{AUTHORITY_BITS, Name, NameError, Prefix, ServiceId, group_number};
@@ -19,6 +19,8 @@ pub use crate::registration::proto::ChainRules;
 /// Encoded rules of one authority: with all around them they fit into one message to a host.
 const RULES_LEN_MAX: usize = 57_344;
 const CONTEXT: &[u8] = b"margay 2026 chains";
+/// Characters of a filter's expression.
+pub const FILTER_LEN_MAX: usize = 1024;
 /// Rules that were signed by a clock that is ahead by less are taken: others could not be replaced for long.
 const AHEAD_MAX_S: u64 = 24 * 60 * 60;
 const MS_PER_S: u64 = 1000;
@@ -301,8 +303,25 @@ fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError
         protocol,
         ports,
         clients: chain.clients.iter().map(client).collect::<Result<_, _>>()?,
+        filter: filter(chain).map_err(wrong)?,
         boxes: boxes_of(chain, &place)?,
     })
+}
+
+/// What first packets look like. Whether the program is what libpcap makes of the expression is for whoever signs.
+fn filter(chain: &PolicyChain) -> Result<Option<Filter>, String> {
+    let text = &chain.filter;
+    match (text.is_empty(), chain.filter_program.is_empty()) {
+        (true, true) => return Ok(None),
+        (true, false) => return Err("it has the program of a filter, and not its expression".to_owned()),
+        (false, true) => return Err(format!("the filter `{text}` comes without the program that libpcap makes of it")),
+        (false, false) => {}
+    }
+    if text.len() > FILTER_LEN_MAX {
+        return Err(format!("its filter has {} characters; at most {FILTER_LEN_MAX} are allowed", text.len()));
+    }
+    let program = Program::parse(&chain.filter_program).map_err(|why| format!("the filter `{text}`: {why}"))?;
+    Ok(Some(Filter { text: text.clone(), program }))
 }
 
 fn client(word: &str, authority: [u8; 8]) -> Result<Client, String> {
@@ -381,6 +400,7 @@ pub fn written(chain: &PolicyChain) -> String {
         (first, last) => words.push(format!("ports {first}-{last}")),
     }
     words.extend((!chain.clients.is_empty()).then(|| format!("from {}", chain.clients.join(", "))));
+    words.extend((!chain.filter.is_empty()).then(|| format!("filter `{}`", chain.filter)));
     if chain.boxes.is_empty() {
         return words.join(" ") + " through no boxes";
     }
@@ -450,10 +470,14 @@ mod tests {
         first.protocol = "tcp".to_owned();
         (first.first_port, first.last_port, first.bypass) = (80, 90, true);
         let required = [require("*.shop", &["fw.shop", "ids.infra"])];
+        // ret #1
+        (first.filter, first.filter_program) = ("ip or ip6".to_owned(), vec![0, 6, 0, 0, 0, 0, 0, 1]);
         let block = authority_block("shop");
         let policy = compile(&rules(&[first, chain("rest", "*.Shop", &[])], &required), block).expect("right");
         let one = &policy.rules[0];
         assert_eq!((one.protocol, one.ports.clone(), one.clients.len()), (Some(6), Some(80..=90), 2));
+        assert!(one.filter.as_ref().is_some_and(|filter| filter.text == "ip or ip6" && filter.program.matches(&[])));
+        assert_eq!(policy.rules[1].filter, None);
         assert_eq!(one.clients[0], Client::Group { authority: block, group: group_number("staff") });
         assert!(one.boxes.iter().all(|one| one.may_be_left_out) && one.boxes[1].name == "ids.infra");
         assert_eq!(policy.rules[1].services, Prefix::of_authority("shop"));
@@ -469,8 +493,9 @@ mod tests {
         one.protocol = "tcp".to_owned();
         (one.first_port, one.last_port, one.bypass) = (80, 90, true);
         one.clients = vec!["group:staff".to_owned()];
-        let wanted = "inspect: web.shop tcp ports 80-90 from group:staff through fw.shop, ids.shop, or without those \
-                      that nobody serves";
+        one.filter = "len > 40".to_owned();
+        let wanted = "inspect: web.shop tcp ports 80-90 from group:staff filter `len > 40` through fw.shop, ids.shop, \
+                      or without those that nobody serves";
         assert_eq!(written(&one), wanted);
         assert_eq!(written(&chain("exempt", "*.shop", &[])), "exempt: *.shop through no boxes");
     }
@@ -496,6 +521,19 @@ mod tests {
             (with(&|one| one.boxes = vec!["fw.shop".to_owned(); 2]), "twice"),
             (with(&|one| one.boxes = vec!["web.shop".to_owned()]), "a loop"),
             (with(&|one| one.name.clear()), "it has no name"),
+            (with(&|one| one.filter = "udp".to_owned()), "the filter `udp` comes without the program"),
+            (with(&|one| one.filter_program = vec![0, 6, 0, 0, 0, 0, 0, 1]), "and not its expression"),
+            (
+                with(&|one| (one.filter, one.filter_program) = ("udp".to_owned(), vec![0; 8])),
+                "chain `inspect`: the filter `udp`: it does not end",
+            ),
+            (
+                with(&|one| {
+                    let all = "udp or ".repeat(200) + "udp";
+                    (one.filter, one.filter_program) = (all, vec![0, 6, 0, 0, 0, 0, 0, 1]);
+                }),
+                "its filter has 1403 characters",
+            ),
             (with(&|one| one.boxes = (0..9).map(|n| format!("b{n}.shop")).collect()), "has 9 boxes"),
         ] {
             assert!(says(&rules).contains(wanted), "{wanted}: {}", says(&rules));

@@ -3,15 +3,17 @@
 
 mod line;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use line::{MAIL, NAME, line};
-use margay_core::chain::{ChainPlace, ChainPolicy};
+use margay_core::chain::{ChainPlace, ChainPolicy, Filter, Program};
 use margay_core::stack_change::ChangeRefused;
 use margay_core::{Event, Lifecycle, Stack};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, State};
+use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -38,6 +40,50 @@ fn a_session_goes_through_every_box_and_each_sees_the_client_and_the_service() {
             assert_eq!(line.accepted(), 1);
         }
     }
+}
+
+/// A filter sees what a box would: the client's own address, the service's virtual one, and the program's TCP.
+#[test]
+fn a_filter_decides_by_the_first_packet_with_its_session_header() {
+    let mut line = line(7, Weather::FAIR, 1);
+    let IpAddr::V4(client) = line.world.host(line.client).address else { panic!("it is of IPv4") };
+    let server = line.server;
+    let mut passed = 0;
+    for (source, flag, is_described) in
+        [(client, 2, true), (Ipv4Addr::new(192, 0, 2, 1), 2, false), (client, 16, false)]
+    {
+        // ld [12]; jeq #source; ldb [33]; jset #flag; ldh [22]; jeq #80; ret #1; ret #0
+        let jump = |code: u8, over: u8, number: u32| {
+            let [a, b, c, d] = number.to_be_bytes();
+            [0, code, 0, over, a, b, c, d]
+        };
+        let program = [
+            jump(0x20, 0, 12),
+            jump(0x15, 5, source.into()),
+            jump(0x30, 0, 33),
+            jump(0x45, 3, flag),
+            jump(0x28, 0, 22),
+            jump(0x15, 1, 80),
+            jump(6, 0, 1),
+            jump(6, 0, 0),
+        ];
+        let program = Program::parse(&program.concat()).expect("literal");
+        let host = line.client;
+        let sal = &mut line.world.host(host).sal;
+        let mut policy = sal.chain_policy().clone();
+        for rule in &mut policy.rules {
+            rule.filter = Some(Filter { text: "a literal".to_owned(), program: program.clone() });
+        }
+        sal.set_chain_policy(policy).expect("sound");
+        assert_eq!(sal.chain_rule_for(&service(NAME), 6, 80).is_some(), is_described, "{source} {flag}");
+        assert!(sal.chain_rule_for(&service(NAME), 6, 81).is_none());
+        assert_eq!(line.connect(), Outcome::Answered(9));
+        passed += usize::from(is_described);
+        let machine = line.world.host(line.boxes[0]);
+        let seen = machine.middlebox.as_ref().map_or(0, |middlebox| middlebox.seen.len());
+        assert_eq!(seen, passed, "{source} {flag}");
+    }
+    assert_eq!(line.world.host(server).servers[0].accepted.len(), 3);
 }
 
 #[test]

@@ -60,6 +60,7 @@ fn policy(line: &Line, proxies: &[usize], required: &[(ServiceId, &[usize])]) ->
         protocol: Some(6),
         ports: None,
         clients: Vec::new(),
+        filter: None,
         boxes: (0..line.boxes.len()).map(one).collect(),
     };
     let required = required.iter().map(|(services, boxes)| Requirement {

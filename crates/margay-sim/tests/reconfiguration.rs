@@ -35,6 +35,7 @@ fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
         protocol: None,
         ports: None,
         clients: Vec::new(),
+        filter: None,
         boxes: (0..count).map(one).collect(),
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };

@@ -34,6 +34,7 @@ fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
         protocol: None,
         ports: None,
         clients: Vec::new(),
+        filter: None,
         boxes: vec![one],
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };

@@ -1,6 +1,6 @@
-//! `model`: the checkers, and how much they look at: the Promela models of moves and hand-overs under spin (`verify/`),
-//! every run of small worlds of the core that ships under stateright, and large worlds of it by seeds (`margay-model`).
-//! The large sizes where runs are long.
+//! `model`: the checkers, and how much they look at: the Promela models of moves, hand-overs and programs that leave
+//! under spin (`verify/`), every run of small worlds of the core that ships under stateright, and large worlds of it by
+//! seeds (`margay-model`). The large sizes where runs are long.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,13 +34,14 @@ const BOUNDS: [Bound; 6] = [
 ];
 
 /// The models, and what runs them.
-const VERIFY: [(&str, &str); 6] = [
+const VERIFY: [(&str, &str); 7] = [
     ("run", include_str!("../../../../verify/run")),
     ("rsyn.pml", include_str!("../../../../verify/rsyn.pml")),
     ("move.pml", include_str!("../../../../verify/move.pml")),
     ("choice.pml", include_str!("../../../../verify/choice.pml")),
     ("clone.pml", include_str!("../../../../verify/clone.pml")),
     ("handover.pml", include_str!("../../../../verify/handover.pml")),
+    ("parting.pml", include_str!("../../../../verify/parting.pml")),
 ];
 const LIMIT: Duration = Duration::from_secs(300);
 const LONG_LIMIT: Duration = Duration::from_secs(3600);

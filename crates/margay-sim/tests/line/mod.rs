@@ -77,6 +77,7 @@ impl Line {
             protocol: None,
             ports: None,
             clients: Vec::new(),
+            filter: None,
             boxes: (0..self.boxes.len()).map(one).collect(),
         };
         let policy = ChainPolicy { rules: [NAME, CHAT, TALK].map(rule).to_vec(), required: self.required.clone() };

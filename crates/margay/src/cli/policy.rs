@@ -1,5 +1,7 @@
 //! `margay policy`: what an operator declares in a file.
 
+mod filter;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,6 +10,7 @@ use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
 use miette::{IntoDiagnostic, Result, WrapErr};
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::{Client, Json, Out, refused};
 use crate::listener::{Protocol, ServiceName, port_number};
@@ -103,6 +106,8 @@ struct ChainSection {
     /// Whose sessions: `host:<id>`, `group:<name>`; everybody's unless given.
     #[serde(default)]
     from: Vec<String>,
+    /// What first packets look like: an expression of libpcap.
+    filter: Option<Spanned<String>>,
     /// Names of boxes, in order; none: such sessions go through no boxes.
     through: Vec<ServiceName>,
     /// Those of them that end TCP connections.
@@ -177,7 +182,9 @@ impl Policy {
         )
     }
 
-    fn request(self, dry_run: bool) -> PolicyApplyRequest {
+    /// What the agent is asked for. The file's text and path are for errors.
+    #[expect(clippy::result_large_err, reason = "made once, and shown")]
+    fn request(self, dry_run: bool, (text, path): (&str, &Path)) -> Result<PolicyApplyRequest, Misread> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let route = |section: RouteSection| RouteAddRequest {
             name: section.name.0.written().to_owned(),
@@ -199,17 +206,24 @@ impl Policy {
             authority: section.authority,
             grants: section.names,
         };
-        PolicyApplyRequest {
+        let chain = |section: ChainSection| {
+            let at = section.filter.as_ref().map(Spanned::span);
+            section.declared().map_err(|what| {
+                let advice = "it is written as for tcpdump, `man pcap-filter` has the words; docs/book/chains.md says \
+                              what it is run on";
+                Misread::new(text, path, what, at, advice.to_owned())
+            })
+        };
+        let chains = self.chain.map(|all| all.into_iter().map(chain).collect::<Result<_, _>>()).transpose()?;
+        Ok(PolicyApplyRequest {
             routes: self.route.map(|all| PolicyRoutes { routes: all.into_iter().map(route).collect() }),
             grants: self.grant.into_iter().map(grant).collect(),
             dry_run,
-            chains: self
-                .chain
-                .map(|all| PolicyChains { chains: all.into_iter().map(ChainSection::declared).collect() }),
+            chains: chains.map(|chains| PolicyChains { chains }),
             required: self
                 .require
                 .map(|all| PolicyRequirements { required: all.into_iter().map(RequireSection::declared).collect() }),
-        }
+        })
     }
 }
 
@@ -218,8 +232,14 @@ fn written(names: Vec<ServiceName>) -> Vec<String> {
 }
 
 impl ChainSection {
-    fn declared(self) -> PolicyChain {
-        PolicyChain {
+    /// # Errors
+    ///
+    /// What is wrong with its filter.
+    fn declared(self) -> Result<PolicyChain, String> {
+        let filter = self.filter.map(Spanned::into_inner);
+        let filter_program = filter.as_deref().map(filter::compile).transpose()?.unwrap_or_default();
+        let filter = filter.unwrap_or_default();
+        Ok(PolicyChain {
             name: self.name,
             services: self.services,
             protocol: self.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
@@ -229,7 +249,9 @@ impl ChainSection {
             boxes: written(self.through),
             bypass: self.missing == Missing::Bypass,
             proxies: written(self.proxies),
-        }
+            filter_program,
+            filter,
+        })
     }
 }
 
@@ -243,7 +265,7 @@ pub async fn policy(mut client: Client, verb: PolicyVerb, out: &mut Out) -> Resu
     let PolicyVerb::Apply(args) = verb;
     let text = fs::read_to_string(&args.file).into_diagnostic();
     let text = text.wrap_err_with(|| format!("cannot read the policy in {}", args.file.display()))?;
-    let request = Policy::parse(&text, &args.file)?.request(args.dry_run);
+    let request = Policy::parse(&text, &args.file)?.request(args.dry_run, (&text, &args.file))?;
     let reply = client.policy_apply(request).await.map_err(refused)?.into_inner();
     if args.json.json {
         return out.json(&reply);
@@ -277,6 +299,11 @@ mod tests {
         Policy::parse(text, Path::new("p.toml")).map_err(|error| format!("{error} at {:?}", error.pointed()))
     }
 
+    fn asked_for(text: &str, dry_run: bool) -> Result<PolicyApplyRequest, String> {
+        let asked = parse(text)?.request(dry_run, (text, Path::new("p.toml")));
+        asked.map_err(|error| format!("{error} at {:?}", error.pointed()))
+    }
+
     #[test]
     fn a_file_says_which_rules_there_are() {
         let text = r#"
@@ -295,14 +322,14 @@ action = "drop"
 host = "00112233445566778899aabbccddeeff"
 names = ["web.shop"]
 "#;
-        let request = parse(text).expect("fine").request(true);
+        let request = asked_for(text, true).expect("fine");
         let routes = request.routes.expect("declared").routes;
         assert_eq!((routes.len(), &routes[0].to[..]), (2, &["10.0.0.1".to_owned(), "10.0.0.2".to_owned()][..]));
         assert_eq!((routes[0].weight, routes[0].hard_timeout_ms, routes[1].weight), (Some(50), Some(600_000), None));
         assert_eq!((request.grants.len(), request.dry_run), (1, true));
         // Not to speak of rules is not to say that there are none.
-        assert!(parse("").expect("fine").request(false).routes.is_none());
-        assert_eq!(parse("route = []").expect("fine").request(false).routes.expect("declared").routes.len(), 0);
+        assert!(asked_for("", false).expect("fine").routes.is_none());
+        assert_eq!(asked_for("route = []", false).expect("fine").routes.expect("declared").routes.len(), 0);
     }
 
     #[test]
@@ -328,7 +355,7 @@ through = []
 name = "web.shop"
 boxes = ["fw.shop"]
 "#;
-        let request = parse(text).expect("fine").request(false);
+        let request = asked_for(text, false).expect("fine");
         let chains = request.chains.expect("declared").chains;
         let staff = PolicyChain {
             name: "staff".to_owned(),
@@ -340,14 +367,22 @@ boxes = ["fw.shop"]
             boxes: vec!["fw.shop".to_owned(), "ids.shop".to_owned()],
             bypass: true,
             proxies: vec!["ids.shop".to_owned()],
+            ..PolicyChain::default()
         };
         assert_eq!(chains[0], staff);
         assert_eq!((chains[1].first_port, chains[1].last_port, chains[1].bypass), (80, 80, false));
         assert_eq!(request.required.expect("declared").required[0].boxes, ["fw.shop"]);
-        let none = parse("").expect("fine").request(false);
+        let none = asked_for("", false).expect("fine");
         assert!(none.chains.is_none() && none.required.is_none(), "what is not spoken of is left alone");
-        let gone = parse("chain = []").expect("fine").request(false);
+        let gone = asked_for("chain = []", false).expect("fine");
         assert!(gone.chains.is_some_and(|all| all.chains.is_empty()) && gone.required.is_none());
+    }
+
+    #[test]
+    fn a_filter_that_is_none_is_pointed_at() {
+        let text = "[[chain]]\nname = \"a\"\nfor = \"web.shop\"\nthrough = []\nfilter = \" \"\n";
+        let error = asked_for(text, false).expect_err("it is empty");
+        assert!(error.contains("leave the word `filter` out") && error.contains("Some(\"\\\" \\\"\")"), "{error}");
     }
 
     #[test]

@@ -65,8 +65,7 @@ impl Sal {
             change: way.number,
         };
         let origin = self.sign_origin(&signed);
-        let own = self.config.local_addresses.first().copied().unwrap_or(way.app.source.ip());
-        let client = SocketAddr::new(own, way.app.source.port());
+        let client = SocketAddr::new(self.client_address(&way.app), way.app.source.port());
         Some(Chained {
             asked: service_of(first),
             place: Place::First,
@@ -88,13 +87,13 @@ impl Sal {
     ) -> Option<Box<Chained>> {
         let protocol = packet.tuple.protocol;
         let port = packet.tuple.destination.port();
-        let rule = self.chain_rule_for(service, protocol, port).filter(|rule| !rule.boxes.is_empty())?;
+        let rule = self.chain_rule_of(service, packet);
+        let rule = rule.filter(|rule| !rule.boxes.is_empty())?;
         let boxes = self.boxes_from_here(rule);
         let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.host_id()).collect();
         let origin =
             self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes, change: 0 });
-        let own = self.config.local_addresses.first().copied().unwrap_or(packet.tuple.source.ip());
-        let client = SocketAddr::new(own, packet.tuple.source.port());
+        let client = SocketAddr::new(self.client_address(&packet.tuple), packet.tuple.source.port());
         let mut chained = Chained {
             asked: *service,
             place: Place::First,

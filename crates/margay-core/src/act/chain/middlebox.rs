@@ -65,7 +65,7 @@ impl Sal {
     }
 
     /// The virtual address of this host that stands for a name.
-    fn stands_for(&self, service: &ServiceId, is_v4: bool) -> Option<IpAddr> {
+    pub(super) fn stands_for(&self, service: &ServiceId, is_v4: bool) -> Option<IpAddr> {
         let leased = self.chains.leases.get(&(*service, is_v4)).copied();
         let computed = || IpAddr::V6(self.config.ranges.virtual_v6(service));
         leased.or_else(|| (!is_v4 && crate::types::name::is_computable(service)).then(computed))

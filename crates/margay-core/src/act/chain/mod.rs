@@ -13,10 +13,13 @@
 //! initiator. The five-tuple of one is that of the other reversed, so that what one delivers is what the other sends
 //! on, once the box has let it pass.
 //!
-//! `policy` says which sessions (pure), `proof` who vouches for one, `first` is the initiator's end, `last` what a
+//! `policy` says which sessions (pure), `filter` by what their first packets look like (pure),
+//! `deciding` what is asked of both; `proof` who vouches for one, `first` is the initiator's end, `last` what a
 //! responder asks of its neighbour, `middlebox` the two halves on a box's host, `proxy` a box at which sessions end,
 //! `rewrite` one that changes addresses.
 
+mod deciding;
+mod filter;
 mod first;
 mod given;
 mod last;
@@ -29,6 +32,7 @@ mod record;
 mod rewrite;
 mod tag;
 
+pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
 pub(crate) use first::NewWay;
 pub(crate) use last::Read;
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
@@ -304,13 +308,6 @@ impl Sal {
     /// The policy that this host goes by.
     pub const fn chain_policy(&self) -> &ChainPolicy {
         &self.chains.policy
-    }
-
-    /// The rule that would decide over a session of a program here.
-    pub fn chain_rule_for(&self, service: &ServiceId, protocol: u8, port: u16) -> Option<&ChainRule> {
-        let groups = self.own_groups();
-        let session = SessionHeader { service, protocol, port, host: self.host_id(), groups: &groups };
-        self.chains.policy.rule_for(&session)
     }
 
     /// Names that need a virtual address on this host, since boxes here are to see sessions to them, and whether of

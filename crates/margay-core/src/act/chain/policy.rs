@@ -6,6 +6,7 @@ use core::ops::RangeInclusive;
 
 use margay_wire::BOXES_MAX;
 
+use super::filter::Filter;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, SERVICE_BITS, ServiceId};
 
@@ -53,6 +54,8 @@ pub struct ChainRule {
     pub ports: Option<RangeInclusive<u16>>,
     /// Whose sessions; empty: everybody's.
     pub clients: Vec<Client>,
+    /// What their first packets look like; `None`: anyhow.
+    pub filter: Option<Filter>,
     /// The boxes in order, at most [`BOXES_MAX`]; none: such sessions go through no boxes, whatever later rules say.
     pub boxes: Vec<BoxWanted>,
 }
@@ -161,6 +164,8 @@ pub struct SessionHeader<'a> {
     pub host: HostId,
     /// The authorities that it belongs to, and its groups there.
     pub groups: &'a [([u8; 8], Vec<u32>)],
+    /// Its first packet, from the IP header on, with the addresses that boxes are to see.
+    pub packet: &'a [u8],
 }
 
 /// Whether a name is a service's, without key or partition.
@@ -181,6 +186,7 @@ impl ChainRule {
             && self.protocol.is_none_or(|protocol| protocol == session.protocol)
             && self.ports.as_ref().is_none_or(|ports| ports.contains(&session.port))
             && (self.clients.is_empty() || self.clients.iter().any(is_client))
+            && self.filter.as_ref().is_none_or(|filter| filter.program.matches(session.packet))
     }
 
     /// Whether each session of another rule is one of this rule, too.
@@ -194,6 +200,13 @@ impl ChainRule {
             && (self.protocol.is_none() || self.protocol == other.protocol)
             && has_ports
             && has_clients
+            && self.has_filtered_of(other)
+    }
+
+    /// Whether the filter lets through all that the other rule's does, as far as that can be told.
+    fn has_filtered_of(&self, other: &Self) -> bool {
+        let Some(own) = &self.filter else { return true };
+        other.filter.as_ref().is_some_and(|other| other.program == own.program)
     }
 
     fn check(&self) -> Result<(), PolicyError> {
@@ -256,6 +269,11 @@ impl ChainPolicy {
         self.rules.iter().find(|rule| rule.matches(session))
     }
 
+    /// Whether some rule for this name looks at first packets.
+    pub(crate) fn reads_packets(&self, service: &ServiceId) -> bool {
+        self.rules.iter().any(|rule| rule.filter.is_some() && rule.services.contains(service))
+    }
+
     /// Whether some session to this name may go through boxes.
     pub(crate) fn may_concern(&self, service: &ServiceId) -> bool {
         self.rules.iter().any(|rule| !rule.boxes.is_empty() && rule.services.contains(service))
@@ -279,6 +297,7 @@ mod tests {
     use alloc::string::ToString;
 
     use super::*;
+    use crate::act::chain::Program;
     use crate::types::name::{Name, group_number};
 
     fn prefix(text: &str) -> Prefix {
@@ -295,7 +314,15 @@ mod tests {
 
     fn rule(services: Prefix, boxes: &[&str]) -> ChainRule {
         let boxes = boxes.iter().map(|name| wanted(name)).collect();
-        ChainRule { name: "inspect".to_string(), services, protocol: None, ports: None, clients: Vec::new(), boxes }
+        ChainRule {
+            name: "inspect".to_string(),
+            services,
+            protocol: None,
+            ports: None,
+            clients: Vec::new(),
+            filter: None,
+            boxes,
+        }
     }
 
     #[test]
@@ -305,7 +332,7 @@ mod tests {
         let shop = web.authority();
         let host = HostId([7; 16]);
         let groups = [(shop, alloc::vec![group])];
-        let session = SessionHeader { service: &web, protocol: 6, port: 80, host, groups: &groups };
+        let session = SessionHeader { service: &web, protocol: 6, port: 80, host, groups: &groups, packet: &[] };
         let other = rule(of_service("mail.shop"), &["av.shop"]);
         let of_ports = ChainRule { ports: Some(81..=90), ..rule(of_service("web.shop"), &["av.shop"]) };
         let of_udp = ChainRule { protocol: Some(17), ..rule(of_service("web.shop"), &["av.shop"]) };
@@ -326,9 +353,58 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_is_one_predicate_more() {
+        let filter = |protocol: u8| Filter {
+            text: "a literal".to_string(),
+            // ldb [9]; jeq #protocol; ret #1; ret #0
+            program: Program::parse(
+                &[
+                    [0, 0x30, 0, 0, 0, 0, 0, 9],
+                    [0, 0x15, 0, 1, 0, 0, 0, protocol],
+                    [0, 6, 0, 0, 0, 0, 0, 1],
+                    [0, 6, 0, 0, 0, 0, 0, 0],
+                ]
+                .concat(),
+            )
+            .expect("literal"),
+        };
+        let web = prefix("web.shop").id;
+        let with = |protocol, ports| ChainRule {
+            name: alloc::format!("of {protocol}"),
+            filter: Some(filter(protocol)),
+            ports,
+            ..rule(of_service("web.shop"), &["fw.shop"])
+        };
+        let rules = alloc::vec![with(17, None), with(6, Some(80..=80)), rule(of_service("web.shop"), &["ids.shop"])];
+        let policy = ChainPolicy { rules, required: Vec::new() };
+        assert_eq!(policy.check(), Ok(()));
+        let of = |protocol: u8| {
+            let mut packet = [0; 20];
+            packet[9] = protocol;
+            packet
+        };
+        let packet = of(6);
+        let session =
+            SessionHeader { service: &web, protocol: 6, port: 80, host: HostId([7; 16]), groups: &[], packet: &packet };
+        let decides = |session: &SessionHeader<'_>| policy.rule_for(session).map(|rule| rule.name.clone());
+        assert_eq!(decides(&session).as_deref(), Some("of 6"));
+        assert_eq!(decides(&SessionHeader { port: 81, ..session }).as_deref(), Some("inspect"), "the port counts, too");
+        assert_eq!(decides(&SessionHeader { packet: &of(17), ..session }).as_deref(), Some("of 17"));
+        assert_eq!(decides(&SessionHeader { packet: &[], ..session }).as_deref(), Some("inspect"));
+        assert!(policy.reads_packets(&web) && !policy.reads_packets(&prefix("mail.shop").id));
+        // A rule with a filter leaves later ones something, but for one with the same.
+        let twice = ChainPolicy { rules: alloc::vec![with(6, None), with(6, Some(1..=9))], required: Vec::new() };
+        assert!(matches!(twice.check(), Err(PolicyError::Shadowed { .. })));
+        let of_all = rule(of_service("web.shop"), &["ids.shop"]);
+        let behind = ChainPolicy { rules: alloc::vec![of_all, with(6, None)], required: Vec::new() };
+        assert!(matches!(behind.check(), Err(PolicyError::Shadowed { .. })));
+    }
+
+    #[test]
     fn a_rule_without_boxes_keeps_sessions_from_later_rules() {
         let web = prefix("web.shop").id;
-        let session = SessionHeader { service: &web, protocol: 6, port: 80, host: HostId([7; 16]), groups: &[] };
+        let session =
+            SessionHeader { service: &web, protocol: 6, port: 80, host: HostId([7; 16]), groups: &[], packet: &[] };
         let exempt = rule(of_service("web.shop"), &[]);
         let policy = ChainPolicy {
             rules: alloc::vec![exempt.clone(), rule(Prefix::new(web, 64), &["fw.shop"])],

@@ -1,6 +1,7 @@
 //! `chain-policy`: the policy is shown before it holds, reaches every host, outlives routers and agents, is demanded by
 //! servers, and is changed while sessions run.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
@@ -8,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use super::{PORT, ZONE, apply, await_reason, build, chain, chains, count_sessions, serve, sessions, try_apply, watch};
 use crate::agent::{self, Agents, margay};
 use crate::host::Host;
+use crate::interface::first_address;
 use crate::report::Limit::{Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::scenario::{Findings, Scenario};
@@ -45,6 +47,8 @@ struct Tally {
 }
 
 struct Stage<'a> {
+    /// The client's.
+    address: IpAddr,
     router: &'a Host,
     client: &'a Host,
     other: &'a Host,
@@ -60,6 +64,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     agent::publish(server, NAME, "0.0.0.0:7", &[])?;
     let mut stage = Stage {
+        address: first_address(&lab, lab.host("client")?, 0, false)?.addr(),
         router: lab.host("router")?,
         client: lab.host("client")?,
         other: lab.host("other")?,
@@ -71,6 +76,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         count_sessions(one)?;
     }
     pushed(&mut stage, findings)?;
+    filtered(&mut stage, findings)?;
     demanded(&mut stage, findings)?;
     kept(&mut stage, findings)?;
     missing(&mut stage, findings)?;
@@ -150,6 +156,44 @@ fn pushed(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let said = apply(stage.router, &policy, &stage.all, &["inspect"])?;
     ensure!(said.contains("- chain exempt"), "what is deleted is not shown: {said}");
     stage.go(client, [true, true], findings)
+}
+
+/// Expressions of libpcap decide, on the first packet as a box would see it, beside the other predicates.
+fn filtered(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
+    let (client, other) = (stage.client, stage.other);
+    let filter = |name: &str, boxes: &[&str], expression: &str, more: &str| {
+        chain(name, NAME, boxes, &format!("filter = \"{expression}\"\n{more}"))
+    };
+    let here = stage.address;
+    let syn = filter("syn", &["fw.shop"], "tcp[tcpflags] & tcp-syn != 0", "");
+    for (policy, names, of_client, of_other) in [
+        (filter("net", &["fw.shop"], &format!("tcp port 7 and src net {here}/32"), ""), &["net"][..], true, false),
+        (filter("port", &["fw.shop"], &format!("tcp port 8 and src net {here}/32"), ""), &["port"], false, false),
+        (filter("udp", &["fw.shop"], "udp", ""), &["udp"], false, false),
+        (filter("ip6", &["fw.shop"], "ip6", ""), &["ip6"], false, false),
+        (syn.clone(), &["syn"], true, true),
+        (filter("both", &["fw.shop"], "tcp[tcpflags] & tcp-syn != 0", "port = \"8-9\""), &["both"], false, false),
+        // The first one that matches decides, be it one without boxes.
+        (
+            format!("{}{syn}", filter("exempt", &[], &format!("src host {here}"), "protocol = \"tcp\"")),
+            &["exempt", "syn"],
+            false,
+            true,
+        ),
+    ] {
+        let shown = apply(stage.router, &policy, &stage.all, names)?;
+        let filter = policy.lines().find_map(|line| line.strip_prefix("filter = ")).unwrap_or_default();
+        ensure!(shown.contains(filter.trim_matches('"')), "the changes do not show the filter: {shown}");
+        stage.go(client, [of_client, false], findings)?;
+        stage.go(other, [of_other, false], findings)?;
+    }
+    let trace = |host, port| margay(host, ["trace", &format!("{NAME}:{port}")]);
+    let of_client = trace(client, PORT)?;
+    ensure!(of_client.contains(&format!("chain exempt: {NAME} tcp filter `src host {here}`")), "{of_client}");
+    let of_other = trace(other, PORT)?;
+    ensure!(of_other.contains("chain syn: ") && of_other.contains("through fw.shop"), "{of_other}");
+    let policy = chain("inspect", NAME, &["fw.shop", "ids.shop"], "");
+    apply(stage.router, &policy, &stage.all, &["inspect"]).map(drop)
 }
 
 /// A server that demands a box takes nobody who has not passed it, whatever his host goes by.
@@ -233,7 +277,9 @@ fn refused_input(stage: &Stage<'_>) -> Result<()> {
             chain("gone", NAME, &["fw.shop"], "protocol = \"tcp\"\nproxies = [\"fw.shop\"]\nmissing = \"bypass\""),
             "never left out",
         ),
-        (chain("filter", NAME, &["fw.shop"], "filter = \"tcp\""), "filter"),
+        (chain("words", NAME, &["fw.shop"], "filter = \"tcp portt 80\""), "does not compile: can't parse"),
+        (chain("loops", NAME, &["fw.shop"], "filter = \"ip6 protochain 6\""), "jumps back"),
+        (chain("beside", NAME, &["fw.shop"], "filter = \"inbound\""), "not in an IP packet"),
         (twice, "chain `other` decides over nothing"),
         (unmet, "av.shop"),
         (half, "require ids.shop as well"),

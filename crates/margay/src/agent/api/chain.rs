@@ -150,6 +150,10 @@ fn changes(before: &ChainRules, after: &ChainRules) -> Vec<PolicyChange> {
     for one in &after.chains {
         match before.chains.iter().find(|known| known.name == one.name) {
             None => changes.push(change("add", "chain", written(one))),
+            Some(known) if known.filter_program != one.filter_program && known.filter == one.filter => {
+                let text = format!("{}: libpcap compiles its filter to another program now", written(one));
+                changes.push(change("change", "chain", text));
+            }
             Some(known) if known != one => {
                 changes.push(change("change", "chain", format!("{} -> {}", written(known), written(one))));
             }
@@ -269,7 +273,14 @@ mod test {
         );
         let narrow = PolicyChain { protocol: "tcp".to_owned(), first_port: 80, last_port: 90, ..one.clone() };
         let wanted = "change chain one: web.shop through fw.shop -> one: web.shop tcp ports 80-90 through fw.shop";
-        assert_eq!(texts(&[one], &[narrow]), [wanted]);
+        assert_eq!(texts(std::slice::from_ref(&one), &[narrow]), [wanted]);
+        let filtered =
+            |program: u8| PolicyChain { filter: "udp".to_owned(), filter_program: vec![program], ..one.clone() };
+        let wanted = "change chain one: web.shop through fw.shop -> one: web.shop filter `udp` through fw.shop";
+        assert_eq!(texts(std::slice::from_ref(&one), &[filtered(1)]), [wanted]);
+        let wanted = "change chain one: web.shop filter `udp` through fw.shop: libpcap compiles its filter to another \
+                      program now";
+        assert_eq!(texts(&[filtered(1)], &[filtered(2)]), [wanted]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub enum EnsembleVerb {
     Unload(module::UnloadArgs),
     /// Try a module with requests, without a switch: which member it gives each, and how long that takes
     Try(module::TryArgs),
-    /// Carry the frames of a program that starts this with a stream as standard input
+    /// Carry the frames of a program that starts this with a socket as standard input
     #[command(subcommand, hide = true)]
     Socket(socket::SocketVerb),
 }

@@ -1,6 +1,7 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
 mod cache;
+mod proxy;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,17 +58,20 @@ pub enum Part {
     Shop,
     /// One connection to many memcacheds, which come and go
     Cache,
+    /// A download through a proxy, which leaves, and through a scrubber, which comes and goes
+    Proxy,
 }
 
 impl Part {
     /// All of them, in order.
-    pub const ALL: [Self; 2] = [Self::Shop, Self::Cache];
+    pub const ALL: [Self; 3] = [Self::Shop, Self::Cache, Self::Proxy];
 
     /// As it is written.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shop => "shop",
             Self::Cache => "cache",
+            Self::Proxy => "proxy",
         }
     }
 }
@@ -81,6 +85,7 @@ pub fn perform(part: Part, dir: &Path) -> Result<u8> {
     let went_well = match part {
         Part::Shop => shop(dir)?,
         Part::Cache => cache::share_a_cache(dir)?,
+        Part::Proxy => proxy::leave_a_download(dir)?,
     };
     Ok(u8::from(!went_well))
 }

@@ -3,7 +3,7 @@
  * Of the shim alone: which pairs of connections the program relays between by splice(2), and changes nothing, so that
  * it can leave. It counts for connections that were accepted at ports which the operator has named
  * (MARGAY_SPLICE_PORTS, set by `margay run --splice`): whoever speaks HTTP splices one body, and wants the next request
- * again.
+ * again. With MARGAY_SPLICE_WHEN (`--splice-when`) it stays until there is a file of this name.
  *
  * A direction is at rest when all that was read of one socket has been written to the other one. Of bytes that went
  * through a pipe this is so when the pipe is empty; a program splices when it has nothing else of that direction left
@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -50,6 +51,7 @@ static struct end *ends;
 static struct pipe *pipes;
 static uint16_t ports[PORTS_MAX];
 static size_t port_count;
+static const char *when;
 
 void relay_start(void)
 {
@@ -67,6 +69,7 @@ void relay_start(void)
 	}
 	if (!port_count)
 		return;
+	when = secure_getenv("MARGAY_SPLICE_WHEN");
 	/* Pages that nobody touches cost nothing. */
 	pipes = calloc(PIPES_MAX, sizeof(*pipes));
 	if (pipes)
@@ -196,6 +199,10 @@ static void consider(int source, int target)
 		return;
 	if (!is_at_rest(from, to) || !is_at_rest(to, from))
 		return;
+	if (when && *when && access(when, F_OK)) {
+		errno = error;
+		return;
+	}
 	accepted = from->is_accepted ? from : to;
 	if (atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
 		return;

@@ -3,7 +3,7 @@
 mod acl;
 mod active_sockets;
 mod ad_hoc;
-mod af_serval;
+pub(crate) mod af_serval;
 mod agent_restart;
 mod alrm_hostile;
 mod apps;
@@ -11,7 +11,7 @@ mod bad_weather;
 mod black_hole;
 mod both_move;
 mod cache_off;
-mod chain;
+pub(crate) mod chain;
 mod cloned_key;
 mod containers;
 mod datagram_failover;
@@ -230,6 +230,7 @@ pub const ALL: &[Scenario] = &[
     chain::insert_remove::SCENARIO,
     chain::leaving::REMOVAL,
     chain::leaving::OFFSET,
+    chain::leaving::RESTART,
     handover::SCENARIO,
     handover_attacks::SCENARIO,
     handover_weather::SCENARIO,

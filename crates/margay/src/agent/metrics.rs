@@ -433,7 +433,12 @@ fn of_grants(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(),
 /// Sessions that pass boxes.
 fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let rules = agent.map_or(0, |agent| agent.core.0.with_sal(|sal, _| sal.chain_policy().rules.len()));
-    each_gauge(encoder, &[("chain_rules", "Rules of chains that this host goes by", rules)])?;
+    let parted = agent.map_or(0, |agent| agent.core.0.with_sal(|sal, _| sal.parted_sessions()));
+    let parted_help = "Sessions that end here and go two ways while a program between their ends leaves";
+    each_gauge(
+        encoder,
+        &[("chain_rules", "Rules of chains that this host goes by", rules), ("sessions_parted", parted_help, parted)],
+    )?;
     counters(
         encoder,
         &[

@@ -6,7 +6,7 @@ mod supervised;
 use std::io::{ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use std::{env, fs};
@@ -50,6 +50,10 @@ pub struct RunArgs {
     /// one. May be repeated
     #[arg(long, value_name = "PORT", conflicts_with = "unit", value_parser = clap::value_parser!(u16).range(1..))]
     splice: Vec<u16>,
+    /// With --splice, the program stays in its connections until there is a file of this name, which is made when they
+    /// shall do without it (`touch FILE`). Where the program changes its root directory, the name is one in there
+    #[arg(long, value_name = "FILE", requires = "splice")]
+    splice_when: Option<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "unit")]
     command: Vec<String>,
@@ -176,7 +180,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
     if let Some(shim) = shim {
-        splice::watch(&mut command, &shim, &args.splice);
+        splice::watch(&mut command, &shim, &args.splice, args.splice_when.as_deref());
     }
     match args.drain {
         Some(deadline) => {

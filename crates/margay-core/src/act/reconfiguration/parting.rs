@@ -346,6 +346,14 @@ impl Sal {
         self.events.push(Event::FlowChanged(old));
     }
 
+    /// Sessions that end here and have turned at their cuts, with both ways in use.
+    pub fn parted_sessions(&self) -> usize {
+        let leading = self.reconfigurations.leading.values().map(|one| &one.ways);
+        let following = self.reconfigurations.following.values().map(|one| &one.ways);
+        let has_turned = |ways: &&Ways| ways.parting.as_ref().is_some_and(|parting| parting.cut.has_turned());
+        leading.chain(following).filter(has_turned).count()
+    }
+
     /// What the next start of the agent needs to know of a flow that is one of its session's two ways; `None` where it
     /// need not know that there are two.
     pub(crate) fn kept_way(&self, now: Instant, flow: &Flow) -> Option<KeptWay> {

@@ -1,7 +1,8 @@
-//! Programs that leave between two connections while every byte is checked at both ends: `proxy-removal` has HAProxy as
-//! it is, under the shim; `offset-middlebox` a proxy that puts bytes of its own in front, so that numbers differ.
+//! Programs that leave between two connections while every byte is checked at both ends: `proxy-removal` and
+//! `leaving-restart` have HAProxy as it is, under the shim; `offset-middlebox` a proxy that puts bytes of its own in
+//! front, so that numbers differ.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -11,22 +12,32 @@ use super::{ZONE, build};
 use crate::agent::{self, Agents, margay};
 use crate::command::progress;
 use crate::host::Host;
+use crate::lab::Lab;
 use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::python;
-use crate::report::Limit::Exactly;
+use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound};
 use crate::scenario::af_serval::programs::Programs;
 use crate::scenario::{Findings, Scenario, is_long, pair};
 use crate::server::await_listener;
 use crate::transfers::{Order, Server, Transfers};
+use crate::wire;
 
 /// HAProxy leaves.
 pub const REMOVAL: Scenario = Scenario {
     name: "proxy-removal",
-    summary: "HAProxy leaves running sessions, whose bytes are checked at both ends",
-    bounds: &BOUNDS,
+    summary: "HAProxy on a slower link leaves running sessions, pair by pair, whose bytes are checked at both ends",
+    bounds: &REMOVAL_BOUNDS,
     run: removal,
+};
+
+/// Agents are killed while both ways are in use.
+pub const RESTART: Scenario = Scenario {
+    name: "leaving-restart",
+    summary: "agents of both ends are killed and started again while HAProxy leaves, with megabytes still in it",
+    bounds: &RESTART_BOUNDS,
+    run: restart,
 };
 
 /// A proxy that adds bytes leaves.
@@ -44,11 +55,34 @@ const BOUNDS: [Bound; 4] = [
     bound("incomplete", Exactly(0.0)),
 ];
 
-const BULK: &str = "bulk.shop";
+const REMOVAL_BOUNDS: [Bound; 6] = [
+    bound("staying", Exactly(0.0)),
+    bound("resets", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+    bound("goodput_gain", AtLeast(1.8)),
+    bound("proxy_cpu_after", AtMost(0.02)),
+];
+
+const RESTART_BOUNDS: [Bound; 5] = [
+    bound("staying", Exactly(0.0)),
+    bound("resets", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+    bound("kills_in_phase", AtLeast(2.0)),
+];
+
+/// Of clients and servers, each with a name and a HAProxy of its own.
+const PAIRS: u16 = 4;
+/// The proxy's link, and those of clients and servers.
+const PROXY_MBIT: u32 = 40;
+const SITE_MBIT: u32 = 200;
+/// Goodput is measured for so long.
+const WINDOW: Duration = Duration::from_secs(2);
+/// The link to the server while agents are killed: what the proxy holds takes seconds there.
+const SLOW_MBIT: u32 = 8;
 const GATE: &str = "gate.shop";
 const PORT: u16 = 5010;
-/// Bytes per second of each transfer.
-const PACE: u64 = 2_000_000;
 const LIMIT: Duration = Duration::from_secs(15);
 const PROXY: &str = include_str!("../../../../../examples/leaving-proxy.py");
 const TALK: &str = include_str!("offset.py");
@@ -74,21 +108,90 @@ fn await_left(proxy: &Host, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn haproxy(host: &Host, shim: &Path) -> Result<Program> {
+/// What a HAProxy passes on to whom.
+pub struct Front<'a> {
+    /// Where it listens.
+    pub port: u16,
+    /// A name, without the zone; the port is the same.
+    pub to: &'a str,
+    /// It stays until there is this file.
+    pub when: &'a Path,
+}
+
+/// HAProxy as it is, under the shim.
+///
+/// # Errors
+///
+/// It does not listen.
+pub fn haproxy(host: &Host, shim: &Path, front: &Front<'_>) -> Result<Program> {
+    let Front { port, to, when } = front;
     let text = format!(
         "global\n  maxconn 512\ndefaults\n  mode tcp\n  option splice-request\n  option splice-response\n  timeout \
-         connect 5s\n  timeout client 1m\n  timeout server 1m\nlisten lines\n  bind 0.0.0.0:{PORT}\n  server bulk \
-         {BULK}.{ZONE}:{PORT}\n"
+         connect 5s\n  timeout client 1m\n  timeout server 1m\nlisten lines\n  bind 0.0.0.0:{port}\n  server bulk \
+         {to}.{ZONE}:{port}\n"
     );
-    let path = host.dir.join("leaving-haproxy.cfg");
+    let path = host.dir.join(format!("leaving-haproxy-{port}.cfg"));
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     let config = path.to_str().context("the path is no text")?.to_owned();
     let preload = format!("LD_PRELOAD={}", shim.display());
-    let ports = format!("MARGAY_SPLICE_PORTS={PORT}");
-    let words = ["env", &preload, &ports, "haproxy", "-db", "-f", &config];
-    let mut program = host.spawn("leaving-haproxy", words)?;
-    await_listener(host, &mut program, &PORT.to_string())?;
+    let ports = format!("MARGAY_SPLICE_PORTS={port}");
+    let when = format!("MARGAY_SPLICE_WHEN={}", when.display());
+    let words = ["env", &preload, &ports, &when, "haproxy", "-db", "-f", &config];
+    let mut program = host.spawn(&format!("leaving-haproxy-{port}"), words)?;
+    await_listener(host, &mut program, &port.to_string())?;
     Ok(program)
+}
+
+/// The processes of a HAProxy: `-db` has it stay in the foreground, as one.
+fn cpu_s(programs: &[Program]) -> Result<f64> {
+    programs.iter().map(|program| observe::processor_seconds(program.pid())).sum()
+}
+
+/// What all transfers bring in a while, in bytes per second, and the share of a processor that the proxies take.
+fn measure(all: &mut [Transfers<'_>], proxies: &[Program]) -> Result<(f64, f64)> {
+    let received = |all: &mut [Transfers<'_>]| -> Result<u64> {
+        all.iter_mut().try_for_each(Transfers::refresh)?;
+        Ok(all.iter().flat_map(Transfers::received).map(|word| word.received).sum())
+    };
+    let before = (received(all)?, cpu_s(proxies)?, Instant::now());
+    wait_for("the window of the measurement", 2 * WINDOW, || {
+        ensure!(before.2.elapsed() >= WINDOW, "it is not over");
+        Ok(())
+    })?;
+    let after = (received(all)?, cpu_s(proxies)?, before.2.elapsed().as_secs_f64());
+    Ok(((after.0 - before.0) as f64 / after.2, (after.1 - before.1) / after.2))
+}
+
+/// A proxy for one name, with a server of transfers behind it.
+fn pair_of(lab: &Lab, number: u16) -> Result<Server> {
+    let server = lab.host("server")?;
+    let port = PORT + number;
+    let bulk = Server::start(server, port, false)?;
+    agent::publish(server, &bulk_of(number), &format!("0.0.0.0:{port}"), &[])?;
+    agent::await_instances(lab.host("proxy")?, &bulk_of(number), 1)?;
+    Ok(bulk)
+}
+
+fn bulk_of(number: u16) -> String {
+    format!("bulk{number}.shop")
+}
+
+fn gate_of(number: u16) -> String {
+    format!("gate{number}.shop")
+}
+
+fn gate(lab: &Lab, shim: &Path, number: u16) -> Result<(Program, PathBuf)> {
+    let proxy = lab.host("proxy")?;
+    let port = PORT + number;
+    let when = proxy.dir.join(format!("leave-{number}"));
+    let program = haproxy(proxy, shim, &Front { port, to: &bulk_of(number), when: &when })?;
+    agent::publish(proxy, &gate_of(number), &format!("0.0.0.0:{port}"), &[])?;
+    agent::await_instances(lab.host("client")?, &gate_of(number), 1)?;
+    Ok((program, when))
+}
+
+fn order(when: &Path) -> Result<()> {
+    std::fs::write(when, "").with_context(|| format!("cannot write {}", when.display()))
 }
 
 fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
@@ -96,23 +199,93 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _agents = Agents::start(&lab)?;
     let [client, server, proxy] = [lab.host("client")?, lab.host("server")?, lab.host("proxy")?];
     let programs = Programs::make(dir)?;
-    ["incomplete", "wrong_bytes"].into_iter().for_each(|figure| findings.figures.add(figure, 0.0));
+    for host in [client, server] {
+        observe::count_virtual_resets(host)?;
+        wire::set_rate(Some(host), "eth0", SITE_MBIT)?;
+    }
+    wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
+    let mut servers = Vec::new();
+    let mut proxies = Vec::new();
+    let mut orders = Vec::new();
+    for number in 0..PAIRS {
+        servers.push(pair_of(&lab, number)?);
+        let (program, when) = gate(&lab, &programs.shim(), number)?;
+        proxies.push(program);
+        orders.push(when);
+    }
+    let sessions = if is_long() { 50 } else { 4 };
+    let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(sessions).collect();
+    let mut all = Vec::new();
+    for (number, server) in (0..PAIRS).zip(&mut servers) {
+        let to = format!("{}.{ZONE}", gate_of(number));
+        all.push(Transfers::start(client, server, Order { to: &to, ways: &ways, pace: 0 })?);
+    }
+    progress("transfers run through the proxies");
+    let (before, cpu_before) = measure(&mut all, &proxies)?;
+    let begun = Instant::now();
+    let mut staying = flows(proxy)?;
+    findings.set("sessions", staying as f64 / 2.0);
+    for (number, when) in orders.iter().enumerate() {
+        order(when)?;
+        let left_before = staying;
+        let wanted = 2 * sessions * (orders.len() - number - 1);
+        let left = wait_for("the proxy to leave a pair", LIMIT, || {
+            staying = flows(proxy)?;
+            ensure!(staying <= wanted, "of {left_before} flows it has {staying}");
+            Ok(())
+        });
+        if let Err(error) = left {
+            findings.note(format!("pair {number}: {error:#}"));
+        }
+        progress(&format!("the proxy has left pair {number}"));
+    }
+    findings.set("left_ms", begun.elapsed().as_secs_f64() * 1e3);
+    findings.set("staying", staying as f64);
+    let (after, cpu_after) = measure(&mut all, &proxies)?;
+    for (figure, value) in [
+        ("goodput_before", before),
+        ("goodput_after", after),
+        ("goodput_gain", after / before),
+        ("proxy_cpu_before", cpu_before),
+        ("proxy_cpu_after", cpu_after),
+    ] {
+        findings.set(figure, value);
+    }
+    for (number, transfers) in all.into_iter().enumerate() {
+        transfers.finish(&format!("pair {number}"), findings)?;
+    }
+    pair::report_resets(&[client, server], findings)
+}
+
+fn restart(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = build("leaving-restart", 0, &["proxy"], dir)?;
+    let _agents = Agents::start(&lab)?;
+    let [client, server, proxy] = [lab.host("client")?, lab.host("server")?, lab.host("proxy")?];
+    let programs = Programs::make(dir)?;
     for host in [client, server] {
         observe::count_virtual_resets(host)?;
     }
-    let mut bulk = Server::start(server, PORT, false)?;
-    agent::publish(server, BULK, &format!("0.0.0.0:{PORT}"), &[])?;
-    agent::await_instances(proxy, BULK, 1)?;
-    let _haproxy = haproxy(proxy, &programs.shim())?;
-    agent::publish(proxy, GATE, &format!("0.0.0.0:{PORT}"), &[])?;
-    agent::await_instances(client, GATE, 1)?;
-    let pairs = if is_long() { 50 } else { 4 };
-    let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(2 * pairs).collect();
-    let to = format!("{GATE}.{ZONE}");
-    let mut transfers = Transfers::start(client, &mut bulk, Order { to: &to, ways: &ways, pace: PACE })?;
-    progress("transfers run through the proxy");
+    wire::set_rate(Some(proxy), "eth0", SLOW_MBIT)?;
+    let mut bulk = pair_of(&lab, 0)?;
+    let (_haproxy, when) = gate(&lab, &programs.shim(), 0)?;
+    let to = format!("{}.{ZONE}", gate_of(0));
+    let ways = ["up:cubic", "up:cubic", "up:cubic"];
+    let mut transfers = Transfers::start(client, &mut bulk, Order { to: &to, ways: &ways, pace: 0 })?;
+    transfers.await_bytes("transfers through the proxy", 400_000, LIMIT)?;
+    order(&when)?;
+    for (host, kills) in [client, server, client, server].into_iter().zip(1..) {
+        // Two flows of one session at this end: both ways are in use.
+        let is_in_phase = wait_for("two ways", Duration::from_secs(2), || {
+            ensure!(agent::metric(host, "margay_sessions_parted")? > 0.0, "none");
+            Ok(())
+        });
+        findings.figures.add("kills_in_phase", f64::from(is_in_phase.is_ok()));
+        agent::kill(host)?;
+        agent::start_again(host)?;
+        progress(&format!("kill {kills}: the agent of {} is back", host.name()));
+    }
+    wire::set_rate(Some(proxy), "eth0", SITE_MBIT)?;
     await_left(proxy, findings)?;
-    progress("the proxy has left");
     transfers.await_bytes("transfers without the proxy", 4_000_000, LIMIT)?;
     transfers.finish("transfers", findings)?;
     pair::report_resets(&[client, server], findings)

@@ -26,7 +26,7 @@ const ZONE: &str = "sal.internal";
 const PORT: u16 = 7;
 
 /// A router, a client, a server, others, and hosts `box1` to `boxN` that forward sessions. No agent is started.
-fn build(name: &str, boxes: usize, others: &[&str], dir: &Path) -> Result<Lab> {
+pub(crate) fn build(name: &str, boxes: usize, others: &[&str], dir: &Path) -> Result<Lab> {
     let boxes: Vec<String> = (1..=boxes).map(|number| format!("box{number}")).collect();
     let hosts = ["client", "server"].iter().chain(others).map(ToString::to_string).chain(boxes.iter().cloned());
     let lab = site::build(name, site::BOTH, &hosts.collect::<Vec<_>>(), dir)?;
@@ -37,12 +37,12 @@ fn build(name: &str, boxes: usize, others: &[&str], dir: &Path) -> Result<Lab> {
 }
 
 /// A chain of a policy file; `more` are further lines of it.
-fn chain(name: &str, of: &str, boxes: &[&str], more: &str) -> String {
+pub(crate) fn chain(name: &str, of: &str, boxes: &[&str], more: &str) -> String {
     format!("[[chain]]\nname = \"{name}\"\nfor = \"{of}\"\nthrough = {boxes:?}\n{more}\n")
 }
 
 /// Applies a policy on the router, and waits until these hosts go by these chains.
-fn apply(router: &Host, policy: &str, hosts: &[&Host], names: &[&str]) -> Result<String> {
+pub(crate) fn apply(router: &Host, policy: &str, hosts: &[&Host], names: &[&str]) -> Result<String> {
     let said = try_apply(router, policy, &[])?;
     hosts.iter().try_for_each(|host| await_chains(host, names))?;
     Ok(said)
@@ -74,7 +74,7 @@ fn await_chains(host: &Host, names: &[&str]) -> Result<()> {
 }
 
 /// Serves a box, and waits until it is registered.
-fn serve(host: &Host, name: &str, kind: &str, options: &[&str]) -> Result<()> {
+pub(crate) fn serve(host: &Host, name: &str, kind: &str, options: &[&str]) -> Result<()> {
     margay(host, ["middlebox", "serve", name, "--kind", kind].iter().chain(options).copied())?;
     await_registered(host, name)
 }

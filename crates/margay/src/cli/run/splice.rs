@@ -26,8 +26,9 @@ pub fn shim() -> Result<PathBuf> {
     })
 }
 
-/// Has the program run under the shim, before other libraries that are loaded so.
-pub fn watch(command: &mut Command, shim: &Path, ports: &[u16]) {
+/// Has the program run under the shim, before other libraries that are loaded so. `when`: it leaves no connection until
+/// there is this file.
+pub fn watch(command: &mut Command, shim: &Path, ports: &[u16], when: Option<&Path>) {
     let mut libraries = OsString::from(shim);
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         libraries.push(":");
@@ -35,6 +36,9 @@ pub fn watch(command: &mut Command, shim: &Path, ports: &[u16]) {
     }
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     command.env("LD_PRELOAD", libraries).env("MARGAY_SPLICE_PORTS", ports.join(","));
+    if let Some(when) = when {
+        command.env("MARGAY_SPLICE_WHEN", when);
+    }
 }
 
 #[cfg(test)]
@@ -44,12 +48,13 @@ mod test {
     #[test]
     fn the_program_has_the_shim_and_the_ports() {
         let mut command = Command::new("haproxy");
-        watch(&mut command, Path::new("/usr/lib/libmargay-preload.so"), &[80, 8443]);
+        watch(&mut command, Path::new("/usr/lib/libmargay-preload.so"), &[80, 8443], Some(Path::new("/run/go")));
         let of = |name: &str| {
             let found = command.get_envs().find(|(known, _)| *known == name).and_then(|(_, value)| value);
             found.map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
         };
         assert_eq!(of("MARGAY_SPLICE_PORTS"), "80,8443");
+        assert_eq!(of("MARGAY_SPLICE_WHEN"), "/run/go");
         assert_eq!(of("LD_PRELOAD").split(':').next(), Some("/usr/lib/libmargay-preload.so"));
     }
 }

@@ -139,7 +139,8 @@ fn the_module_for_speed_prefers_whoever_answers_first() {
         // Each request comes twice, and takes two turns.
         ["a", "images", "b", "a"].map(|label| format!("{label}, may be repeated"))
     );
-    let mut switch = Switch::new(Config::default(), Router::new(Protocol::Memcached, Policy::RoundRobin), 0);
+    let router = Router::new(Protocol::Memcached, Policy::RoundRobin);
+    let mut switch: Switch<Router> = Switch::new(Config::default(), router, 0);
     let mut guest = Guest::start(&module).expect("it starts");
     let joining = Joining { kind: Kind::Margay, to_member: Lsn(0), from_member: Lsn(0), window_bytes: 1 << 20 };
     let ids = ["a", "b", "c"].map(|label| {

@@ -97,27 +97,6 @@ async fn a_value_that_is_too_large_is_refused_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_nobody_else_and_loses_nothing() {
-    let site = Site::start(&["s1", "s2"]).await;
-    let mut client = site.connect().await;
-    fill(&mut client).await;
-    let large = "0123456789abcdef".repeat(1 << 16);
-    site.put(&owner(&["s1", "s2"], "large"), "large", large.clone());
-    let mut deaf = site.connect().await;
-    // More than sockets, framers and windows hold.
-    let count = 48;
-    deaf.send(&"get large\r\n".repeat(count)).await;
-    for number in 0..KEYS {
-        let key = key(number);
-        assert_eq!(client.get(&key).await, value(&key) + "END\r\n", "{key}");
-    }
-    let expected = format!("VALUE large 0 {}\r\n{large}\r\nEND\r\n", large.len());
-    for at in 0..count {
-        assert!(deaf.hear(expected.len()).await == expected, "{at}");
-    }
-}
-
-#[tokio::test]
 async fn a_member_that_joins_gets_its_keys_on_connections_that_there_are() {
     let mut site = Site::start(&["s1", "s2"]).await;
     let mut client = site.connect().await;

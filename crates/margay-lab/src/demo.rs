@@ -1,6 +1,7 @@
 //! `margay-lab demo`: the main job on real programs, and in words.
 
 mod cache;
+mod stacks;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,17 +58,20 @@ pub enum Part {
     Shop,
     /// One connection to many memcacheds, which come and go
     Cache,
+    /// A stream that is sealed, repaired and plain, by rules
+    Stacks,
 }
 
 impl Part {
     /// All of them, in order.
-    pub const ALL: [Self; 2] = [Self::Shop, Self::Cache];
+    pub const ALL: [Self; 3] = [Self::Shop, Self::Cache, Self::Stacks];
 
     /// As it is written.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shop => "shop",
             Self::Cache => "cache",
+            Self::Stacks => "stacks",
         }
     }
 }
@@ -81,6 +85,7 @@ pub fn perform(part: Part, dir: &Path) -> Result<u8> {
     let went_well = match part {
         Part::Shop => shop(dir)?,
         Part::Cache => cache::share_a_cache(dir)?,
+        Part::Stacks => stacks::perform(dir)?,
     };
     Ok(u8::from(!went_well))
 }

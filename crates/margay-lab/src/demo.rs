@@ -2,6 +2,7 @@
 
 mod cache;
 mod proxy;
+mod stacks;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -60,11 +61,13 @@ pub enum Part {
     Cache,
     /// A download through a proxy, which leaves, and through a scrubber, which comes and goes
     Proxy,
+    /// A stream that is sealed, repaired and plain, by rules
+    Stacks,
 }
 
 impl Part {
     /// All of them, in order.
-    pub const ALL: [Self; 3] = [Self::Shop, Self::Cache, Self::Proxy];
+    pub const ALL: [Self; 4] = [Self::Shop, Self::Cache, Self::Stacks, Self::Proxy];
 
     /// As it is written.
     pub const fn name(self) -> &'static str {
@@ -72,6 +75,7 @@ impl Part {
             Self::Shop => "shop",
             Self::Cache => "cache",
             Self::Proxy => "proxy",
+            Self::Stacks => "stacks",
         }
     }
 }
@@ -86,6 +90,7 @@ pub fn perform(part: Part, dir: &Path) -> Result<u8> {
         Part::Shop => shop(dir)?,
         Part::Cache => cache::share_a_cache(dir)?,
         Part::Proxy => proxy::leave_a_download(dir)?,
+        Part::Stacks => stacks::perform(dir)?,
     };
     Ok(u8::from(!went_well))
 }

@@ -147,16 +147,31 @@ fn of_link(acts: &[Act], number: usize, wanted: impl Fn(&Act) -> bool) -> Vec<Ip
 /// `ip` refuses.
 pub fn route_by_source(lab: &Lab, host: &Host) -> Result<()> {
     let mut script = String::new();
-    for (number, link) in host.plan.links.iter().enumerate() {
-        let is_gateway = |other: &&Host| other.plan.role == Role::Gateway;
-        let on_link = |other: &Host| other.plan.links.iter().find(|its| its.subnet == link.subnet).cloned();
-        let gateway = lab.hosts.iter().filter(is_gateway).find_map(on_link).context("a link without a gateway")?;
-        let (Some(own), Some(via)) = (link.v4, gateway.v4) else { continue };
+    for (number, link) in host.plan.links.iter().enumerate().filter(|(_, link)| link.v4.is_some()) {
+        let own = link.v4.context("a link without an address")?;
         let table = SOURCE_TABLES + number;
-        writeln!(script, "route add default via {via} dev eth{number} table {table}")?;
+        writeln!(script, "{}", source_route(lab, host, number)?)?;
         writeln!(script, "rule add from {own} lookup {table} priority {table}")?;
     }
     wire::ip(Some(host), &script)
+}
+
+/// What an interface that was down has lost of that.
+///
+/// # Errors
+///
+/// `ip` refuses, or the interface is down.
+pub fn route_by_source_again(lab: &Lab, host: &Host, link: usize) -> Result<()> {
+    wire::ip(Some(host), &format!("{}\n", source_route(lab, host, link)?))
+}
+
+fn source_route(lab: &Lab, host: &Host, number: usize) -> Result<String> {
+    let link = host.plan.links.get(number).context("the host has no such link")?;
+    let is_gateway = |other: &&Host| other.plan.role == Role::Gateway;
+    let on_link = |other: &Host| other.plan.links.iter().find(|its| its.subnet == link.subnet).cloned();
+    let gateway = lab.hosts.iter().filter(is_gateway).find_map(on_link).context("a link without a gateway")?;
+    let via = gateway.v4.context("a gateway without an IPv4 address")?;
+    Ok(format!("route replace default via {via} dev eth{number} table {}", SOURCE_TABLES + number))
 }
 
 /// The acts as lines for `ip`.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::stack_rule::{Expression, Fact, FactValue, Kind, StackRule};
-use margay_core::{Cause, MoveRefused, Policy, Stack, Towards, Weights};
+use margay_core::{Cause, ChangeCause, MoveRefused, Policy, Stack, Towards, Weights};
 use margay_sim::HostId;
 use margay_wire::FlowId;
 use pair::{CHAT, OUTSIDE, Pair, SECOND, floor, pair, slow};
@@ -349,6 +349,11 @@ fn repairs_under_a_floor_end_with_the_rule_that_wanted_them() {
                 assert!(pair.is_settled(stack), "by server {by_server}, turn {turn}: {:?}", pair.stacks());
             }
         }
+        let home = pair.world.host(pair.client).address;
+        pair.go(Order::Flow, by_server, home);
+        pair.await_stack(Stack::Plain, "at home");
+        let last = pair.flow(host).stack.changes.last().map(|change| change.cause);
+        assert_eq!(last, Some(ChangeCause::RuleEnded(1)), "the rule with the floor is over");
         assert_eq!(pair.plain_outside(), 0);
         pair.nothing_is_missing("by rules");
     }

@@ -80,7 +80,7 @@ mod router_drain;
 mod router_ha;
 mod router_rate;
 mod router_throughput;
-mod rules;
+pub mod rules;
 mod secure_throughput;
 mod setup_latency;
 mod shed;

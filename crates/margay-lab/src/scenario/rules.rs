@@ -71,7 +71,7 @@ release_s = 1
 "#;
 
 /// A laptop at home, whose other network is a cafe's, and a server elsewhere.
-const TOPOLOGY: &str = r#"
+pub const TOPOLOGY: &str = r#"
 [subnet.core]
 v4 = "10.1.0.0/24"
 delay_ms = 2

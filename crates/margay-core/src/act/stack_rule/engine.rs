@@ -334,12 +334,18 @@ impl Sal {
     /// A change of a flow is over, whoever wanted it.
     pub(crate) fn note_change_for_rules(&mut self, now: Instant, id: FlowId, change: &StackChange) {
         match (change.cause, change.outcome) {
-            (cause, ChangeOutcome::Done) => self.follow_with(id, |followed| {
-                followed.next_at = now + CHANGE_EVERY;
-                if let ChangeCause::Rule(number) = cause {
-                    followed.acted = Some(number);
-                }
-            }),
+            (cause, ChangeOutcome::Done) => {
+                let rules = Arc::clone(&self.stack_rules.rules);
+                self.follow_with(id, |followed| {
+                    followed.next_at = now + CHANGE_EVERY;
+                    match cause {
+                        ChangeCause::Rule(number) => followed.acted = Some(number),
+                        // What is left of its stack is a demand's doing.
+                        ChangeCause::RuleEnded(_) => followed.acted = followed.floor(&rules).map(|rule| rule.number),
+                        _ => {}
+                    }
+                });
+            }
             (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
                 self.note_refused(now, id, change, refused);
             }

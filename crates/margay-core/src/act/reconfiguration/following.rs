@@ -314,6 +314,12 @@ impl Sal {
             self.begin_parting(now, session, Role::Responder, (spliced.scale, Some(delta)));
             return held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
         }
+        let old = following.ways.old;
+        // What a program that has left stood between stands between the session's numbers and this end's by any way.
+        let delta = self.flows.get(old).and_then(|flow| flow.delta.clone());
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.delta = delta;
+        }
         for (from, datagram) in held {
             // It is the new way's, and waits as what comes next.
             let _ = self.hold_overtaking(now, id, from, &datagram);

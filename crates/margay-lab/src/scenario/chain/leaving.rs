@@ -64,8 +64,7 @@ const REMOVAL_BOUNDS: [Bound; 6] = [
     bound("proxy_cpu_after", AtMost(0.02)),
 ];
 
-const RESTART_BOUNDS: [Bound; 5] = [
-    bound("staying", Exactly(0.0)),
+const RESTART_BOUNDS: [Bound; 4] = [
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("failed", Exactly(0.0)),

@@ -692,17 +692,6 @@ impl Table {
         }
     }
 
-    /// A flow goes by another record: what its peer has sent by the one before still comes.
-    fn linger(&mut self, former: PathId, path: PathId) {
-        if former == path {
-            return;
-        }
-        let Some(remote) = self.paths.get(&former).map(|record| record.path.remote) else { return };
-        if let Some(record) = self.paths.get_mut(&path).filter(|record| record.path.remote != remote) {
-            record.former = Some((remote, clock::now() + LINGER));
-        }
-    }
-
     fn follow_stripe(&mut self, entry: &Entry) {
         let Some(places) = entry.stripe else {
             self.stripes.remove(&entry.flow);

@@ -675,14 +675,7 @@ impl Host {
                 Output::Questions | Output::QuietEnds => {}
             }
         }
-        let mut kept = Vec::new();
-        while let Some(event) = self.sal.poll_event() {
-            self.hear_of_splice(&event);
-            if let Event::Keep { old, .. } = event {
-                kept.push(old);
-            }
-            self.events.push(event);
-        }
+        let kept = self.hear_events();
         for reset in std::mem::take(&mut self.resets) {
             self.egress(now, &reset.emit());
         }
@@ -691,6 +684,19 @@ impl Host {
             kept.into_iter().for_each(|old| self.sal.kept(now, old));
             self.drain(now);
         }
+    }
+
+    /// Takes the core's events. Gives the flows that it wants to be written down.
+    fn hear_events(&mut self) -> Vec<FlowId> {
+        let mut kept = Vec::new();
+        while let Some(event) = self.sal.poll_event() {
+            self.hear_of_splice(&event);
+            if let Event::Keep { old, .. } = event {
+                kept.push(old);
+            }
+            self.events.push(event);
+        }
+        kept
     }
 
     fn update(&mut self, now: Instant, update: EntryUpdate) {

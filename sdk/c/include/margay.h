@@ -144,8 +144,8 @@ int sv_splice(int left, int right);
 #define SV_KEY_MAX 255
 #define SV_LABEL_MAX 64
 
-/* As an order: behind the frames before it that go to the same server; nowhere. 1 to 255 are streams, each of which goes
- * to one server.
+/* As an order: behind the frames before it that go to the same server; nowhere. 1 to 255 are streams, each of which
+ * goes to one server.
  */
 #define SV_PER_SERVER 0
 #define SV_UNORDERED 0xffff
@@ -180,7 +180,7 @@ ssize_t sv_sendframe(int fd, const void *data, size_t length, struct sv_frame *f
 /* As sv_recv, with what is said of the frame. sf_flags says what else it may be: SV_LOST, SV_END. */
 ssize_t sv_recvframe(int fd, void *data, size_t room, struct sv_frame *frame, int flags);
 
-/* What a member of an ensemble is called where keys are divided, before sv_listen: the name of its host, unless said. */
+/* What a member of an ensemble is called where keys are divided, before sv_listen: its host's name, unless said. */
 int sv_framelabel(int fd, const char *label);
 
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */

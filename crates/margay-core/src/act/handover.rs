@@ -49,8 +49,8 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// The highest version that this program reads, and the one of a flow that is one of its session's two ways. Every other
-/// flow's record is of version 1, or, with a delta, of version 2, which programs of before read.
+/// The highest version that this program reads, and the one of a flow that is one of its session's two ways. Every
+/// other flow's record is of version 1, or, with a delta, of version 2, which programs of before read.
 pub const HANDOVER_VERSION: u16 = 3;
 const WITH_DELTA: u16 = 2;
 const WITHOUT_DELTA: u16 = 1;
@@ -360,6 +360,19 @@ impl HandoverRecord {
         self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
     }
 
+    /// What is known of the flow, bit by bit. `demands`: this end's configuration wants it sealed.
+    fn seen(&self, demands: bool) -> u16 {
+        let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
+        seen::CONFIRMED
+            | bit(seen::AUTHENTICATED, self.authenticated)
+            | bit(seen::FIN_EGRESS, self.fins.0)
+            | bit(seen::FIN_INGRESS, self.fins.1)
+            | bit(seen::DEMANDS, self.is_demanded || demands)
+            | bit(seen::PEER_DEMANDS, self.is_demanded_by_peer)
+            // It may have gone another way before.
+            | bit(seen::LATER, self.chain.is_some())
+    }
+
     /// The pair of addresses that it has for itself, where it does not go by that of all flows with its peer.
     fn pair(&self) -> Option<Pair> {
         let tuple = self.legs.iter().find(|leg| leg.kind == LegKind::Stack)?.tuple?;
@@ -607,6 +620,21 @@ impl Sal {
         })
     }
 
+    /// Whether nobody has the flow's identifier or five-tuple. `is_aside`: it is the new one of its session's two ways,
+    /// and the old one has the tuple.
+    fn check_is_free(&mut self, flow: FlowId, app: &Tuple, is_aside: bool) -> Result<(), AdoptError> {
+        if flow.0 == 0 || self.flows.get(flow).is_some() {
+            return Err(AdoptError::Taken("identifier"));
+        }
+        if !is_aside && let Some(old) = self.flows.by_tuple(app) {
+            self.forget_kept_old(old, flow);
+        }
+        if !is_aside && self.flows.by_tuple(app).is_some() {
+            return Err(AdoptError::Taken("five-tuple"));
+        }
+        Ok(())
+    }
+
     /// Carries a flow on that another process or host has exported. Its entry is in the output queue then.
     ///
     /// # Errors
@@ -626,16 +654,8 @@ impl Sal {
         if self.flows.len() >= limit {
             return Err(AdoptError::Full { limit });
         }
-        if record.flow.0 == 0 || self.flows.get(record.flow).is_some() {
-            return Err(AdoptError::Taken("identifier"));
-        }
         let is_aside = record.way == Some(KeptWay::New);
-        if !is_aside && let Some(old) = self.flows.by_tuple(&app) {
-            self.forget_kept_old(old, record.flow);
-        }
-        if !is_aside && self.flows.by_tuple(&app).is_some() {
-            return Err(AdoptError::Taken("five-tuple"));
-        }
+        self.check_is_free(record.flow, &app, is_aside)?;
         let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
         // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends.
         let is_free = cipher.is_none() || keys.host == self.host_id();
@@ -655,16 +675,7 @@ impl Sal {
         if is_aside {
             flow.directions = Directions::PartedAside;
         }
-        let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
-        let is_demanded = record.is_demanded || self.demands_secure(&record.service);
-        flow.seen = seen::CONFIRMED
-            | bit(seen::AUTHENTICATED, record.authenticated)
-            | bit(seen::FIN_EGRESS, record.fins.0)
-            | bit(seen::FIN_INGRESS, record.fins.1)
-            | bit(seen::DEMANDS, is_demanded)
-            | bit(seen::PEER_DEMANDS, record.is_demanded_by_peer)
-            // It may have gone another way before.
-            | bit(seen::LATER, record.chain.is_some());
+        flow.seen = record.seen(self.demands_secure(&record.service));
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));

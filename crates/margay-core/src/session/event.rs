@@ -139,8 +139,8 @@ pub enum Event {
         /// Whether the program has left, or why it stays.
         outcome: SpliceOutcome,
     },
-    /// The records of two flows are to be written down for the next start of the agent, now: the two ways of a
-    /// session whose program leaves. [`Sal::kept`](crate::Sal::kept) says that they are; until then, for a moment, the session
+    /// The records of two flows are to be written down for the next start of the agent, now: the two ways of a session
+    /// whose program leaves. [`Sal::kept`](crate::Sal::kept) says that they are; until then, for a moment, the session
     /// waits.
     Keep {
         /// The way through the program.

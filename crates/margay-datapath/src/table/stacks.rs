@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use margay_core::entry::PathId;
 use margay_core::time::Instant;
 use margay_core::{DropReason, Stack, Stacks, Taking};
 use margay_wire::{DataRepr, FlowId};
 
-use super::{EgressRoute, PathRecord, Slot, Table};
+use super::{EgressRoute, LINGER, PathRecord, Slot, Table};
 use crate::clock;
 use crate::fec::Fec;
 use crate::seal::Seal;
@@ -226,6 +227,17 @@ impl Table {
     pub fn forget_turn(&mut self, turn: &Turn) {
         if self.turns.get(&turn.flow).is_some_and(|known| **known == *turn) {
             self.turns.remove(&turn.flow);
+        }
+    }
+
+    /// A flow goes by another record: what its peer has sent by the one before still comes.
+    pub(super) fn linger(&mut self, former: PathId, path: PathId) {
+        if former == path {
+            return;
+        }
+        let Some(remote) = self.paths.get(&former).map(|record| record.path.remote) else { return };
+        if let Some(record) = self.paths.get_mut(&path).filter(|record| record.path.remote != remote) {
+            record.former = Some((remote, clock::now() + LINGER));
         }
     }
 }

@@ -248,8 +248,8 @@ impl Worker {
                 let text = self.config.content.refusal_of(*protocol);
                 self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
             }
-            // Who names the host that is meant is a switch, which takes this one for a member of its own. Each would ask
-            // the next, and of two that ask each other neither would ever come to an end.
+            // Who names the host that is meant is a switch, which takes this one for a member of its own. Each would
+            // ask the next, and of two that ask each other neither would ever come to an end.
             Framed::Hello { host, .. } if *host != [0; 16] => {
                 let text = "this end is a switch, and no member: an ensemble has servers, not ensembles";
                 self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, text));

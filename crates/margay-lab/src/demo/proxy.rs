@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{quote, say};
 use crate::agent::{self, Agents, margay};
 use crate::host::Host;
+use crate::lab::Lab;
 use crate::observe::{self, Passing};
 use crate::program::{Program, wait_for};
 use crate::scenario::af_serval::programs::Programs;
@@ -61,21 +62,10 @@ pub fn leave_a_download(dir: &Path) -> Result<bool> {
 ")?;
     let lab = build("demo-proxy", 1, &["proxy"], dir)?;
     let _agents = Agents::start(&lab)?;
-    let [client, server, proxy, scrubber] =
-        [lab.host("client")?, lab.host("server")?, lab.host("proxy")?, lab.host("box1")?];
+    let [client, proxy, scrubber] = [lab.host("client")?, lab.host("proxy")?, lab.host("box1")?];
     let shim = Programs::make(dir)?.shim();
-    wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
-    let content = noise(FILE_BYTES, 3);
-    let nginx = Nginx::start(server, &["0.0.0.0:80"])?;
-    nginx.put("file", &content)?;
-    agent::publish(server, WEB, "0.0.0.0:80", &[])?;
-    agent::await_instances(proxy, WEB, 1)?;
-    say("On box1:    margay middlebox serve scrub.shop --kind forward")?;
-    serve(scrubber, SCRUBBER, "forward", &[])?;
-    observe::count(scrubber, "passed", Passing::In, "iifname \"sal0\"")?;
-    let hosts: Vec<&Host> = lab.hosts.iter().collect();
-    apply(lab.host("router")?, &chain("known", "nobody.shop", &[SCRUBBER], ""), &hosts, &["known"])?;
-    agent::await_instances(client, SCRUBBER, 1)?;
+    let nginx = serve_file(&lab)?;
+    offer_scrubber(&lab)?;
     say("On proxy:   margay run --service gate.shop --splice 80 --splice-when GO -- haproxy -db -f proxy.cfg\n")?;
     let when = proxy.dir.join("go");
     let front = haproxy(proxy, &shim, &Front { port: PORT, to: WEB, when: &when })?;
@@ -83,11 +73,7 @@ pub fn leave_a_download(dir: &Path) -> Result<bool> {
     agent::await_instances(client, GATE, 1)?;
 
     let into = client.dir.join("downloaded");
-    let path = into.to_str().context("the path is no text")?;
-    let limit = format!("{CLIENT_MBYTES}M");
-    let words = ["curl", "-sS", "--fail", "--limit-rate", &limit, "-o", path, "http://gate.shop.sal.internal/file"];
-    say("On client:  curl http://gate.shop.sal.internal/file")?;
-    let mut curl = client.spawn("download", words)?;
+    let mut curl = begin(client, &into)?;
     let download = Download { into: &into, proxy: &front };
     wait_for("the download", LIMIT, || {
         ensure!(download.bytes() > 1_000_000, "it has not begun");
@@ -104,11 +90,55 @@ pub fn leave_a_download(dir: &Path) -> Result<bool> {
     })?;
     let without = download.measure("since it has left")?;
 
+    let (scrubbed, is_scrubbed) = scrub(client, scrubber, &download)?;
+    let status = curl.finish(Duration::from_secs(60));
+    let has_content = sha256(client, &into)? == sha256(client, &nginx.root.join("file"))?;
+    say(&format!(
+        "    the download {}; its hash is {}\n",
+        if status.is_ok() { "has ended well" } else { "has FAILED" },
+        if has_content { "right" } else { "WRONG" }
+    ))?;
+    let is_faster = without.0 > through.0 * 1.5 && without.1 < 0.02 && scrubbed > through.0;
+    Ok(is_faster && is_scrubbed && status.is_ok() && has_content)
+}
+
+/// The proxy's slow link, and the file behind it.
+fn serve_file(lab: &Lab) -> Result<Nginx> {
+    let [server, proxy] = [lab.host("server")?, lab.host("proxy")?];
+    wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
+    let nginx = Nginx::start(server, &["0.0.0.0:80"])?;
+    nginx.put("file", &noise(FILE_BYTES, 3))?;
+    agent::publish(server, WEB, "0.0.0.0:80", &[])?;
+    agent::await_instances(proxy, WEB, 1)?;
+    Ok(nginx)
+}
+
+/// A box that no session goes through by itself.
+fn offer_scrubber(lab: &Lab) -> Result<()> {
+    let scrubber = lab.host("box1")?;
+    say("On box1:    margay middlebox serve scrub.shop --kind forward")?;
+    serve(scrubber, SCRUBBER, "forward", &[])?;
+    observe::count(scrubber, "passed", Passing::In, "iifname \"sal0\"")?;
+    let hosts: Vec<&Host> = lab.hosts.iter().collect();
+    apply(lab.host("router")?, &chain("known", "nobody.shop", &[SCRUBBER], ""), &hosts, &["known"])?;
+    agent::await_instances(lab.host("client")?, SCRUBBER, 1)
+}
+
+fn begin(client: &Host, into: &Path) -> Result<Program> {
+    let path = into.to_str().context("the path is no text")?;
+    let limit = format!("{CLIENT_MBYTES}M");
+    let words = ["curl", "-sS", "--fail", "--limit-rate", &limit, "-o", path, "http://gate.shop.sal.internal/file"];
+    say("On client:  curl http://gate.shop.sal.internal/file")?;
+    client.spawn("download", words)
+}
+
+/// Puts the scrubber into the download, and takes it out. Gives the rate meanwhile, in megabytes per second, and
+/// whether the scrubber has come, seen the download, and gone.
+fn scrub(client: &Host, scrubber: &Host, download: &Download<'_>) -> Result<(f64, bool)> {
     say("\nOn client:  margay chain insert scrub.shop --name web.shop")?;
-    let passed = || Ok::<_, anyhow::Error>(observe::counts(scrubber)?.get("passed").map_or(0.0, |one| one.packets));
     let is_in = change(client, "insert")?;
     let scrubbed = download.measure("through the scrubber")?;
-    let seen = passed()?;
+    let seen = observe::counts(scrubber)?.get("passed").map_or(0.0, |one| one.packets);
     say(&format!("            the scrubber has seen {seen} packets"))?;
     say("On client:  margay chain remove scrub.shop --name web.shop")?;
     let is_out = change(client, "remove")?;
@@ -117,15 +147,7 @@ pub fn leave_a_download(dir: &Path) -> Result<bool> {
     if let Some(flow) = flow {
         quote(&margay(client, ["flow", "show", flow])?)?;
     }
-    let status = curl.finish(Duration::from_secs(60));
-    let has_content = sha256(client, &into)? == sha256(client, &nginx.root.join("file"))?;
-    say(&format!(
-        "    the download {}; its hash is {}\n",
-        if status.is_ok() { "has ended well" } else { "has FAILED" },
-        if has_content { "right" } else { "WRONG" }
-    ))?;
-    let is_faster = without.0 > through.0 * 1.5 && without.1 < 0.02 && scrubbed.0 > through.0;
-    Ok(is_faster && is_in && is_out && seen > 10.0 && status.is_ok() && has_content)
+    Ok((scrubbed.0, is_in && is_out && seen > 10.0))
 }
 
 /// Changes the boxes of the download. Whether that has worked.

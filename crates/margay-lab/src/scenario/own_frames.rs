@@ -1,7 +1,7 @@
 //! `own-frames`: programs with framed sockets of the SDKs, through a switch. Two servers use the Rust SDK, a third one
-//! that joins under load the Python package, a fourth the C library. One server dies. The client hears what became of each frame, by an answer
-//! or by the word that it is lost, and the connection lives on. Clients in Python and C ask as well, and a server
-//! without a switch.
+//! that joins under load the Python package, a fourth the C library. One server dies. The client hears what became of
+//! each frame, by an answer or by the word that it is lost, and the connection lives on. Clients in Python and C ask as
+//! well, and a server without a switch.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `margay ensemble socket`: a framed socket for a program of another language than Rust (docs/decisions/0087, 0091). The
-//! program starts this one with a Unix socket as its standard input, and says there what is to be sent: see
+//! `margay ensemble socket`: a framed socket for a program of another language than Rust (docs/decisions/0087, 0091).
+//! The program starts this one with a Unix socket as its standard input, and says there what is to be sent: see
 //! [`packet`]. The end of that socket is the end of the connection, either way.
 
 mod packet;

@@ -1,14 +1,19 @@
-/* parting.pml: a program leaves a session while data move both ways (docs/decisions/0088-programs-that-leave.md; Dysco, section 3).
+/* parting.pml: a program leaves a session while data move both ways (docs/decisions/0088-programs-that-leave.md;
+ * Dysco, section 3).
  *
- * Three hosts: the left anchor, at which the session's lock is; the right one; and the program's. Direction 0 goes from left to right,
- * 1 back. Each end's program has BYTES bytes to send, the last of which is its FIN. A byte that the program on the old way has *taken*
- * is acknowledged: its sender has forgotten it. TCP repeats all else, so that losses of data need no steps of their own.
+ * Three hosts: the left anchor, at which the session's lock is; the right one; and the program's. Direction 0 goes
+ * from left to right, 1 back. Each end's program has BYTES bytes to send, the last of which is its FIN. A byte that
+ * the program on the old way has *taken* is acknowledged: its sender has forgotten it. TCP repeats all else, so that
+ * losses of data need no steps of their own.
  *
- * As in rsyn.pml, what is under way between the anchors is a set: a message that was sent once may be delivered at any later time, any
- * number of times, or never. ACTS orders want the session, one of them at a time. A timer of the left anchor may run out at any time. The
- * program may die (PROXY_DIES), and the agents of the ends may, DEATHS times together.
+ * As in rsyn.pml, what is under way between the anchors is a set: a message that was sent once may be delivered at any
+ * later time, any number of times, or never. ACTS orders want the session, one of them at a time. A timer of the left
+ * anchor may run out at any time. The program may die (PROXY_DIES), and the agents of the ends may, DEATHS times
+ * together.
  *
- * At some time all is quiet: nobody dies any more, and the timers of the left anchor run out only where nothing else would ever come. */
+ * At some time all is quiet: nobody dies any more, and the timers of the left anchor run out only where nothing else
+ * would ever come.
+ */
 
 #ifndef BYTES
 #define BYTES 2
@@ -41,13 +46,15 @@ byte number;          /* of what it follows */
 byte last;            /* that it has heard of */
 
 /* Under way. */
-typedef Words { bit request; bit answer; bit syn; bit syn_ack; bit confirm; bit done; bit cut; bit finish; bit finished; bit cancel;
+typedef Words { bit request; bit answer; bit syn; bit syn_ack; bit confirm; bit done; bit cut; bit finish;
+                bit finished; bit cancel;
     bit canceled; bit unknown };
 Words say[ACTS + 1];
 byte said_cut[ACTS + 1]; /* with `done`: where the right anchor's cut is */
 
-/* Data. By direction: bytes that the program has written, that the leaving one has taken, that the other end had of it; as bits, those
- * that the other end's program was given by the new way; where the sender's cut is, and where the receiver thinks so. */
+/* Data. By direction: bytes that the program has written, that the leaving one has taken, that the other end had of it;
+ * as bits, those that the other end's program was given by the new way; where the sender's cut is, and where the
+ * receiver thinks so. */
 byte sent[2]; byte taken[2]; byte old[2]; byte given[2];
 byte cut[2] = NONE; byte known[2] = NONE;
 bit is_there = 1;     /* the program that leaves has its two sockets */
@@ -66,11 +73,12 @@ hidden byte i_;
 #define WHOLE(d) (HAS(d, 0) && HAS(d, 1) && (BYTES < 3 || HAS(d, 2)))
 #define LIVE (!is_reset[0] && !is_reset[1])
 
-mtype = { left, right, program, asks, agrees, sets_up, stands, confirms, turns, parts, finishes, cancels, goes_back, dies_, takes, passes, gives,
+mtype = { left, right, program, asks, agrees, sets_up, stands, confirms, turns, parts, finishes, cancels, goes_back,
+          dies_, takes, passes, gives,
     resets };
 #define SAY(who, what, n) printf("%e %e %d\n", who, what, n)
 
-/* ---- The left anchor ------------------------------------------------------------------------------------------------- */
+/* ---- The left anchor --------------------------------------------------------------------------------------------- */
 
 inline back_left() { cut[0] = NONE; known[1] = NONE }
 
@@ -86,7 +94,8 @@ end:
     :: d_step { leading != IDLE && leading != LEFT && wanted > 0 && !second -> wanted--; second = 1; assert(act==0) }
 #endif
     :: d_step { leading == ASKING && say[act].answer -> leading = SETTING; say[act].syn = 1; SAY(left, sets_up, act) }
-    :: d_step { leading == SETTING && say[act].syn_ack -> leading = CONFIRMING; say[act].confirm = 1; SAY(left, confirms, act) }
+    :: d_step { leading == SETTING && say[act].syn_ack ->
+        leading = CONFIRMING; say[act].confirm = 1; SAY(left, confirms, act) }
     /* The right anchor has turned at its cut: so does this end. */
     :: d_step {
         leading == CONFIRMING && say[act].done && LIVE ->
@@ -119,15 +128,17 @@ end:
     /* Wrong on purpose: it takes back what it has told. */
     :: d_step { leading == TWO_WAYS && whims > 0 -> whims--; leading = CANCELING; say[act].cancel = 1; back_left() }
 #endif
-    :: d_step { leading == CANCELING && (say[act].canceled || quiet && following != TURNED) -> leading = IDLE; back_left() }
+    :: d_step { leading == CANCELING && (say[act].canceled || quiet && following != TURNED) ->
+        leading = IDLE; back_left() }
     /* The right anchor speaks of what this end has forgotten. */
     :: d_step {
-        number && say[number].done && !say[number].unknown && (leading == IDLE || act != number) -> say[number].unknown = 1
+        number && say[number].done && !say[number].unknown && (leading == IDLE || act != number) ->
+            say[number].unknown = 1
     }
     od
 }
 
-/* ---- The right anchor ------------------------------------------------------------------------------------------------ */
+/* ---- The right anchor -------------------------------------------------------------------------------------------- */
 
 inline back_right() { following = ALONE; cut[1] = NONE; known[0] = NONE; SAY(right, goes_back, number); number = 0 }
 
@@ -138,7 +149,8 @@ end:
         say[t].request && following != FINISHED && t > last && (following == ALONE || following == ASKED) ->
         following = ASKED; number = t; last = t; say[t].answer = 1; SAY(right, agrees, t)
     }
-    :: d_step { following == ASKED && number == t && say[t].syn -> following = READY; say[t].syn_ack = 1; SAY(right, stands, t) }
+    :: d_step { following == ASKED && number == t && say[t].syn ->
+        following = READY; say[t].syn_ack = 1; SAY(right, stands, t) }
     :: d_step {
         following == READY && number == t && say[t].confirm && LIVE ->
         following = TURNED; cut[1] = sent[1]; said_cut[t] = cut[1]; say[t].done = 1; SAY(right, turns, cut[1])
@@ -148,7 +160,8 @@ end:
         following == TURNED && number == t && say[t].finish && OVER(0) -> following = FINISHED; say[t].finished = 1
     }
 #ifdef NUMBERS_IGNORED
-    :: d_step { say[t].cancel && following != FINISHED && number && cut[1] != NONE -> back_right(); say[t].canceled = 1 }
+    :: d_step { say[t].cancel && following != FINISHED && number && cut[1] != NONE ->
+        back_right(); say[t].canceled = 1 }
 #endif
     :: d_step {
         say[t].cancel && !say[t].canceled && !(number == t && known[0] != NONE) ->
@@ -163,11 +176,12 @@ end:
         say[t].unknown && number == t && following != FINISHED && known[0] == NONE -> back_right()
     }
     /* Nothing comes any more. It has not turned: the new way is nobody's. */
-    :: d_step { quiet && number == t && (following == ASKED || following == READY) && (leading == IDLE || act != t) -> back_right() }
+    :: d_step { quiet && number == t && (following == ASKED || following == READY) && (leading == IDLE || act != t) ->
+        back_right() }
     od
 }
 
-/* ---- Data ------------------------------------------------------------------------------------------------------------ */
+/* ---- Data -------------------------------------------------------------------------------------------------------- */
 
 /* Whether what comes by the new way in a direction is given to the program there, and so acknowledged. */
 #ifdef GIVES_EARLY
@@ -180,14 +194,17 @@ proctype Direction(byte d) {
 end:
     do
     :: d_step { sent[d] < BYTES && LIVE -> sent[d]++ }
-    /* By the old way: the program takes the next byte, if its sender has not heard from the other end that it is there. */
+    /* By the old way: the program takes the next byte, if its sender has not heard from the other end that the byte
+     * is there. */
     :: d_step {
-        is_there && taken[d] < sent[d] && (cut[d] == NONE || taken[d] < cut[d]) && !((given[d] >> taken[d]) & 1) && LIVE ->
+        is_there && taken[d] < sent[d] && (cut[d] == NONE || taken[d] < cut[d]) &&
+        !((given[d] >> taken[d]) & 1) && LIVE ->
         taken[d]++; SAY(program, takes, taken[d])
     }
     :: d_step { is_there && old[d] < taken[d] && LIVE -> old[d]++; SAY(program, passes, old[d]) }
     /* By the new one: what the sender has not forgotten. */
-#define CAN_GIVE(d, n) (MAY_GIVE(d) && (n) >= cut[d] && (n) < sent[d] && (n) >= taken[d] && LIVE && !((given[d] >> (n)) & 1))
+#define CAN_GIVE(d, n) (MAY_GIVE(d) && (n) >= cut[d] && (n) < sent[d] && (n) >= taken[d] && LIVE && \
+                        !((given[d] >> (n)) & 1))
     :: d_step { CAN_GIVE(d, 0) -> given[d] = given[d] | 1; SAY(d, gives, 0) }
     :: d_step { CAN_GIVE(d, 1) -> given[d] = given[d] | 2; SAY(d, gives, 1) }
 #if BYTES > 2
@@ -196,9 +213,10 @@ end:
     od
 }
 
-/* ---- Ends, and what goes wrong --------------------------------------------------------------------------------------- */
+/* ---- Ends, and what goes wrong ----------------------------------------------------------------------------------- */
 
-/* A RST of the program counts until all that an end awaits of it has come. Below, `e` is the end, 1 - e the direction to it. */
+/* A RST of the program counts until all that an end awaits of it has come. Below, `e` is the end, 1 - e the direction
+ * to it. */
 #ifdef RST_IGNORED
 #define COUNTS(e) (cut[0] == NONE && cut[1] == NONE)
 #else
@@ -218,7 +236,8 @@ inline reset(e) {
 proctype World(byte e) {
 end:
     do
-    :: d_step { rst[e] && !is_reset[e] -> rst[e] = 0; if :: COUNTS(e) && !(WHOLE(0) && WHOLE(1)) -> reset(e) :: else fi }
+    :: d_step { rst[e] && !is_reset[e] ->
+        rst[e] = 0; if :: COUNTS(e) && !(WHOLE(0) && WHOLE(1)) -> reset(e) :: else fi }
     /* An end that is reset tells the other one. */
     :: d_step { is_reset[1 - e] && !is_reset[e] -> is_reset[e] = 1 }
     :: d_step {

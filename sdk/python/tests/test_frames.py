@@ -130,8 +130,14 @@ class FramedSocketsOfCoroutines(WithProgram, unittest.IsolatedAsyncioTestCase):
 
     async def test_a_call_that_is_cancelled_loses_nothing(self) -> None:
         async with await margay.open_frames("work.shop") as server:
-            waiting = asyncio.create_task(server.recv())
-            await asyncio.sleep(0)
+            has_begun = asyncio.Event()
+
+            async def receive() -> object:
+                has_begun.set()
+                return await server.recv()
+
+            waiting = asyncio.create_task(receive())
+            await has_begun.wait()
             waiting.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await waiting

@@ -312,6 +312,33 @@ fn a_router_that_has_just_started_refuses_nobody_yet() {
     );
 }
 
+/// What an agent's restart takes: its socket keeps the SYNs that came meanwhile, and they are the first that it reads.
+#[test]
+fn a_host_that_is_starting_answers_no_syn() {
+    for starting_serves in [false, true] {
+        let mut world = World::new(25, Weather::FAIR);
+        let router = world.add_host(true);
+        let [client, server] = [(); 2].map(|()| world.add_host(false));
+        [client, server].iter().for_each(|host| world.register(router, *host));
+        let starting = if starting_serves { server } else { router };
+        if starting_serves {
+            world.publish(router, server, "web.shop", 1);
+        }
+        world.run_for(SECOND);
+        world.host(starting).sal.hold_connects();
+        let asked = world.connect(client, "web.shop");
+        world.run_for(SECOND / 5);
+        assert_eq!(outcome(&mut world, client, asked), Outcome::Pending);
+        assert!(world.host(starting).sal.counters().drops(DropReason::Awaited) >= 1);
+        if !starting_serves {
+            world.publish(router, server, "web.shop", 1);
+        }
+        world.host(starting).sal.take_connects();
+        world.run_for(SECOND);
+        assert_eq!(outcome(&mut world, client, asked), Outcome::Answered(1));
+    }
+}
+
 #[test]
 fn a_router_that_has_started_waits_longer_for_hosts_that_were_there_before() {
     for comes_back in [true, false] {

@@ -177,6 +177,8 @@ pub struct Sal {
     pub(crate) flow_locks: FlowLocks,
     /// Connections that a drained instance wants to end in order.
     pub(crate) quiet_ends: QuietEnds,
+    /// The agent is starting: SYNs from the network have no answer yet.
+    pub(crate) holds_connects: bool,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -265,6 +267,7 @@ impl Sal {
             locks: SessionLocks::new(LOCKS_MAX),
             flow_locks: FlowLocks::new(),
             quiet_ends: QuietEnds::default(),
+            holds_connects: false,
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,

@@ -38,6 +38,17 @@ impl Sal {
         self.hosts_awaited = now + if self.hosts_absent.is_empty() { HOSTS_AWAITED } else { ABSENT_AWAITED };
     }
 
+    /// This host has just started, and its routers are still to say what it may serve, and its hosts what they do: until
+    /// [`take_connects`](Self::take_connects) a SYN from the network has no answer. Whoever asks asks again.
+    pub fn hold_connects(&mut self) {
+        self.holds_connects = true;
+    }
+
+    /// SYNs from the network are answered from now on.
+    pub fn take_connects(&mut self) {
+        self.holds_connects = false;
+    }
+
     /// A host has registered.
     pub(crate) fn note_present(&mut self, now: Instant, host: HostId) {
         if self.hosts_absent.remove(&host) && self.hosts_absent.is_empty() {
@@ -60,6 +71,9 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
+        if self.holds_connects {
+            return Err(DropReason::Awaited);
+        }
         let service = ServiceId(resolvable.service);
         let is_chained = message.chain().is_some();
         if is_chained && (message.dst_flow != FlowId(0) || session.protocol == GREETING) {

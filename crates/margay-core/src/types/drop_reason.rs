@@ -90,7 +90,8 @@ drop_reasons! {
     ReplayedSeal = 33, "replayed_seal";
     /// Sealed under epochs that are not the present ones: an agent has started again.
     OtherEpoch = 34, "other_epoch";
-    /// Nobody serves the name yet: this router has just started, and hosts are still to register.
+    /// This host is starting; or nobody serves the name yet, since this router has just started, and hosts are still
+    /// to register.
     Awaited = 35, "awaited";
     /// Another host uses the sender's key; whether that one is still there is being asked, and this is heard again
     /// then.

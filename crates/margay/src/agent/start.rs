@@ -224,6 +224,7 @@ async fn begin(core: &CoreHandle, services: &Services, is_router: bool) {
     if is_router {
         core.0.with_sal(|sal, now| sal.await_hosts(now));
     }
+    core.0.with_sal(|sal, _| sal.take_connects());
     core.0.begin();
 }
 
@@ -285,6 +286,8 @@ async fn start_core(
     sal.set_local_places(stack_rules::places(&placed));
     sal.set_stack_rules(now, config.stack_rules(&stack_rules::host_name(config)));
     sal.set_give_up_after(config.host.give_up_after.map(|patience| patience.0));
+    // Messages about what is carried already are answered from the beginning, SYNs when `begin` says so.
+    sal.hold_connects();
     let runtime_dir = config.host.runtime_dir.clone();
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);
     flows::take_up(&runtime_dir, &mut sal, now);

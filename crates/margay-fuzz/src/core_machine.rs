@@ -7,7 +7,7 @@ use margay_core::config::{Config, Limits};
 use margay_core::key::HostSecret;
 use margay_core::rng::Rng;
 use margay_core::time::Instant;
-use margay_core::{Ranges, Sal};
+use margay_core::{Input, Ranges, Sal};
 
 use crate::parts;
 
@@ -35,6 +35,7 @@ pub fn new_sal() -> Sal {
 pub fn sal(bytes: &[u8]) {
     let mut sal = new_sal();
     let mut now = Instant::from_millis(1);
+    let mut datagram = vec![0; usize::from(u16::MAX) + 1];
     for part in parts(bytes) {
         let Some((what, said)) = part.split_first() else { continue };
         match what % 4 {
@@ -48,7 +49,7 @@ pub fn sal(bytes: &[u8]) {
                 sal.handle(now, Input::Timeout);
             }
         }
-        while sal.poll().is_some() {}
+        while sal.poll(&mut datagram).is_some() {}
         while sal.poll_event().is_some() {}
         let _ = sal.poll_timeout();
     }

@@ -4,7 +4,7 @@ use margay_control::chains::SignedChains;
 use margay_control::dns::{Received, receive};
 use margay_control::lineage::read_succession;
 use margay_control::token::JoinToken;
-use margay_control::warrant::{Request, Warrant, revocation::read_revocation};
+use margay_control::warrant::{Request, Warrant, read_revocation};
 
 /// Texts that operators hand to each other, and what an authority signs of boxes.
 pub fn records(bytes: &[u8]) {

@@ -1,6 +1,6 @@
 //! What programs say: to their host's agent, and to framers.
 
-use margay_frames::protocol::{Protocol, Progress, Reader, Shape, Step, answer_len};
+use margay_frames::protocol::{Asked, Progress, Protocol, Reader, Shape, Step, answer_len};
 use margay_wire::{ProgramReplyRepr, ProgramRequestRepr};
 
 /// Both directions of the program socket.
@@ -36,8 +36,10 @@ fn client(protocol: Protocol, bytes: &[u8]) {
         let len = match step {
             Step::More(_) => return,
             Step::Passed(len) => len,
+            // The connection ends, whatever follows.
+            Step::Taken(_, Asked::Last(_)) => return,
             Step::Taken(len, asked) => {
-                if let margay_frames::protocol::Asked::Servers { parts, join } = asked {
+                if let Asked::Servers { parts, join } = asked {
                     for part in &parts {
                         let bytes = &part.bytes;
                         let _ = (protocol.key_of(bytes), protocol.is_safe(bytes), protocol.shown(bytes));

@@ -6,7 +6,7 @@ use margay_core::handover::HandoverRecord;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::succession::Succession;
 use margay_core::time::Instant;
-use margay_datapath::repair::record::TcpRecord;
+use margay_datapath::repair::TcpRecord;
 
 use crate::core_machine::new_sal;
 

@@ -1,0 +1,35 @@
+//! What the receiving end of `fec` makes of forged numbers.
+
+use margay_core::time::Instant;
+use margay_stack::decoder::{Decoder, Given, RepairOf};
+use margay_wire::{PlaceRepr, RepairRepr};
+
+use crate::parts;
+
+/// A sequence of datagrams and repairs. None is given twice, and none before one with a lower number.
+pub fn fec(bytes: &[u8]) {
+    let mut decoder = Decoder::new(1);
+    let mut now = Instant::from_millis(0);
+    let mut last: Option<u32> = None;
+    let mut give = |given: Given<'_>| {
+        assert!(last.is_none_or(|last| (given.number.wrapping_sub(last).cast_signed()) > 0), "in order, and once");
+        last = Some(given.number);
+    };
+    for part in parts(bytes) {
+        let Some((what, said)) = part.split_first() else { continue };
+        now = Instant::from_micros(now.micros() + u64::from(*what) * 100);
+        decoder.poll(now, &mut give);
+        let Some((base, said)) = said.split_first_chunk() else { continue };
+        let base = u32::from_be_bytes(*base);
+        // Both kinds have a place in the block before what they bear.
+        let Ok((PlaceRepr { index, count: places }, body)) = PlaceRepr::parse(said) else { continue };
+        if what & 1 == 0 {
+            let _ = decoder.datagram(now, base, index, body, &mut give);
+        } else {
+            let Ok((RepairRepr { datagrams }, symbol)) = RepairRepr::parse(body) else { continue };
+            let _ = decoder.repair(now, RepairOf { base, datagrams, index, count: places }, symbol, &mut give);
+        }
+    }
+    decoder.finish(&mut give);
+    assert!(decoder.deadline().is_none(), "nothing waits after the end");
+}

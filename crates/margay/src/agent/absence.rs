@@ -31,7 +31,7 @@ const NAMES_MAX: usize = 64;
 /// Goes on until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {
     let mut absences = Absences::default();
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         tokio::spawn(pass_on(router.changes(), Arc::clone(&absences.heard)));
     }
     loop {
@@ -102,7 +102,7 @@ impl Absences {
 
     /// Follows the names that programs here have flows to. Gives whether it was time to.
     fn ask(&mut self, agent: &Agent) -> bool {
-        let opened = agent.watchers.opened();
+        let opened = agent.process.watchers.opened();
         if !self.is_due(opened) {
             return false;
         }
@@ -114,7 +114,7 @@ impl Absences {
         let initiated = &self.initiated;
         self.missing
             .retain(|(host, service), _| initiated.get(host).is_some_and(|services| services.contains(service)));
-        for home in agent.services.homes() {
+        for home in agent.publishing.services.homes() {
             self.listen(&home);
         }
         self.note_fenced(agent);
@@ -137,7 +137,8 @@ impl Absences {
 
     /// Who held a fenced name hears of the next holder, as long as programs here have connections by it.
     fn note_fenced(&mut self, agent: &Agent) {
-        let published: BTreeSet<ServiceId> = agent.services.fenced().into_iter().map(|prefix| prefix.id).collect();
+        let published: BTreeSet<ServiceId> =
+            agent.publishing.services.fenced().into_iter().map(|prefix| prefix.id).collect();
         let left = self.fenced.iter().filter(|service| !published.contains(*service));
         let is_open =
             |service: &&ServiceId| agent.core.0.with_sal(|sal, _| sal.flows().any(|flow| flow.service == **service));
@@ -241,7 +242,7 @@ fn note(missing: &mut HashMap<(HostId, ServiceId), Missing>, key: (HostId, Servi
 fn instances(agent: &Agent, service: &ServiceId) -> Option<Vec<Instance>> {
     let homes = homes_of(agent, service);
     // What routers said before they were lost says nothing of now.
-    let is_told = agent.router.is_some() || homes.iter().any(|router| home::is_connected(router));
+    let is_told = agent.routing.router.is_some() || homes.iter().any(|router| home::is_connected(router));
     let mut found = instances_under(agent, service, &whole(service)).filter(|_| is_told)?;
     found.retain(|instance| instance.prefix.contains(service));
     Some(found)

@@ -58,7 +58,7 @@ fn joined(all: Vec<Said>, required: Vec<Requirement>) -> ChainPolicy {
 /// Has the core go by what the disk and the configuration say.
 pub fn renew(agent: &Agent) {
     let required = agent.config().required();
-    match said(&agent.keyring, &agent.store, agent.clock.unix_s()) {
+    match said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()) {
         Ok(all) => {
             let policy = joined(all, required);
             if let Err(error) = agent.core.0.with_sal(|sal, _| sal.set_chain_policy(policy)) {
@@ -71,7 +71,7 @@ pub fn renew(agent: &Agent) {
 
 /// Goes by what authorities say, whenever that changes; until it is dropped.
 pub async fn follow(agent: Arc<Agent>) {
-    let mut changes = agent.store.key_changes();
+    let mut changes = agent.host.store.key_changes();
     // A router may have told something since the start.
     changes.mark_changed();
     while changes.changed().await.is_ok() {
@@ -97,7 +97,7 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
             // In IPv6 a name has the address that is computed from it, or none.
             for (service, _) in wanted.into_iter().filter(|(_, is_v4)| *is_v4) {
                 if let Some(name) = name_of(&agent, service)
-                    && let Err(error) = agent.leases.lease(&name, Asker::Boxes)
+                    && let Err(error) = agent.names.leases.lease(&name, Asker::Boxes)
                 {
                     tracing::warn!(%name, %error, "boxes see sessions to this name with no IPv4 address");
                 }
@@ -109,7 +109,7 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
 
 /// As somebody has written it, or in digits.
 fn name_of(agent: &Agent, service: ServiceId) -> Option<Name> {
-    let known = agent.store.name_of(&Prefix::from(service)).ok().flatten();
+    let known = agent.host.store.name_of(&Prefix::from(service)).ok().flatten();
     known.and_then(|written| written.parse().ok()).or_else(|| format!("{service}/256").parse().ok())
 }
 

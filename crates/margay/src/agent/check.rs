@@ -128,7 +128,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
-    if let Some(remark) = agent.dns.as_ref().and_then(|dns| dns.way.remark()) {
+    if let Some(remark) = agent.names.dns.as_ref().and_then(|dns| dns.way.remark()) {
         let advice = "give the agent CAP_SYS_ADMIN, and a kernel with network namespaces and veth";
         steps.say("dns", Finding::warning(remark, advice)).await;
     }
@@ -143,7 +143,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
 
 /// What others have on this host that is in the way of packets with virtual addresses.
 async fn surroundings(agent: &Agent, steps: &mut Steps) {
-    for why in agent.network.host_changes.not_kept() {
+    for why in agent.kernel.network.host_changes.not_kept() {
         let advice = "find out which program it is, and have it leave Margay's alone; then `margay up`";
         steps.say("host", Finding::failed(why, advice)).await;
     }
@@ -162,8 +162,8 @@ async fn surroundings(agent: &Agent, steps: &mut Steps) {
 
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
 async fn warrants(agent: &Agent, steps: &mut Steps) {
-    let authorities = agent.keyring.authorities().unwrap_or_default();
-    let lines = lineages(&agent.keyring, &agent.store);
+    let authorities = agent.host.keyring.authorities().unwrap_or_default();
+    let lines = lineages(&agent.host.keyring, &agent.host.store);
     let to_sign = authorities.iter().filter_map(|authority| {
         let end_s = authority.warrant.as_ref()?.not_after_s();
         // The key that has signed it may end before it.
@@ -173,12 +173,12 @@ async fn warrants(agent: &Agent, steps: &mut Steps) {
         let end_s = if authority.revoked.is_some() { 0 } else { end_s };
         Some((format!("the right to sign for {}", authority.name), end_s, authority.ended()))
     });
-    let permits = agent.keyring.permits().unwrap_or_default();
+    let permits = agent.host.keyring.permits().unwrap_or_default();
     let to_answer = permits.iter().map(|permit| {
         let advice = format!("`margay id key sign {}` where its key is, `margay id accept` here", permit.name);
         (format!("the right to answer for the key of {}", permit.name), permit.not_after_s(), advice)
     });
-    let now = agent.clock.unix_s();
+    let now = agent.host.clock.unix_s();
     for (what, end_s, advice) in to_sign.chain(to_answer) {
         let days = end_s.saturating_sub(now) / DAY_S;
         let finding = match end_s {
@@ -221,10 +221,10 @@ fn datapath(agent: &Agent) -> Finding {
 
 /// A name of the zone, as a program would look it up.
 async fn dns(agent: &Agent) -> Finding {
-    if agent.dns.is_none() {
+    if agent.names.dns.is_none() {
         return match agent.config().dns.enabled {
             false => Finding::Ok("off by configuration; programs use virtual addresses".to_owned()),
-            true => Finding::failed(agent.warnings.join("; "), "free the address, or set [dns] listen"),
+            true => Finding::failed(agent.process.warnings.join("; "), "free the address, or set [dns] listen"),
         };
     }
     let name = format!("check.margay.{}", agent.config().dns.zone);
@@ -247,7 +247,7 @@ async fn dns(agent: &Agent) -> Finding {
 
 /// Whether new names still get a virtual IPv4 address.
 fn leases(agent: &Agent) -> Finding {
-    let (fullness, counts) = (agent.leases.fullness(), agent.leases.counts());
+    let (fullness, counts) = (agent.names.leases.fullness(), agent.names.leases.counts());
     let text = format!("{} of {} virtual IPv4 addresses stand for names", fullness.leased, fullness.pool);
     let advice = "find out which program looks up so many names (`journalctl`, `ss -unp`), and stop it; an address \
      is free for \
@@ -269,10 +269,10 @@ fn leases(agent: &Agent) -> Finding {
 fn kernel_router(agent: &Agent) -> Finding {
     let advice =
         "it works: this process forwards, at some times the processor time per packet; the agent's log says more";
-    if let Some(why) = agent.kernel_router.why_not() {
+    if let Some(why) = agent.kernel.router.why_not() {
         return Finding::warning(format!("the kernel forwards nothing: {why}"), advice);
     }
-    let Some(kernel) = agent.kernel_router.kernel() else { return Finding::Ok("not loaded".to_owned()) };
+    let Some(kernel) = agent.kernel.router.kernel() else { return Finding::Ok("not loaded".to_owned()) };
     let bare = kernel.bare_interfaces();
     if let Some((index, why)) = bare.first() {
         let name = direct::name_of(*index);
@@ -294,17 +294,17 @@ fn kernel_router(agent: &Agent) -> Finding {
 }
 
 async fn routers(agent: &Agent, steps: &mut Steps) {
-    let homes = agent.services.homes();
-    if homes.is_empty() && agent.router.is_none() {
+    let homes = agent.publishing.services.homes();
+    if homes.is_empty() && agent.routing.router.is_none() {
         let advice = "`margay id token create AUTHORITY` on a router prints a token for `margay up --join`";
         steps.say("router", Finding::warning("this host has joined no router", advice)).await;
     }
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         let text = format!("this host is a router; registered with it: {}", count_of(router.host_count(), "host"));
         steps.say("router", Finding::Ok(text)).await;
         steps.say("router", kernel_router(agent)).await;
     }
-    if let Some(cluster) = &agent.cluster {
+    if let Some(cluster) = &agent.routing.cluster {
         let state = cluster.state();
         let text = format!("the cluster {} has {}", cluster.prefix(), count_of(cluster.routers().len(), "router"));
         let finding = match (state.is_connected, state.why) {
@@ -320,7 +320,7 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
     }
     for home in homes {
         let (config, state) = (home.config(), home.state());
-        let found = agent.searches.found_at(&home);
+        let found = agent.routing.searches.found_at(&home);
         let found = found.map(|at| format!(", found on the network segment at {at}")).unwrap_or_default();
         let text = format!("{} of {}: {}{found}", config.router_address, config.authority, phase(state.phase));
         let finding = match state.phase {

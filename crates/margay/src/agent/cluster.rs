@@ -43,7 +43,7 @@ pub async fn open(config: &Config, local: &Local, store: &Arc<Store>, clock: &Cl
 pub async fn follow(agent: Arc<Agent>) {
     let told = Arc::new(Notify::new());
     let mut heard: Vec<Arc<Home>> = Vec::new();
-    let mut homes = agent.services.home_changes();
+    let mut homes = agent.publishing.services.home_changes();
     loop {
         let known = homes.borrow_and_update().clone();
         for home in known {
@@ -69,13 +69,13 @@ async fn pass_on(mut routers: watch::Receiver<Vec<ClusterRouter>>, told: Arc<Not
 
 /// Registers with routers that this host was told of, and no more with those that are none any longer.
 async fn settle(agent: &Arc<Agent>) {
-    for home in agent.services.homes() {
+    for home in agent.publishing.services.homes() {
         let told = home.routers().borrow().clone();
         if told.is_empty() || !home::is_connected(&home) {
             continue;
         }
         let of_authority = |known: &Arc<Home>| known.config().authority == home.config().authority;
-        let known: Vec<Arc<Home>> = agent.services.homes().into_iter().filter(of_authority).collect();
+        let known: Vec<Arc<Home>> = agent.publishing.services.homes().into_iter().filter(of_authority).collect();
         for router in &told {
             match known.iter().find(|known| known.config().router_key == router.key) {
                 // It is there under whatever address, and may be reached by this host under no other.
@@ -102,11 +102,11 @@ async fn join(agent: &Arc<Agent>, by: &Arc<Home>, router: &ClusterRouter) {
         router_address: router.address.clone(),
         authority,
         authority_key,
-        joined_s: agent.clock.unix_s(),
+        joined_s: agent.host.clock.unix_s(),
         token: NO_TOKEN,
     };
     // Without the disk it is told again after the next start.
-    if let Err(error) = tokio::task::block_in_place(|| agent.store.note_joined(&joined)) {
+    if let Err(error) = tokio::task::block_in_place(|| agent.host.store.note_joined(&joined)) {
         tracing::warn!(%error, "a router of the cluster is not remembered");
     }
     let Joined { router_key, router_address, authority, authority_key, .. } = joined;
@@ -118,10 +118,10 @@ async fn join(agent: &Arc<Agent>, by: &Arc<Home>, router: &ClusterRouter) {
 async fn leave(agent: &Agent, home: &Arc<Home>) {
     let config = home.config();
     tracing::info!(router = config.router_address, "the cluster has this router no longer");
-    agent.services.remove_home(home);
+    agent.publishing.services.remove_home(home);
     home.stop().await;
     let authority = authority_block(&config.authority);
-    let forgotten = tokio::task::block_in_place(|| agent.store.forget_joined(&config.router_key, authority));
+    let forgotten = tokio::task::block_in_place(|| agent.host.store.forget_joined(&config.router_key, authority));
     if let Err(error) = forgotten {
         tracing::warn!(%error, "a router that is gone is not forgotten");
     }
@@ -129,7 +129,7 @@ async fn leave(agent: &Agent, home: &Arc<Home>) {
 
 /// Whether a router is one of those that this host was told of, and has not joined by a token.
 fn was_told(agent: &Agent, home: &Home) -> bool {
-    let joined = tokio::task::block_in_place(|| agent.store.joined()).unwrap_or_default();
+    let joined = tokio::task::block_in_place(|| agent.host.store.joined()).unwrap_or_default();
     let config = home.config();
     joined.iter().any(|joined| {
         joined.router_key == config.router_key && joined.authority == config.authority && joined.token == NO_TOKEN

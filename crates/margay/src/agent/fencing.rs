@@ -23,17 +23,17 @@ const REFUSED_MAX: usize = 256;
 pub async fn follow(agent: Arc<Agent>) {
     let heard = Arc::new(Notify::new());
     let mut homes: Vec<Weak<Home>> = Vec::new();
-    let mut services = agent.services.changes();
-    let mut home_changes = agent.services.home_changes();
+    let mut services = agent.publishing.services.changes();
+    let mut home_changes = agent.publishing.services.home_changes();
     loop {
         homes.retain(|known| known.strong_count() > 0);
-        for home in agent.services.homes() {
+        for home in agent.publishing.services.homes() {
             if homes.iter().all(|known| !known.ptr_eq(&Arc::downgrade(&home))) {
                 homes.push(Arc::downgrade(&home));
                 tokio::spawn(pass_on(home.noted(), Arc::clone(&heard)));
             }
         }
-        let found = block_in_place(|| agent.services.follow_tenures());
+        let found = block_in_place(|| agent.publishing.services.follow_tenures());
         for (name, prefix) in found.lost {
             let flows = agent.core.0.with_sal(|sal, now| sal.leave_fenced(now, prefix));
             tracing::warn!(%name, flows, "this host does not hold this fenced name: it serves it no more");
@@ -56,11 +56,11 @@ pub async fn follow(agent: Arc<Agent>) {
 
 /// Waits until this host serves a name, as a router knows; or until it does not.
 pub async fn wait(agent: &Agent, name: &Name, is_wanted: bool) {
-    let mut services = agent.services.changes();
-    let mut home_changes = agent.services.home_changes();
+    let mut services = agent.publishing.services.changes();
+    let mut home_changes = agent.publishing.services.home_changes();
     loop {
-        let mut noted: Vec<_> = agent.services.homes_of(name).iter().map(|home| home.noted()).collect();
-        if agent.services.serves(name) == is_wanted {
+        let mut noted: Vec<_> = agent.publishing.services.homes_of(name).iter().map(|home| home.noted()).collect();
+        if agent.publishing.services.serves(name) == is_wanted {
             return;
         }
         let any_home = async {

@@ -95,10 +95,18 @@ pub fn join(
 /// One more router, on an agent that runs.
 pub fn add(agent: &Arc<Agent>, config: HomeConfig) -> Arc<Home> {
     let control: Arc<dyn SalControl> = Arc::new(agent.core.clone());
-    let home = join(config, &agent.local, &agent.store, &control, &agent.clock, &agent.ways, agent.area.as_ref());
+    let home = join(
+        config,
+        &agent.host.local,
+        &agent.host.store,
+        &control,
+        &agent.host.clock,
+        &agent.routing.ways,
+        agent.routing.area.as_ref(),
+    );
     home.set_tracer(trace::tracer(agent));
     spread::hear(agent, &home);
-    agent.services.add_home(Arc::clone(&home));
+    agent.publishing.services.add_home(Arc::clone(&home));
     home
 }
 

@@ -164,7 +164,7 @@ pub async fn follow(agent: Arc<Agent>) {
 }
 
 async fn follow_kernel(agent: &Agent) -> io::Result<()> {
-    let net = Netlink::connect()?.with_namespace(agent.dns.as_ref().and_then(|dns| dns.namespace()));
+    let net = Netlink::connect()?.with_namespace(agent.names.dns.as_ref().and_then(|dns| dns.namespace()));
     let mut told = netlink::changes_of_own(host::TABLE, agent.config().ranges())?;
     let mut filter = judge::Changes::open();
     let mut rounds = interval(ROUND);
@@ -189,20 +189,21 @@ async fn follow_kernel(agent: &Agent) -> io::Result<()> {
                 Ok(made) => {
                     changes = made;
                     // What leads to the responder is of use where there is one.
-                    if agent.dns.is_some() {
+                    if agent.names.dns.is_some() {
                         changes.extend(host::agents_own(&agent.config()).await.unwrap_or_default());
                     }
                 }
                 Err(error) => tracing::debug!(%error, "what `up` has changed cannot be read"),
             }
-            agent.network.host_changes.keep(&agent.config(), &net, &changes).await;
+            agent.kernel.network.host_changes.keep(&agent.config(), &net, &changes).await;
         } else {
-            let taken_off = tokio::task::block_in_place(|| agent.direct.with_cache(KernelCache::reattach)).unwrap_or(0);
+            let taken_off =
+                tokio::task::block_in_place(|| agent.kernel.direct.with_cache(KernelCache::reattach)).unwrap_or(0);
             if taken_off > 0 {
                 tracing::warn!(taken_off, "somebody has taken eBPF programs off interfaces of this host; put back");
             }
             let silent: Vec<_> = changes.iter().filter(|change| change.is_silent()).cloned().collect();
-            agent.network.host_changes.keep(&agent.config(), &net, &silent).await;
+            agent.kernel.network.host_changes.keep(&agent.config(), &net, &silent).await;
         }
     }
 }

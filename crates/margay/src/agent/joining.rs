@@ -30,7 +30,7 @@ pub async fn join(agent: &Arc<Agent>, token: JoinToken) -> Result<JoinReply, Str
         router_address: config.router_address.clone(),
         was_member: false,
     };
-    let known = agent.services.homes().into_iter().find(|home| is_same(home.config(), &config));
+    let known = agent.publishing.services.homes().into_iter().find(|home| is_same(home.config(), &config));
     if known.as_ref().is_some_and(|known| home::is_connected(known)) {
         return Ok(JoinReply { was_member: true, ..reply });
     }
@@ -43,11 +43,11 @@ pub async fn join(agent: &Arc<Agent>, token: JoinToken) -> Result<JoinReply, Str
 /// Two authorities of one name cannot be told apart: names of the one are names of the other.
 fn check_own(agent: &Agent, config: &HomeConfig) -> Result<(), String> {
     let HomeConfig { authority, authority_key, .. } = config;
-    let own = block_in_place(|| agent.keyring.authority(authority)).map_err(|error| error.to_string())?;
+    let own = block_in_place(|| agent.host.keyring.authority(authority)).map_err(|error| error.to_string())?;
     if own.is_none_or(|own| own.warrant.is_some()) {
         return Ok(());
     }
-    let lines = block_in_place(|| lineages(&agent.keyring, &agent.store));
+    let lines = block_in_place(|| lineages(&agent.host.keyring, &agent.host.store));
     let line = lines.get(&authority_block(authority)).map(|(_, line)| line);
     if line.is_some_and(|line| line.until_s(authority_key).is_some()) {
         return Ok(());
@@ -73,13 +73,13 @@ async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfi
     // A search may find another router of the authority than the one that the token names.
     let others = || {
         let of_authority = |home: &Arc<Home>| home.config().authority == config.authority;
-        agent.services.homes().into_iter().filter(of_authority).collect::<Vec<_>>()
+        agent.publishing.services.homes().into_iter().filter(of_authority).collect::<Vec<_>>()
     };
     let was_member = others().iter().any(|home| home::is_connected(home));
     let joined = home::add(agent, config.clone());
     let until = Instant::now() + ANSWER_LIMIT;
     let answer = loop {
-        let (mut state, mut homes) = (joined.changed(), agent.services.home_changes());
+        let (mut state, mut homes) = (joined.changed(), agent.publishing.services.home_changes());
         let (mut changes, now) = (Vec::new(), state.borrow_and_update().clone());
         for home in homes.borrow_and_update().iter() {
             changes.push(home.changed());
@@ -114,6 +114,6 @@ async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfi
 }
 
 async fn leave(agent: &Agent, home: &Arc<Home>) {
-    agent.services.remove_home(home);
+    agent.publishing.services.remove_home(home);
     home.stop().await;
 }

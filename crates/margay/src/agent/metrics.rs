@@ -128,7 +128,7 @@ pub fn drops(agent: &Agent) -> Vec<(&'static str, u64)> {
     let of_datapath = agent.core.0.counters();
     let of_core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
     let all = |reason: &DropReason| {
-        let drops = of_core.drops(*reason) + of_datapath.drops(*reason) + agent.kernel_router.drops(*reason);
+        let drops = of_core.drops(*reason) + of_datapath.drops(*reason) + agent.kernel.router.drops(*reason);
         (reason.label(), drops)
     };
     DropReason::ALL.iter().map(all).collect()
@@ -154,7 +154,7 @@ impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let agent = self.agent.as_deref();
         let core = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.counters().clone())).unwrap_or_default();
-        let by_kernel = agent.map_or(0, |agent| agent.kernel_router.forwarded());
+        let by_kernel = agent.map_or(0, |agent| agent.kernel.router.forwarded());
         gauges(agent, &mut encoder)?;
         for (name, help, value) in [
             ("cookies", "Cookies asked for under load", core.cookies_sent),
@@ -181,7 +181,7 @@ impl Collector for Figures {
             (
                 "sockets_handed_over",
                 "Sockets that one program of this host has given to another",
-                agent.map_or(0, |agent| agent.programs.handed_over()),
+                agent.map_or(0, |agent| agent.connections.programs.handed_over()),
             ),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
@@ -206,12 +206,12 @@ impl Collector for Figures {
         of_leases(agent, &mut encoder)?;
         of_responder(agent, &mut encoder)?;
         of_resolvers(agent, &mut encoder)?;
-        if agent.is_none_or(|agent| agent.router.is_some()) {
-            of_router(agent.and_then(|agent| agent.router.as_deref()), &mut encoder)?;
+        if agent.is_none_or(|agent| agent.routing.router.is_some()) {
+            of_router(agent.and_then(|agent| agent.routing.router.as_deref()), &mut encoder)?;
         }
         of_cluster(agent, &mut encoder)?;
-        if agent.is_none_or(|agent| agent.area.is_some()) {
-            of_area(agent.and_then(|agent| agent.area.as_deref()), &mut encoder)?;
+        if agent.is_none_or(|agent| agent.routing.area.is_some()) {
+            of_area(agent.and_then(|agent| agent.routing.area.as_deref()), &mut encoder)?;
         }
         let dropped = agent.map_or_else(|| DropReason::ALL.iter().map(|reason| (reason.label(), 0)).collect(), drops);
         family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))?;
@@ -220,17 +220,17 @@ impl Collector for Figures {
 }
 
 fn of_cluster(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    if agent.is_some_and(|agent| agent.cluster.is_none()) {
+    if agent.is_some_and(|agent| agent.routing.cluster.is_none()) {
         return Ok(());
     }
-    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
+    let cluster = agent.and_then(|agent| agent.routing.cluster.as_deref());
     let rows = cluster.map_or_else(unlabelled, |cluster| cluster.counts().to_vec());
     family(encoder, "etcd", "What happened between this router and etcd", "act", owned(rows))
 }
 
 /// Connections that were to go to another host, or to come from one.
 fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.map_or_else(relocation::no_counts, |agent| agent.relocations.counts());
+    let counts = agent.map_or_else(relocation::no_counts, |agent| agent.connections.relocations.counts());
     let help = "Connections of programs that were to go to another host, or to come from one";
     let mut descriptor = encoder.encode_descriptor("hand_overs", help, None, MetricType::Counter)?;
     for ([role, outcome], count) in counts {
@@ -243,7 +243,7 @@ fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
 
 /// Connections that programs were asked for, since another instance had fewer than its share.
 fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.map_or_else(rebalance::no_counts, |agent| agent.rebalances.counts());
+    let counts = agent.map_or_else(rebalance::no_counts, |agent| agent.connections.rebalances.counts());
     let help = "Connections that programs were asked to give to instances with fewer than their share";
     let mut descriptor = encoder.encode_descriptor("rebalance_moves", help, None, MetricType::Counter)?;
     for ([service, outcome], count) in counts {
@@ -298,7 +298,7 @@ fn of_stacks(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Resu
 
 /// Changes of live flows' stacks.
 fn of_stack_changes(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.map_or_else(|| vec![([""; 4], 0)], |agent| agent.watchers.stack_changes());
+    let counts = agent.map_or_else(|| vec![([""; 4], 0)], |agent| agent.process.watchers.stack_changes());
     let help = "Changes of live flows' stacks that are over";
     let mut descriptor = encoder.encode_descriptor("stack_changes", help, None, MetricType::Counter)?;
     for ([from, to, cause, outcome], count) in counts {
@@ -324,7 +324,7 @@ fn of_stack_rules(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
     family(encoder, "stack_rule_failures", help, "rule", rows(|info| info.counts.failures))?;
     let help = "Seconds that looks at stack rules have taken, waits for the core included";
     let descriptor = encoder.encode_descriptor("stack_rule_time_seconds", help, None, MetricType::Counter)?;
-    ConstCounter::new(agent.map_or(0.0, |agent| agent.watchers.judging().seconds())).encode(descriptor)
+    ConstCounter::new(agent.map_or(0.0, |agent| agent.process.watchers.judging().seconds())).encode(descriptor)
 }
 
 /// Messages between agents, and the ends of flows.
@@ -353,11 +353,11 @@ fn carried(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result
     let counters = agent.map(|agent| agent.core.0.counters()).unwrap_or_default();
     let at_zero = |names: &mut dyn Iterator<Item = &'static str>| names.map(|name| (name, 0)).collect();
     let of_kernel = match agent {
-        Some(agent) => agent.direct.counters(),
+        Some(agent) => agent.kernel.direct.counters(),
         None => at_zero(&mut meaning::names_of_cache()),
     };
     let of_router = match agent {
-        Some(agent) => agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default(),
+        Some(agent) => agent.kernel.router.kernel().map(|router| router.counters()).unwrap_or_default(),
         None => at_zero(&mut meaning::names_of_router()),
     };
     let datapath = counters.named().map(|(name, help, value)| ("datapath", name, help, value));
@@ -373,7 +373,7 @@ fn carried(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result
 
 /// What became of wishes for virtual addresses.
 fn of_leases(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.map(|agent| agent.leases.counts()).unwrap_or_default();
+    let counts = agent.map(|agent| agent.names.leases.counts()).unwrap_or_default();
     let help = "Virtual IPv4 addresses that went to another name, since all were leased";
     let metric = encoder.encode_descriptor("leases_taken_back", help, None, MetricType::Counter)?;
     ConstCounter::new(counts.taken_back).encode(metric)?;
@@ -385,7 +385,7 @@ fn of_leases(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Resu
 
 /// What became of questions to the DNS responder.
 fn of_responder(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.and_then(|agent| agent.dns.as_ref()).map(|dns| dns.counters()).unwrap_or_default();
+    let counts = agent.and_then(|agent| agent.names.dns.as_ref()).map(|dns| dns.counters()).unwrap_or_default();
     let help = "Questions to the DNS responder, by what became of them; its process outlives the agent";
     let rows = [
         ("answered", counts.answered),
@@ -504,7 +504,7 @@ fn of_segments(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(
 }
 
 fn of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let all = agent.map(|agent| agent.rules.resolvers.all()).unwrap_or_default();
+    let all = agent.map(|agent| agent.routing.rules.resolvers.all()).unwrap_or_default();
     let rows = |figure: &dyn Fn(resolver::Figures) -> u64| -> Rows {
         let of_all = all.iter().map(|resolver| (resolver.name().to_owned(), figure(resolver.figures())));
         if agent.is_none() { owned(unlabelled()) } else { of_all.collect() }
@@ -516,7 +516,7 @@ fn of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> R
     let failed = "Questions that a resolver answered with nobody, or not at all";
     family(encoder, "resolver_failed", failed, "resolver", rows(&|figures| figures.failed))?;
     let reports =
-        all.iter().filter_map(|one| Some((one.name().to_owned(), agent?.rules.resolvers.report(one.name())?)));
+        all.iter().filter_map(|one| Some((one.name().to_owned(), agent?.routing.rules.resolvers.report(one.name())?)));
     let reports: Vec<_> = reports.collect();
     let writes = |figure: &dyn Fn(&resolver::writer::Report) -> u64| -> Rows {
         let of_all = reports.iter().map(|(name, report)| (name.clone(), figure(report)));
@@ -561,8 +561,8 @@ fn of_area(area: Option<&WideArea>, encoder: &mut DescriptorEncoder<'_>) -> Resu
 
 /// By either end of a registration.
 fn traces_refused(agent: &Agent) -> u64 {
-    let by_router = agent.router.as_ref().map_or(0, |router| router.traces_refused());
-    agent.services.homes().iter().map(|home| home.traces_refused()).sum::<u64>() + by_router
+    let by_router = agent.routing.router.as_ref().map_or(0, |router| router.traces_refused());
+    agent.publishing.services.homes().iter().map(|home| home.traces_refused()).sum::<u64>() + by_router
 }
 
 /// How much there is of what.
@@ -576,7 +576,7 @@ fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<
 
 /// Services that are checked, and what checks have brought.
 fn of_health(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let services = agent.map_or_else(|| vec![(String::new(), true)], |agent| agent.health.all());
+    let services = agent.map_or_else(|| vec![(String::new(), true)], |agent| agent.publishing.health.all());
     let help = "1: a service of this host is well, 0: it is sick and takes no new flows";
     let mut descriptor = encoder.encode_descriptor("service_health", help, None, MetricType::Gauge)?;
     for (service, is_well) in services {
@@ -584,7 +584,7 @@ fn of_health(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Resu
         let metric = descriptor.encode_family(&row)?;
         ConstGauge::new(i64::from(is_well)).encode(metric)?;
     }
-    let counts = agent.map(|agent| agent.health.counts());
+    let counts = agent.map(|agent| agent.publishing.health.counts());
     let none = || [("succeeded", 0), ("failed", 0), ("timed_out", 0)];
     let help = "Checks of services of this host, by what they have brought";
     family(encoder, "health_checks", help, "outcome", owned(counts.unwrap_or_else(none).into()))
@@ -592,7 +592,7 @@ fn of_health(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Resu
 
 fn gauges_of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let held = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.held())).unwrap_or_default();
-    let in_kernel = agent.and_then(|agent| agent.kernel_router.kernel());
+    let in_kernel = agent.and_then(|agent| agent.kernel.router.kernel());
     let [prefixes, lists, hops] = in_kernel.as_ref().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = in_kernel.as_ref().map_or(0, |router| router.table_bytes());
     let rows = [
@@ -613,7 +613,7 @@ fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -
     let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
     let of_core = |figure: &dyn Fn(&Sal) -> usize| of(&|agent| agent.core.0.with_sal(|sal, _| figure(sal)));
     let of_locks = of(&|agent| agent.core.0.with_sal(Sal::locked_sessions));
-    let fullness = agent.map(|agent| agent.leases.fullness()).unwrap_or_default();
+    let fullness = agent.map(|agent| agent.names.leases.fullness()).unwrap_or_default();
     let rows = [
         ("flows", "Flows of all kinds", of_core(&Sal::flow_count)),
         (
@@ -638,7 +638,7 @@ fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -
             fullness.idle,
         ),
         ("leases_max", "Virtual IPv4 addresses in the pool", fullness.pool),
-        ("services", "Services published by this host", of(&|agent| agent.services.list().len())),
+        ("services", "Services published by this host", of(&|agent| agent.publishing.services.list().len())),
         ("rules", "Rules of the service table", of_core(&Sal::rule_count)),
         (
             "names_heard",
@@ -651,10 +651,10 @@ fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -
 
 fn gauges_of_programs(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
-    let (programs, sockets, bound) = agent.map(|agent| agent.active.counts()).unwrap_or_default();
-    let (names, instances) = agent.map(|agent| agent.spreads.counts()).unwrap_or_default();
-    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
-    let router = agent.and_then(|agent| agent.router.as_deref());
+    let (programs, sockets, bound) = agent.map(|agent| agent.publishing.active.counts()).unwrap_or_default();
+    let (names, instances) = agent.map(|agent| agent.kernel.spreads.counts()).unwrap_or_default();
+    let cluster = agent.and_then(|agent| agent.routing.cluster.as_deref());
+    let router = agent.and_then(|agent| agent.routing.router.as_deref());
     let rows = [
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
@@ -667,7 +667,7 @@ fn gauges_of_programs(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>
         (
             "program_connections",
             "Programs that are connected to the program socket",
-            of(&|agent| agent.programs.connections()),
+            of(&|agent| agent.connections.programs.connections()),
         ),
         ("names_spread", "Names that programs here send unconnected datagrams to", names),
         ("instances_known", "Instances of names that programs here send unconnected datagrams to", instances),

@@ -77,14 +77,14 @@ impl Naming {
 
 /// The names of hosts; of those that nobody has named there is none.
 pub fn hosts(agent: &Agent) -> HashMap<HostId, String> {
-    let learned = agent.naming.hosts.lock().clone().into_iter();
-    let members = agent.store.members().unwrap_or_default().into_iter();
+    let learned = agent.names.naming.hosts.lock().clone().into_iter();
+    let members = agent.host.store.members().unwrap_or_default().into_iter();
     let members = members.map(|member| (member.host.id(), member.host_name));
-    let registered = agent.router.as_ref().map(|router| router.instances()).unwrap_or_default().into_iter();
+    let registered = agent.routing.router.as_ref().map(|router| router.instances()).unwrap_or_default().into_iter();
     let registered = registered.map(|found| (found.host, found.host_name));
-    let routers = agent.cluster.as_ref().map(|cluster| cluster.routers()).unwrap_or_default().into_iter();
+    let routers = agent.routing.cluster.as_ref().map(|cluster| cluster.routers()).unwrap_or_default().into_iter();
     let routers = routers.map(|router| (router.id(), router.name));
-    let own = std::iter::once((agent.identity.host_id(), agent.local.host_name.clone()));
+    let own = std::iter::once((agent.host.identity.host_id(), agent.host.local.host_name.clone()));
     let all = learned.chain(members).chain(registered).chain(routers).chain(own);
     all.filter(|(_, name)| !name.is_empty()).collect()
 }
@@ -97,8 +97,8 @@ pub fn prefix(agent: &Agent, prefix: &Prefix) -> String {
             return format!("*.{authority}");
         }
     }
-    let known = agent.store.name_of(prefix).ok().flatten();
-    let known = known.or_else(|| agent.naming.prefixes.lock().get(prefix).cloned());
+    let known = agent.host.store.name_of(prefix).ok().flatten();
+    let known = known.or_else(|| agent.names.naming.prefixes.lock().get(prefix).cloned());
     known.unwrap_or_else(|| prefix.to_string())
 }
 
@@ -116,13 +116,13 @@ pub async fn ask(agent: &Agent) {
         };
         sal.flows().flat_map(names).collect()
     });
-    let due = agent.naming.due(services, Instant::now());
+    let due = agent.names.naming.due(services, Instant::now());
     let of = async |service: ServiceId| {
         let name: Name = format!("{service}/256").parse().ok()?;
-        home::instances(&agent.services, agent.router.as_deref(), &name).await.ok()
+        home::instances(&agent.publishing.services, agent.routing.router.as_deref(), &name).await.ok()
     };
     let Ok(found) = tokio::time::timeout(LIMIT, join_all(due.into_iter().map(of))).await else { return };
-    found.iter().flatten().for_each(|(instances, _)| agent.naming.learn(instances));
+    found.iter().flatten().for_each(|(instances, _)| agent.names.naming.learn(instances));
 }
 
 /// The host that is meant: by its host-ID, its name, or the first letters of its host-ID.

@@ -85,7 +85,7 @@ async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
 /// Looks, and tells what has changed.
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
-    let mut told = agent.network.told.lock().await;
+    let mut told = agent.kernel.network.told.lock().await;
     let config = agent.config();
     let looks = (
         host::placed(config.ranges()).await,
@@ -102,24 +102,24 @@ pub async fn refresh(agent: &Agent, look: Look) {
     let addresses: Vec<IpAddr> = placed.iter().map(|one| one.address).collect();
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed || told.cards != cards {
-        agent.direct.refresh(&config, &cards, &addresses).await;
+        agent.kernel.direct.refresh(&config, &cards, &addresses).await;
         told.cards = cards;
     }
     if has_changed {
         let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
         // The first look finds what was there when the streams to routers were opened: each would be opened twice.
         if told.looked {
-            agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
+            agent.publishing.services.homes().iter().for_each(|home| home.moved(gone.clone()));
         }
         told.looked = true;
-        agent.searches.look_again();
+        agent.routing.searches.look_again();
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
     }
     if has_changed || look == Look::Changed {
         follow_segments(agent, &mut told.segments).await;
         told.routes.clear();
         agent.core.0.refresh_routes();
-        tokio::task::block_in_place(|| agent.kernel_router.refresh(&told.interfaces, &addresses));
+        tokio::task::block_in_place(|| agent.kernel.router.refresh(&told.interfaces, &addresses));
     }
     let remotes = agent.core.0.with_sal(|sal, _| sal.remotes());
     let known = std::mem::take(&mut told.routes);
@@ -136,6 +136,6 @@ pub async fn refresh(agent: &Agent, look: Look) {
         sal.set_routes(now, addresses, routes);
     });
     if has_changed {
-        agent.rules.resolvers.look();
+        agent.routing.rules.resolvers.look();
     }
 }

@@ -118,7 +118,7 @@ impl Configuration {
 ///
 /// What is wrong with the file, or with its content on this host; nothing has changed then.
 pub async fn reload(agent: &Arc<Agent>, order: &ReloadRequest) -> Result<ReloadReply, String> {
-    let mut source = agent.configuration.source.lock().await;
+    let mut source = agent.process.configuration.source.lock().await;
     let mut next = source.clone();
     next.router |= order.router;
     if !order.config_path.is_empty() && Path::new(&order.config_path) != source.path() {
@@ -139,12 +139,12 @@ pub async fn reload(agent: &Arc<Agent>, order: &ReloadRequest) -> Result<ReloadR
     }
     let effective = config_changes::effective(&before, &wanted);
     apply(agent, &before, effective).await?;
-    agent.ensembles.configure(&agent.config(), next.config_path.clone());
+    agent.publishing.ensembles.configure(&agent.config(), next.config_path.clone());
     *source = next;
     let restarts = order.restart && !need_restart.is_empty();
     if restarts {
-        agent.configuration.is_to_restart.store(true, Ordering::Relaxed);
-        agent.configuration.restart.notify_one();
+        agent.process.configuration.is_to_restart.store(true, Ordering::Relaxed);
+        agent.process.configuration.restart.notify_one();
     }
     let config_path = source.path().display().to_string();
     tracing::info!(
@@ -189,20 +189,20 @@ fn publications(config: &Config) -> Vec<Publication> {
 /// What may be refused comes first.
 async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), String> {
     let token = if before.join == now.join { None } else { home::token(&now).map_err(|error| error.to_string())? };
-    agent.metrics.listen(agent, now.metrics.listen).await.map_err(|error| error.to_string())?;
+    agent.process.metrics.listen(agent, now.metrics.listen).await.map_err(|error| error.to_string())?;
     if let Err(why) = resolve_and_serve(agent, before, &now).await {
-        if let Err(error) = agent.metrics.listen(agent, before.metrics.listen).await {
+        if let Err(error) = agent.process.metrics.listen(agent, before.metrics.listen).await {
             tracing::error!(%error, "metrics cannot be served where they were");
         }
         return Err(why);
     }
     set_core(agent, before, &now);
-    agent.programs.configure(&now);
-    agent.fallbacks.configure(&now);
+    agent.connections.programs.configure(&now);
+    agent.names.fallbacks.configure(&now);
     log::set_level(&now.log);
     let are_cards_others = before.inside != now.inside;
-    *agent.configuration.effective.write() = Arc::new(now);
-    agent.health.reconsider();
+    *agent.process.configuration.effective.write() = Arc::new(now);
+    agent.publishing.health.reconsider();
     if before.required() != agent.config().required() {
         tokio::task::block_in_place(|| chain::renew(agent));
     }
@@ -214,7 +214,7 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
         let is_known = |home: &Arc<Home>| {
             (home.config().router_key, &home.config().authority) == (wanted.router_key, &wanted.authority)
         };
-        if !agent.services.homes().iter().any(is_known) {
+        if !agent.publishing.services.homes().iter().any(is_known) {
             home::add(agent, wanted);
         }
     }
@@ -222,7 +222,7 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
 }
 
 async fn resolve_and_serve(agent: &Arc<Agent>, before: &Config, now: &Config) -> Result<(), String> {
-    let resolvers = &agent.rules.resolvers;
+    let resolvers = &agent.routing.rules.resolvers;
     resolvers.configure(agent, before, now).await?;
     let served = serve(agent, before, now).await;
     if served.is_err()
@@ -235,12 +235,16 @@ async fn resolve_and_serve(agent: &Arc<Agent>, before: &Config, now: &Config) ->
 
 async fn serve(agent: &Agent, before: &Config, now: &Config) -> Result<(), String> {
     let (former, published) = (publications(before), publications(now));
-    agent.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
+    agent.publishing.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
     let followed = tokio::task::block_in_place(|| {
-        agent.active.configure(&rules(before), &rules(now)).and_then(|()| agent.active.follow_orders())
+        agent
+            .publishing
+            .active
+            .configure(&rules(before), &rules(now))
+            .and_then(|()| agent.publishing.active.follow_orders())
     });
     if followed.is_err()
-        && let Err(error) = agent.services.configure(&published, &former).await
+        && let Err(error) = agent.publishing.services.configure(&published, &former).await
     {
         tracing::error!(%error, "what was published before cannot be put back");
     }
@@ -257,7 +261,7 @@ fn set_core(agent: &Agent, before: &Config, now: &Config) {
         }
         if before.stack_rule != now.stack_rule {
             sal.set_stack_rules(at, now.stack_rules(&stack_rules::host_name(now)));
-            agent.watchers.judging().note_rules();
+            agent.process.watchers.judging().note_rules();
         }
         if before.ad_hoc.relay != now.ad_hoc.relay {
             sal.set_relay(at, now.ad_hoc.relay);

@@ -43,10 +43,10 @@ fn note(agent: &Arc<Agent>, operator: &str, from: Option<SocketAddr>, call: &str
         return;
     }
     let detail = format!("{call}, from {from}");
-    let entry = AuditEntry::once(agent.clock.unix_s(), "remote-call", operator.to_owned(), detail);
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), "remote-call", operator.to_owned(), detail);
     let agent = Arc::clone(agent);
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = agent.store.note_all(&[entry]) {
+        if let Err(error) = agent.host.store.note_all(&[entry]) {
             tracing::warn!(%error, "what an operator has called for is not in the audit log");
         }
     });

@@ -126,7 +126,8 @@ impl Resolvers {
         let (former, wanted) = (sections(before), sections(now));
         let mut made = Vec::new();
         for section in wanted.iter().filter(|section| !former.contains(section)) {
-            let it = self.make(section, &dir, (&agent.clock, now.ranges())).map_err(|why| unusable(section, &why))?;
+            let it =
+                self.make(section, &dir, (&agent.host.clock, now.ranges())).map_err(|why| unusable(section, &why))?;
             made.push((section, it));
         }
         self.follow_rules(now, &agent.core).map_err(|error| error.to_string())?;
@@ -292,7 +293,7 @@ fn unusable(section: &ResolverSection, why: &str) -> String {
 /// The system has no thread to give.
 pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
     // Set once, here.
-    let _ = agent.rules.resolvers.services.set(Arc::clone(&agent.services));
+    let _ = agent.routing.rules.resolvers.services.set(Arc::clone(&agent.publishing.services));
     start_writers(agent);
     let (news, running) = (agent.core.0.question_news(), Arc::downgrade(&agent.core.0));
     let (agent, runtime) = (Arc::downgrade(agent), Handle::current());
@@ -310,10 +311,11 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
 }
 
 fn start_writers(agent: &Arc<Agent>) {
-    let resolvers = &agent.rules.resolvers;
+    let resolvers = &agent.routing.rules.resolvers;
     resolvers.known().iter().for_each(|name| resolvers.write(agent, name));
-    let mut news = agent.router.as_ref().map_or_else(|| agent.services.changes(), |router| router.changes());
-    let resolvers = Arc::downgrade(&agent.rules.resolvers);
+    let mut news =
+        agent.routing.router.as_ref().map_or_else(|| agent.publishing.services.changes(), |router| router.changes());
+    let resolvers = Arc::downgrade(&agent.routing.rules.resolvers);
     tokio::spawn(async move {
         while news.changed().await.is_ok() {
             let Some(resolvers) = resolvers.upgrade() else { return };
@@ -325,7 +327,8 @@ fn start_writers(agent: &Arc<Agent>) {
 /// What is registered here of some names: on a router by all its hosts, elsewhere by this one.
 fn registered(agent: &Agent, names: &[Prefix]) -> Vec<Registered> {
     let of_router = |router: &Arc<Router>| names.iter().flat_map(|name| router.instances_under(name)).collect();
-    let instances: Vec<Instance> = agent.router.as_ref().map_or_else(|| agent.services.own_instances(), of_router);
+    let instances: Vec<Instance> =
+        agent.routing.router.as_ref().map_or_else(|| agent.publishing.services.own_instances(), of_router);
     let mut by_prefix: BTreeMap<Prefix, Vec<Instance>> = BTreeMap::new();
     for mut instance in instances {
         let is_meant = |name: &&Prefix| name.contains(&instance.prefix.id) && instance.prefix.bits >= name.bits;
@@ -372,7 +375,7 @@ fn dns_update(section: &ResolverSection, zone: &str, clock: &Clock) -> Result<Op
 
 async fn ask(running: Weak<Running>, agent: Arc<Agent>, question: Question) {
     let Question { service, resolver } = question;
-    let found = match agent.rules.resolvers.get(resolver) {
+    let found = match agent.routing.rules.resolvers.get(resolver) {
         Some(resolver) => resolver.ask(&Wanted { service, written: written(&agent, &service) }).await,
         None => Err(ResolveError::Failed("no such resolver is configured".to_owned())),
     };
@@ -395,8 +398,8 @@ fn answer_of(found: Found) -> Answer {
 /// How people write a name, where this host has read it.
 fn written(agent: &Agent, service: &ServiceId) -> Option<String> {
     let is_it = |(prefix, _): &(Prefix, String)| *prefix == Prefix::from(*service);
-    let rules = agent.rules.resolvers.names().into_iter().chain(agent.rules.names()).find(is_it);
-    rules.map(|(_, name)| name).filter(|name| !name.starts_with("sid:")).or_else(|| agent.leases.written(service))
+    let rules = agent.routing.rules.resolvers.names().into_iter().chain(agent.routing.rules.names()).find(is_it);
+    rules.map(|(_, name)| name).filter(|name| !name.starts_with("sid:")).or_else(|| agent.names.leases.written(service))
 }
 
 #[cfg(test)]

@@ -536,13 +536,13 @@ fn place(rule: &StoredRule) -> String {
 
 /// Follows what the core ends, until the agent goes down.
 pub async fn follow(agent: Arc<Agent>) {
-    let Some(mut ended) = agent.watchers.follow_rules() else { return };
+    let Some(mut ended) = agent.process.watchers.follow_rules() else { return };
     // What ended before somebody listened.
-    tokio::task::block_in_place(|| agent.rules.reconcile());
+    tokio::task::block_in_place(|| agent.routing.rules.reconcile());
     loop {
         match ended.recv().await {
-            Ok((id, why)) => tokio::task::block_in_place(|| agent.rules.note_ended(id, why)),
-            Err(RecvError::Lagged(_)) => tokio::task::block_in_place(|| agent.rules.reconcile()),
+            Ok((id, why)) => tokio::task::block_in_place(|| agent.routing.rules.note_ended(id, why)),
+            Err(RecvError::Lagged(_)) => tokio::task::block_in_place(|| agent.routing.rules.reconcile()),
             Err(RecvError::Closed) => return,
         }
     }

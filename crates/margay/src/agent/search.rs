@@ -157,9 +157,9 @@ impl Visits {
                         why = state.why,
                         "the router that was found is none for this host"
                     );
-                    agent.services.remove_home(&home);
+                    agent.publishing.services.remove_home(&home);
                     home.stop().await;
-                    agent.searches.found.lock().remove(&key.id());
+                    agent.routing.searches.found.lock().remove(&key.id());
                     self.declined.insert(key, Instant::now());
                 }
             }
@@ -170,17 +170,17 @@ impl Visits {
 /// Searches for as long as it is needed, until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {
     // A router is told where others are, and forwards nothing to whoever is near.
-    if agent.router.is_some() || !agent.config().ad_hoc.enabled {
+    if agent.routing.router.is_some() || !agent.config().ad_hoc.enabled {
         return;
     }
     let (mut lost, mut visits): (HashMap<String, Lost>, _) = (HashMap::new(), Visits::default());
-    let mut homes = agent.services.home_changes();
+    let mut homes = agent.publishing.services.home_changes();
     loop {
         // Before it is looked how it stands with them: what changes from now on is news.
         let states: Vec<_> = homes.borrow_and_update().iter().map(|home| home.changed()).collect();
         visits.settle(&agent).await;
         let mut of_authority: BTreeMap<String, Vec<Arc<Home>>> = BTreeMap::new();
-        for home in agent.services.homes() {
+        for home in agent.publishing.services.homes() {
             of_authority.entry(home.config().authority.clone()).or_default().push(home);
         }
         of_authority.retain(|_, homes| !homes.iter().any(|home| home::is_connected(home)));
@@ -196,7 +196,7 @@ pub async fn follow(agent: Arc<Agent>) {
             _ = homes.changed() => {}
             () = any_changed(states) => {}
             () = next_search(lost.values().map(|lost| lost.next).min()) => {}
-            () = agent.searches.elsewhere.notified() => lost.clear(),
+            () = agent.routing.searches.elsewhere.notified() => lost.clear(),
         }
     }
 }
@@ -219,7 +219,7 @@ async fn next_search(at: Option<Instant>) {
 
 /// Asks for the routers of one authority, and lets this host register with those that answer.
 async fn search(agent: &Arc<Agent>, homes: &[Arc<Home>], visits: &mut Visits) {
-    let (Some(mut events), Some(known)) = (agent.watchers.subscribe(), homes.first()) else { return };
+    let (Some(mut events), Some(known)) = (agent.process.watchers.subscribe(), homes.first()) else { return };
     let block = authority_block(&known.config().authority);
     tracing::debug!(
         authority = known.config().authority,
@@ -251,7 +251,7 @@ async fn search(agent: &Arc<Agent>, homes: &[Arc<Home>], visits: &mut Visits) {
 /// Another router of the authority than those that are known.
 fn visit(agent: &Arc<Agent>, known: &Home, visits: &mut Visits, key: HostPublic, at: SocketAddr) {
     tracing::info!(router = %at, authority = known.config().authority, "found a router on a network segment");
-    agent.searches.found.lock().insert(key.id(), at);
+    agent.routing.searches.found.lock().insert(key.id(), at);
     let config = HomeConfig { router_address: at.to_string(), router_key: key, ..known.config().clone() };
     visits.open.push(home::add(agent, config));
 }

@@ -174,7 +174,7 @@ impl Ways {
 
 /// Follows what the kernel says of neighbours, until it is aborted.
 pub async fn follow_neighbours(agent: Arc<Agent>) {
-    let this = &agent.kernel_router;
+    let this = &agent.kernel.router;
     if this.kernel().is_none() {
         return;
     }

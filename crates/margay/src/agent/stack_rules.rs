@@ -49,11 +49,11 @@ pub async fn follow(agent: Arc<Agent>) {
     loop {
         // Nobody is woken four times a second for nothing.
         while !agent.core.0.with_sal(|sal, _| sal.has_stack_rules()) {
-            agent.watchers.judging().rules_changed.notified().await;
+            agent.process.watchers.judging().rules_changed.notified().await;
         }
         rounds.tick().await;
         tokio::task::block_in_place(|| {
-            agent.watchers.judging().count(|| finder.look(&agent));
+            agent.process.watchers.judging().count(|| finder.look(&agent));
             judge(&agent);
         });
     }
@@ -61,7 +61,7 @@ pub async fn follow(agent: Arc<Agent>) {
 
 /// Looks at the rules now.
 pub fn judge(agent: &Agent) {
-    agent.watchers.judging().count(|| judge_now(agent));
+    agent.process.watchers.judging().count(|| judge_now(agent));
 }
 
 fn judge_now(agent: &Agent) {

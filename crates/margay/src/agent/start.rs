@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use margay_control::api::v1::ReloadRequest;
@@ -50,8 +50,8 @@ use super::stack_rules;
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
-    Agent, Configuration, INTERFACE, Parting, StartedWith, authority, chain, cluster, dns, flows, home, metrics,
-    reload, remote, trace, upkeep,
+    Agent, Configuration, Connections, Host, INTERFACE, Kernel, Names, Process, Publishing, Routing, StartedWith,
+    authority, chain, cluster, dns, flows, home, reload, remote, trace, upkeep,
 };
 use crate::config::Config;
 use crate::{host, start};
@@ -87,19 +87,19 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
     chain::renew(&agent);
-    begin(&agent.core, &agent.services, agent.config().router.enabled).await;
+    begin(&agent.core, &agent.publishing.services, agent.config().router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
     // Somebody may have asked it to go down while it was ending by itself.
-    let is_to_end =
-        agent.parting.ends_flows.load(Ordering::Relaxed) || agent.parting.for_good.notified().now_or_never().is_some();
+    let is_to_end = agent.process.parting.ends_flows.load(Ordering::Relaxed)
+        || agent.process.parting.for_good.notified().now_or_never().is_some();
     let is_gone = result.is_err() && if_nametoindex(INTERFACE).is_err();
     if is_gone {
         // Flows are still there: the next start makes it again, and takes them up.
         tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
     }
-    if (is_gone || agent.configuration.is_to_restart()) && !is_to_end {
-        let error = agent.configuration.begin_again().await;
+    if (is_gone || agent.process.configuration.is_to_restart()) && !is_to_end {
+        let error = agent.process.configuration.begin_again().await;
         return Err(miette!("the agent cannot begin again: {error}"));
     }
     result
@@ -152,43 +152,19 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone(), config.ranges()).into_diagnostic()?;
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
     let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
+    let ensembles = Ensembles::default();
+    let active = Active::open(&config, &services, Reporters::attach(&config));
+    let relocations = Relocations::new(watchers.hand_overs(), spreads.addresses());
+    let (network, way, searches) = (Network::default(), Way::default(), Searches::default());
     Ok(Arc::new(Agent {
-        active: Active::open(&config, &services, Reporters::attach(&config)),
-        programs: Programs::new(&config),
-        relocations: Relocations::new(watchers.hand_overs(), spreads.addresses()),
-        rebalances: Rebalances::default(),
-        configuration: Configuration::new(config, started_with),
-        identity,
-        local,
+        connections: Connections { programs: Programs::new(&config), relocations, rebalances: Rebalances::default() },
+        process: Process::new(Configuration::new(config, started_with), watchers, warnings),
+        host: Host { identity, local, keyring, store, clock: clock_of_wall },
+        kernel: Kernel { network, direct, way, router: kernel_router, spreads },
+        publishing: Publishing { services, active, health, drains, ensembles },
+        routing: Routing { rules, router, cluster, ways, area, searches, answering },
+        names: Names { naming: Naming::default(), leases, dns, fallbacks },
         core,
-        network: Network::default(),
-        direct,
-        way: Way::default(),
-        kernel_router,
-        spreads,
-        naming: Naming::default(),
-        watchers,
-        searches: Searches::default(),
-        metrics: metrics::Server::default(),
-        answering,
-        services,
-        ensembles: Ensembles::default(),
-        drains,
-        health,
-        rules,
-        router,
-        cluster,
-        ways,
-        area,
-        fallbacks,
-        leases,
-        dns,
-        keyring,
-        store,
-        clock: clock_of_wall,
-        started: Instant::now(),
-        parting: Parting::default(),
-        warnings,
     }))
 }
 
@@ -392,13 +368,13 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let config = agent.config();
     let listener = transport::bind(&config.socket(), config.host.group.as_ref().map(|name| name.get_ref().as_str()))
         .into_diagnostic()?;
-    agent.metrics.listen(agent, config.metrics.listen).await?;
+    agent.process.metrics.listen(agent, config.metrics.listen).await?;
     let operators = remote::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
     let reloads = tokio::spawn(reload_on_hangup(Arc::clone(agent), signal(SignalKind::hangup()).into_diagnostic()?));
-    agent.services.homes().iter().for_each(|home| home.set_tracer(trace::tracer(agent)));
-    agent.router.iter().for_each(|router| router.set_tracer(trace::tracer(agent)));
+    agent.publishing.services.homes().iter().for_each(|home| home.set_tracer(trace::tracer(agent)));
+    agent.routing.router.iter().for_each(|router| router.set_tracer(trace::tracer(agent)));
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
@@ -413,39 +389,40 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let by_name = programs::socket::open_by_name(&programs::path(&config.host.runtime_dir));
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket, by_name));
     // They ask the agent at once.
-    agent.ensembles.configure(&config, agent.configuration.path().await);
+    agent.publishing.ensembles.configure(&config, agent.process.configuration.path().await);
     let splices = tokio::spawn(programs::splice::run(Arc::clone(agent)));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
     let datapath_ended = tokio::task::spawn_blocking(move || datapath.wait());
     host::await_running().await.into_diagnostic()?;
-    tracing::info!(host = %agent.identity.host_id(), epoch = agent.identity.epoch, router = agent.router.is_some(), "up");
-    start::notify(&format!("READY=1\nSTATUS=host {}", agent.identity.host_id()));
+    let identity = &agent.host.identity;
+    tracing::info!(host = %identity.host_id(), epoch = identity.epoch, router = agent.routing.router.is_some(), "up");
+    start::notify(&format!("READY=1\nSTATUS=host {}", identity.host_id()));
     let until = async {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("asked to stop"),
             _ = interrupt.recv() => tracing::info!("interrupted"),
-            () = agent.parting.for_good.notified() => {
+            () = agent.process.parting.for_good.notified() => {
                 tracing::info!("asked to go down for good; flows are ended");
-                agent.parting.ends_flows.store(true, Ordering::Relaxed);
+                agent.process.parting.ends_flows.store(true, Ordering::Relaxed);
             }
-            () = agent.configuration.restart() => tracing::info!("asked to start again"),
+            () = agent.process.configuration.restart() => tracing::info!("asked to start again"),
             _ = datapath_ended => {}
         }
         start::notify("STOPPING=1");
         // Watchers of flows would keep their streams open, and the server with them.
-        agent.watchers.close();
-        agent.drains.close();
-        agent.rebalances.close();
+        agent.process.watchers.close();
+        agent.publishing.drains.close();
+        agent.connections.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     [upkeep, rules, reloads, chains, programs, splices, health, rebalances].iter().for_each(|task| task.abort());
-    agent.health.end().await;
-    agent.ensembles.end().await;
+    agent.publishing.health.end().await;
+    agent.publishing.ensembles.end().await;
     takers.into_iter().for_each(|task| task.abort());
-    agent.relocations.end().await;
-    agent.metrics.end().await;
+    agent.connections.relocations.end().await;
+    agent.process.metrics.end().await;
     operators.into_iter().for_each(|task| task.abort());
     match agent.core.0.failure() {
         Some(failure) => Err(miette!(
@@ -466,18 +443,18 @@ async fn reload_on_hangup(agent: Arc<Agent>, mut hangup: Signal) {
 }
 
 async fn take_down(agent: &Agent) {
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         router.stop().await;
     }
-    if let Some(cluster) = &agent.cluster {
+    if let Some(cluster) = &agent.routing.cluster {
         cluster.stop().await;
     }
-    for home in agent.services.homes() {
+    for home in agent.publishing.services.homes() {
         home.stop().await;
     }
     let config = agent.config();
     let runtime_dir = &config.host.runtime_dir;
-    if agent.parting.ends_flows.load(Ordering::Relaxed) {
+    if agent.process.parting.ends_flows.load(Ordering::Relaxed) {
         // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows
         // of yet.
         agent.core.0.hear_of_flows();

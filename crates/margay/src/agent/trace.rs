@@ -92,7 +92,7 @@ pub async fn trace(agent: &Agent, question: Question, own: bool) -> Vec<TraceHop
 
 fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
     let Question { service, protocol, port, sticky, .. } = *question;
-    let client = question.passed.first().copied().filter(|_| !own).unwrap_or(agent.identity.host_id());
+    let client = question.passed.first().copied().filter(|_| !own).unwrap_or(agent.host.identity.host_id());
     agent.core.0.with_sal(|sal, _| {
         let sender = match &question.passed[..] {
             _ if own => Sender::Own,
@@ -125,8 +125,8 @@ fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
 fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained) -> (TraceHop, Next) {
     let known = Known::of(agent, None, Some(&Prefix::from(question.service)));
     let mut hop = TraceHop {
-        host_id: agent.identity.host_id().to_string(),
-        host_name: agent.local.host_name.clone(),
+        host_id: agent.host.identity.host_id().to_string(),
+        host_name: agent.host.local.host_name.clone(),
         rules: told(&known, &explained.rules),
         ended: ended(agent, &known, question),
         ..TraceHop::default()
@@ -203,7 +203,7 @@ fn delayed(
     question: &Question,
     explained: &Explained,
 ) -> (String, String) {
-    let name = agent.rules.resolvers.name_of(resolver);
+    let name = agent.routing.rules.resolvers.name_of(resolver);
     if agent.core.0.with_sal(|sal, _| sal.had_no_answer(&question.service, resolver)) {
         let text = format!("refuses it by {rule}: the resolver {name} had no answer just now, and no other is left");
         return ("nobody".to_owned(), text);
@@ -220,8 +220,8 @@ fn answers(agent: &Agent, question: &Question, explained: &Explained) -> Vec<Str
     let mut notes = Vec::new();
     for one in &explained.rules {
         let Action::Delay(id) = one.found.rule.action else { continue };
-        let name = agent.rules.resolvers.name_of(id);
-        let Some(resolver) = agent.rules.resolvers.get(id) else {
+        let name = agent.routing.rules.resolvers.name_of(id);
+        let Some(resolver) = agent.routing.rules.resolvers.get(id) else {
             notes.push(format!("there is no resolver {name} in the configuration: what it is asked fails at once"));
             continue;
         };
@@ -271,7 +271,7 @@ fn allowed(allow: &Allow) -> String {
 
 fn nobody(agent: &Agent, own: bool, explained: &Explained) -> String {
     let refused = if own { "the program is refused at once" } else { "the client is told at once" };
-    match (explained.rules.is_empty(), agent.router.is_some()) {
+    match (explained.rules.is_empty(), agent.routing.router.is_some()) {
         (false, _) => format!("no rule can take it; {refused}"),
         (true, true) => format!("nobody has registered the name here, and no rule covers it; {refused}"),
         (true, false) => {
@@ -374,13 +374,13 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
 
 /// What else a reader may look for: rules that covered the name a while ago.
 fn ended(agent: &Agent, known: &Known<'_>, question: &Question) -> Vec<EndedRouteInfo> {
-    let ended = agent.rules.ended().into_iter().filter(|ended| ended.rule.prefix.contains(&question.service));
+    let ended = agent.routing.rules.ended().into_iter().filter(|ended| ended.rule.prefix.contains(&question.service));
     ended.take(ENDED_MAX).map(|ended| ended_of(known, &ended)).collect()
 }
 
 /// Asks whoever the packet goes to.
 async fn follow(agent: &Agent, mut question: Question, to: &NextHop, own: bool) -> Vec<TraceHop> {
-    let own_id = agent.identity.host_id();
+    let own_id = agent.host.identity.host_id();
     let Some(limit) = question.limit.checked_sub(MARGIN).filter(|left| *left > MARGIN) else {
         return vec![unasked(to.host, String::new(), to.address, "there is no time left to ask it")];
     };
@@ -433,7 +433,7 @@ fn unasked(host: Option<HostId>, name: String, address: SocketAddr, why: &str) -
 
 /// The host at a next hop, and what people call it.
 fn whose(agent: &Agent, to: &NextHop) -> Option<(HostId, String)> {
-    let homes = agent.services.homes();
+    let homes = agent.publishing.services.homes();
     let is_there = |host: HostId| match to.host {
         Some(known) => known == host,
         None => {
@@ -443,7 +443,7 @@ fn whose(agent: &Agent, to: &NextHop) -> Option<(HostId, String)> {
     if let Some(home) = homes.iter().find(|home| is_there(home.config().router_key.id())) {
         return Some((home.config().router_key.id(), home.config().router_address.clone()));
     }
-    let registered = agent.router.as_ref().and_then(|router| router.host_at(to.address));
+    let registered = agent.routing.router.as_ref().and_then(|router| router.host_at(to.address));
     match (to.host, registered) {
         (Some(host), Some((found, name))) if found == host => Some((host, name)),
         // It has left just now; whoever is asked says so.
@@ -453,14 +453,14 @@ fn whose(agent: &Agent, to: &NextHop) -> Option<(HostId, String)> {
 }
 
 async fn ask(agent: &Agent, host: HostId, question: Question) -> Result<Vec<TraceHop>, TraceError> {
-    let homes = agent.services.homes();
+    let homes = agent.publishing.services.homes();
     let mut of_router: Vec<_> = homes.iter().filter(|home| home.config().router_key.id() == host).collect();
     // Of several authorities with one router it is asked under the name's, if there is that.
     of_router.sort_by_key(|home| authority_block(&home.config().authority) != question.service.authority());
     if let Some(home) = of_router.first() {
         return home.trace(question).await;
     }
-    match &agent.router {
+    match &agent.routing.router {
         Some(router) => router.trace(host, &question).await,
         None => Err(TraceError::Down),
     }

@@ -46,7 +46,7 @@ async fn stand_by(agent: Arc<Agent>) {
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         rounds.tick().await;
-        tokio::task::block_in_place(|| agent.services.ask_own_router_again());
+        tokio::task::block_in_place(|| agent.publishing.services.ask_own_router_again());
     }
 }
 
@@ -59,8 +59,8 @@ async fn look_around(agent: Arc<Agent>) {
         rounds.tick().await;
         network::refresh(&agent, Look::Routine).await;
         tokio::task::block_in_place(|| {
-            agent.active.sweep();
-            agent.spreads.sweep(&agent);
+            agent.publishing.active.sweep();
+            agent.kernel.spreads.sweep(&agent);
             orphans.look(&agent, round);
         });
         tide.watch(&agent);
@@ -69,7 +69,7 @@ async fn look_around(agent: Arc<Agent>) {
             keep_leases(&agent).await;
         }
         if round.is_multiple_of(CLOCK_ROUNDS) {
-            let unix_s = agent.clock.unix_s();
+            let unix_s = agent.host.clock.unix_s();
             agent.core.0.with_sal(|sal, now| sal.set_wall_clock(now, unix_s));
         }
         if round.is_multiple_of(RENEWAL_ROUNDS) {
@@ -111,8 +111,8 @@ fn bound_log(agent: &Agent) {
 /// A lease that is in use is not given to another name.
 async fn keep_leases(agent: &Arc<Agent>) {
     // The kernel answers datagrams to these without the core, and their flows may be over.
-    agent.leases.touch(&agent.spreads.names());
-    let leases = Arc::clone(&agent.leases);
+    agent.names.leases.touch(&agent.kernel.spreads.names());
+    let leases = Arc::clone(&agent.names.leases);
     let kept = tokio::task::spawn_blocking(move || {
         leases.follow_uses();
         leases.keep_uses()
@@ -126,24 +126,25 @@ async fn keep_leases(agent: &Arc<Agent>) {
 
 fn renew(agent: &Agent) {
     let core: &dyn SalControl = &agent.core;
-    let joined = agent.services.joined();
-    let host = agent.local.host_key.public();
-    let adopted = authority::adopt(core, (&agent.keyring, &agent.store), &host, &agent.clock, &joined);
-    let renewed = adopted.and_then(|()| agent.answering.renew(core, &agent.keyring, &host, &agent.clock));
+    let joined = agent.publishing.services.joined();
+    let host = agent.host.local.host_key.public();
+    let adopted = authority::adopt(core, (&agent.host.keyring, &agent.host.store), &host, &agent.host.clock, &joined);
+    let renewed =
+        adopted.and_then(|()| agent.routing.answering.renew(core, &agent.host.keyring, &host, &agent.host.clock));
     if let Err(error) = renewed {
         tracing::warn!(%error, "memberships cannot be renewed");
     }
-    agent.services.renew();
+    agent.publishing.services.renew();
 }
 
 /// Keys whose time has come sign from now on, if others could be told of them.
 fn promote(agent: &Agent) {
-    match lineage::take_up(&agent.keyring, &agent.store, agent.clock.unix_s()) {
+    match lineage::take_up(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()) {
         Ok(false) => {}
         Ok(true) => renew(agent),
         Err(error) => return tracing::warn!(%error, "nobody is told of a key that is to follow"),
     }
-    match agent.keyring.promote(agent.clock.unix_s(), None) {
+    match agent.host.keyring.promote(agent.host.clock.unix_s(), None) {
         Ok(names) if names.is_empty() => {}
         Ok(names) => {
             tracing::info!(?names, "the keys that were to follow sign from now on");

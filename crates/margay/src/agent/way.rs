@@ -59,15 +59,15 @@ impl Way {
 
 /// Looks, and has the programs follow.
 pub fn refresh(agent: &Agent) {
-    let Some(swallowed) = agent.direct.with_cache(KernelCache::undelivered) else { return };
-    let mut state = agent.way.0.lock();
+    let Some(swallowed) = agent.kernel.direct.with_cache(KernelCache::undelivered) else { return };
+    let mut state = agent.kernel.way.0.lock();
     let before = *state.swallowed_before.get_or_insert(swallowed);
     // For good: who it is that drops them cannot be seen, nor when it ends.
     let found = match swallowed.saturating_sub(before) {
         flows if flows >= SWALLOWED_MAX => Some(Detour::Swallowed(flows)),
         _ => Way::look(),
     };
-    agent.direct.with_cache(|cache| cache.set_in_place(found.is_none()));
+    agent.kernel.direct.with_cache(|cache| cache.set_in_place(found.is_none()));
     let has_changed = match (&state.detour, &found) {
         (Some(Detour::Swallowed(_)), Some(Detour::Swallowed(_))) => false,
         (before, found) => before != found,

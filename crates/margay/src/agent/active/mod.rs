@@ -242,7 +242,7 @@ impl Active {
 ///
 /// The system gives no thread.
 pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
-    let Ok(followed) = &agent.active.0 else { return Ok(()) };
+    let Ok(followed) = &agent.publishing.active.0 else { return Ok(()) };
     let kernel = Arc::clone(&followed.lock().kernel);
     let agent = Arc::downgrade(agent);
     let hear = move || {
@@ -256,7 +256,7 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
             }
             thread::sleep(PAUSE);
             let Some(agent) = agent.upgrade() else { return };
-            agent.programs.forget(&agent.core, &agent.active.hear());
+            agent.connections.programs.forget(&agent.core, &agent.publishing.active.hear());
         }
     };
     thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)

@@ -10,11 +10,11 @@ use crate::agent::Agent;
 const LIMIT: usize = 100;
 
 pub(super) async fn list(agent: &Agent, request: &AuditListRequest) -> Result<AuditListReply, Status> {
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         router.write_audit().await;
     }
     let limit = if request.limit == 0 { LIMIT } else { request.limit as usize };
-    let entries = blocking(|| agent.store.audit(limit)).map_err(environment)?;
+    let entries = blocking(|| agent.host.store.audit(limit)).map_err(environment)?;
     let info = |entry: AuditEntry| {
         let AuditEntry { unix_s, act, subject, detail, count } = entry;
         AuditInfo { unix_s, act, subject, detail, count }
@@ -38,7 +38,7 @@ pub(super) fn note_module(agent: &Agent, request: &ModuleNoteRequest) -> Result<
         return Err(misuse("this is no ensemble's name"));
     }
     let act = if hash.is_empty() { "module-unload" } else { "module-load" };
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, ensemble.clone(), hash.clone());
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)?;
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, ensemble.clone(), hash.clone());
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)?;
     Ok(ModuleNoteReply {})
 }

@@ -32,8 +32,8 @@ pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Ve
     if chains.is_none() && required.is_none() {
         return Ok(Vec::new());
     }
-    let authorities = blocking(|| agent.keyring.authorities()).map_err(environment)?;
-    let kept = blocking(|| agent.store.chains()).map_err(environment)?;
+    let authorities = blocking(|| agent.host.keyring.authorities()).map_err(environment)?;
+    let kept = blocking(|| agent.host.store.chains()).map_err(environment)?;
     let chains = chains.map(|all| of_authorities(&all.chains, &authorities)).transpose()?;
     let required = required.map(|all| of_authorities(&all.required, &authorities)).transpose()?;
     let mut declared = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Ve
         if rules == known {
             continue;
         }
-        if !by.is_valid(agent.clock.unix_s()) {
+        if !by.is_valid(agent.host.clock.unix_s()) {
             return Err(environment(by.ended()));
         }
         compile(&rules, by.block()).map_err(misuse)?;
@@ -107,10 +107,10 @@ fn of_authorities<T: OfNames>(all: &[T], authorities: &[Authority]) -> Result<Ha
 
 /// Signs what was declared, and tells hosts.
 pub(super) fn apply(agent: &Agent, declared: &[Declared]) -> Result<(), Status> {
-    let unix_s = agent.clock.unix_s();
+    let unix_s = agent.host.clock.unix_s();
     for Declared { by, rules, before, .. } in declared {
         let signed = SignedChains::sign(by, rules, before.as_ref(), unix_s * MS_PER_S).map_err(misuse)?;
-        let kept = blocking(|| agent.store.keep_chains(&signed, &by.name, unix_s)).map_err(environment)?;
+        let kept = blocking(|| agent.host.store.keep_chains(&signed, &by.name, unix_s)).map_err(environment)?;
         if !kept {
             let name = &by.name;
             return Err(environment(format!(
@@ -125,10 +125,10 @@ pub(super) fn apply(agent: &Agent, declared: &[Declared]) -> Result<(), Status> 
 
 /// Boxes that nobody serves now, as far as the router on this host knows; each as a sentence.
 pub(super) fn warnings(agent: &Agent, declared: &[Declared]) -> Vec<String> {
-    let Some(router) = &agent.router else { return Vec::new() };
+    let Some(router) = &agent.routing.router else { return Vec::new() };
     let is_served = |name: &str| {
         name.parse::<Name>().is_ok_and(|name| {
-            let is_own = agent.services.find(&name).is_some_and(|own| own.is_served && own.is_box());
+            let is_own = agent.publishing.services.find(&name).is_some_and(|own| own.is_served && own.is_box());
             is_own || !router.instances_of(&name.service_id()).is_empty()
         })
     };
@@ -178,7 +178,8 @@ fn required(one: &PolicyRequirement) -> String {
 }
 
 pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
-    let said = blocking(|| chain::said(&agent.keyring, &agent.store, agent.clock.unix_s())).map_err(environment)?;
+    let said = blocking(|| chain::said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()))
+        .map_err(environment)?;
     let policy = |Said { authority, signed, policy }: Said| {
         // What this version cannot read it does not go by, and says so.
         let rules = signed.rules().unwrap_or_default();
@@ -207,7 +208,7 @@ pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
 /// The chain that decides over a session of a program here.
 pub(super) fn deciding(agent: &Agent, service: &ServiceId, protocol: u8, port: u16) -> Option<PolicyChain> {
     let rule = agent.core.0.with_sal(|sal, _| sal.chain_rule_for(service, protocol, port).cloned())?;
-    let said = blocking(|| chain::said(&agent.keyring, &agent.store, agent.clock.unix_s())).ok()?;
+    let said = blocking(|| chain::said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s())).ok()?;
     let of_authority = said.into_iter().find(|said| said.signed.authority == service.authority())?;
     let rules = of_authority.signed.rules().ok()?;
     rules.chains.into_iter().find(|chain| chain.name == rule.name)

@@ -46,8 +46,8 @@ pub(super) fn clear(agent: &Agent, name: &str) -> Result<FactClearReply, Status>
 }
 
 fn note(agent: &Agent, act: &str, name: &str, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, name.to_owned(), detail);
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, name.to_owned(), detail);
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
 }
 
 fn infos(agent: &Agent) -> Vec<FactInfo> {

@@ -67,7 +67,7 @@ fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInf
 
 /// The same of those that have failed lately, the latest first.
 fn collect_ended(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
-    let mut found = agent.watchers.ended();
+    let mut found = agent.process.watchers.ended();
     found.retain(|ended| wanted.is_none_or(|prefix| ended.flow.is_of(prefix)));
     let total = found.len();
     let names = naming::hosts(agent);
@@ -102,7 +102,7 @@ pub(super) async fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> 
     naming::ask(agent).await;
     let names = naming::hosts(agent);
     let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
-    let ended = || agent.watchers.find_ended(id).map(|ended| info_of_ended(agent, &names, &ended));
+    let ended = || agent.process.watchers.find_ended(id).map(|ended| info_of_ended(agent, &names, &ended));
     // One that has failed lingers, and does not know by itself why it ended.
     let shown = match found {
         Some(flow) if flow.lifecycle < Lifecycle::Closed => Some(info(agent, &names, &flow)),
@@ -221,7 +221,7 @@ fn info_of(
 
 /// Of one host alone: a busy host has many events, and looks at its members for none of them.
 fn names_of(agent: &Agent, peer: Option<HostId>) -> HashMap<HostId, String> {
-    peer.and_then(|peer| Some((peer, agent.naming.name_of(peer)?))).into_iter().collect()
+    peer.and_then(|peer| Some((peer, agent.names.naming.name_of(peer)?))).into_iter().collect()
 }
 
 const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
@@ -278,19 +278,19 @@ const fn lifecycle(lifecycle: Lifecycle) -> &'static str {
 /// The written name, where this host knows it: it publishes it, or a program here looked it up, by whichever family it
 /// then connects.
 fn name_of(agent: &Agent, service: &ServiceId) -> String {
-    let published = agent.services.list();
+    let published = agent.publishing.services.list();
     let own = published.iter().filter(|own| own.name.prefix().contains(service));
     if let Some(own) = own.max_by_key(|own| own.name.prefix().bits) {
         return own.name.written().to_owned();
     }
-    let registered = |agent: &Agent| agent.store.name_of(&Prefix::from(*service)).ok().flatten();
-    agent.leases.written(service).or_else(|| registered(agent)).unwrap_or_default()
+    let registered = |agent: &Agent| agent.host.store.name_of(&Prefix::from(*service)).ok().flatten();
+    agent.names.leases.written(service).or_else(|| registered(agent)).unwrap_or_default()
 }
 
 /// Events from now on, until the agent goes down.
 pub(super) fn watch(agent: &Arc<Agent>, service: &str) -> Result<Streamed<FlowEvent>, Status> {
     let wanted = wanted(service)?;
-    let receiver = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
+    let receiver = agent.process.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let start = (Arc::clone(agent), receiver, Ends::default(), wanted);
     Ok(Box::pin(futures_util::stream::unfold(start, |(agent, mut receiver, mut ends, wanted)| async move {
         loop {

@@ -89,7 +89,7 @@ fn load_of(check: LoadCheck) -> Result<LoadSection, String> {
 
 /// How it stands with a service; `None` where nothing of it is checked.
 pub(super) fn info(agent: &Agent, published: &Published) -> Option<HealthInfo> {
-    let report = agent.health.report(&published.name.prefix())?;
+    let report = agent.publishing.health.report(&published.name.prefix())?;
     let sick = published.fitness.sick.as_ref();
     Some(HealthInfo {
         check: report.check,

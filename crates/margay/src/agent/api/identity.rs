@@ -21,10 +21,10 @@ const DAY_S: u64 = 24 * 60 * 60;
 const LIFETIME_MAX_S: u64 = 366 * DAY_S;
 
 pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
-    let authorities = agent.keyring.authorities().map_err(environment)?;
-    let joined = blocking(|| agent.store.joined()).map_err(environment)?;
-    let lines = blocking(|| lineages(&agent.keyring, &agent.store));
-    let current = |block| lines.get(&block).map(|(_, line)| succession::current(line, agent.clock.unix_s()));
+    let authorities = agent.host.keyring.authorities().map_err(environment)?;
+    let joined = blocking(|| agent.host.store.joined()).map_err(environment)?;
+    let lines = blocking(|| lineages(&agent.host.keyring, &agent.host.store));
+    let current = |block| lines.get(&block).map(|(_, line)| succession::current(line, agent.host.clock.unix_s()));
     let of_keyring = |authority: &Authority| AuthorityInfo {
         successions: current(authority.block()).unwrap_or_default(),
         ..authority_info(authority)
@@ -42,12 +42,12 @@ pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
         }
     }
     Ok(IdentityReply {
-        host_id: agent.identity.host_id().to_string(),
-        host_key: to_hex(&agent.local.host_key.public().0),
-        epoch: agent.identity.epoch,
-        boot_id: to_hex(&agent.identity.boot_id),
+        host_id: agent.host.identity.host_id().to_string(),
+        host_key: to_hex(&agent.host.local.host_key.public().0),
+        epoch: agent.host.identity.epoch,
+        boot_id: to_hex(&agent.host.identity.boot_id),
         authorities: infos,
-        service_keys: agent.keyring.service_keys().map_err(environment)?.iter().map(key_info).collect(),
+        service_keys: agent.host.keyring.service_keys().map_err(environment)?.iter().map(key_info).collect(),
         warrants: warrant::list(agent)?,
     })
 }
@@ -75,11 +75,11 @@ pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInf
              another name"
         ))
     };
-    let joined = blocking(|| agent.store.joined()).map_err(environment)?;
+    let joined = blocking(|| agent.host.store.joined()).map_err(environment)?;
     if let Some(home) = joined.iter().find(|home| home.authority == name) {
         return Err(has_joined(&home.router_address));
     }
-    let made = blocking(|| agent.keyring.create_authority(name)).map_err(misuse)?;
+    let made = blocking(|| agent.host.keyring.create_authority(name)).map_err(misuse)?;
     adopt(agent)?;
     tracing::info!(authority = name, "authority made");
     Ok(authority_info(&made))
@@ -87,29 +87,29 @@ pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInf
 
 /// Another authority can be signed for: it is trusted, and what is published under it is signed from now on.
 pub(super) fn adopt(agent: &Agent) -> Result<(), Status> {
-    let joined = agent.services.joined();
-    let host = agent.local.host_key.public();
-    let keys = (&agent.keyring, &*agent.store);
-    authority::adopt(&agent.core, keys, &host, &agent.clock, &joined).map_err(environment)?;
-    agent.answering.renew(&agent.core, &agent.keyring, &host, &agent.clock).map_err(environment)?;
-    agent.router.iter().for_each(|router| router.review_authorities());
-    agent.services.renew();
+    let joined = agent.publishing.services.joined();
+    let host = agent.host.local.host_key.public();
+    let keys = (&agent.host.keyring, &*agent.host.store);
+    authority::adopt(&agent.core, keys, &host, &agent.host.clock, &joined).map_err(environment)?;
+    agent.routing.answering.renew(&agent.core, &agent.host.keyring, &host, &agent.host.clock).map_err(environment)?;
+    agent.routing.router.iter().for_each(|router| router.review_authorities());
+    agent.publishing.services.renew();
     Ok(())
 }
 
 pub(super) fn create_service_key(agent: &Agent, name: &str) -> Result<ServiceKeyInfo, Status> {
-    blocking(|| agent.keyring.create_service_key(name)).map(|made| key_info(&made)).map_err(misuse)
+    blocking(|| agent.host.keyring.create_service_key(name)).map(|made| key_info(&made)).map_err(misuse)
 }
 
 pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> Result<TokenCreateReply, Status> {
-    if agent.router.is_none() {
+    if agent.routing.router.is_none() {
         let advice = "this host is no router, so nobody could join here; run `margay up --router`, or use the router";
         return Err(environment(advice));
     }
     if request.groups.iter().any(|group| group.trim().is_empty()) {
         return Err(misuse("a group has a name, as allow lists write it after `group:`"));
     }
-    let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
+    let found = agent.host.keyring.authority(&request.authority).map_err(misuse)?;
     let authority = found.ok_or_else(|| {
         not_found(format!(
             "the key of `{0}` is not here; `margay id authority create {0}` makes one, `margay id authority request \
@@ -117,7 +117,7 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
             request.authority
         ))
     })?;
-    if !authority.is_valid(agent.clock.unix_s()) {
+    if !authority.is_valid(agent.host.clock.unix_s()) {
         return Err(environment(authority.ended()));
     }
     let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
@@ -130,13 +130,13 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
             asked if asked.is_empty() => cluster::address_of(&agent.config()).await.map_err(environment)?,
             asked => asked,
         },
-        router_key: agent.local.host_key.public(),
+        router_key: agent.host.local.host_key.public(),
         authority: authority.name.clone(),
         authority_key: authority.root(),
         secret: TokenSecret::new(entropy::rng().map_err(environment)?.bytes()),
     };
     token.check().map_err(misuse)?;
-    let now = agent.clock.unix_s();
+    let now = agent.host.clock.unix_s();
     let kept = Token {
         hash: token.secret.hash(),
         authority: authority.name.clone(),
@@ -146,7 +146,7 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
         created_s: now,
         expires_s: now + lifetime_s,
     };
-    blocking(|| agent.store.add_token(&kept)).map_err(environment)?;
+    blocking(|| agent.host.store.add_token(&kept)).map_err(environment)?;
     tracing::info!(token = kept.hash.id(), authority = authority.name, uses = kept.uses_left, "token made");
     Ok(TokenCreateReply { token: token.to_string(), info: Some(token_info(&kept, now)) })
 }
@@ -200,21 +200,21 @@ fn token_info(token: &Token, unix_s: u64) -> TokenInfo {
 }
 
 pub(super) fn list_tokens(agent: &Agent) -> Result<TokenListReply, Status> {
-    let now = agent.clock.unix_s();
-    let tokens = blocking(|| agent.store.tokens()).map_err(environment)?;
+    let now = agent.host.clock.unix_s();
+    let tokens = blocking(|| agent.host.store.tokens()).map_err(environment)?;
     Ok(TokenListReply { tokens: tokens.iter().map(|token| token_info(token, now)).collect() })
 }
 
 pub(super) fn revoke_token(agent: &Agent, id: &str) -> Result<TokenInfo, Status> {
-    let now = agent.clock.unix_s();
-    let revoked = blocking(|| agent.store.revoke_token(id, now)).map_err(environment)?;
+    let now = agent.host.clock.unix_s();
+    let revoked = blocking(|| agent.host.store.revoke_token(id, now)).map_err(environment)?;
     let revoked =
         revoked.ok_or_else(|| not_found(format!("there is no token `{id}`; `margay id token list` shows them")))?;
     Ok(token_info(&revoked, now))
 }
 
 fn member_info(agent: &Agent, member: &Member) -> MemberInfo {
-    let connected = agent.router.as_ref().and_then(|router| router.connected(member.host.id()));
+    let connected = agent.routing.router.as_ref().and_then(|router| router.connected(member.host.id()));
     MemberInfo {
         host_id: member.host.id().to_string(),
         host_name: member.host_name.clone(),
@@ -229,13 +229,13 @@ fn member_info(agent: &Agent, member: &Member) -> MemberInfo {
 }
 
 pub(super) fn list_members(agent: &Agent) -> Result<MemberListReply, Status> {
-    let members = blocking(|| agent.store.members()).map_err(environment)?;
+    let members = blocking(|| agent.host.store.members()).map_err(environment)?;
     Ok(MemberListReply { members: members.iter().map(|member| member_info(agent, member)).collect() })
 }
 
 /// The member that is meant, and what it may serve from then on.
 pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Member, Vec<Prefix>), Status> {
-    let mut found = blocking(|| agent.store.members()).map_err(environment)?;
+    let mut found = blocking(|| agent.host.store.members()).map_err(environment)?;
     let id = member_of(&found, &request.host_id)?;
     found.retain(|member| {
         let is_meant = request.authority.is_empty() || request.authority == member.authority;
@@ -250,12 +250,12 @@ pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Me
         [] => return Err(not_a_member(id)),
         _ => return Err(misuse(format!("{id} is a member of several authorities here; say which: --authority NAME"))),
     };
-    let found = agent.keyring.authority(&member.authority).map_err(environment)?;
+    let found = agent.host.keyring.authority(&member.authority).map_err(environment)?;
     let authority = found
         .ok_or_else(|| not_found(format!("the key of the authority {} is not here any more", member.authority)))?;
     let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
     for (prefix, written) in grants.iter().zip(&request.grants) {
-        agent.naming.learn_prefix(*prefix, written);
+        agent.names.naming.learn_prefix(*prefix, written);
     }
     Ok((member.clone(), grants))
 }
@@ -264,9 +264,9 @@ pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Resul
     let (member, grants) = granted(agent, request)?;
     let id = member.host.id();
     let key = MemberKey { host: member.host, authority: authority_block(&member.authority) };
-    let now = agent.clock.unix_s();
-    let changed = blocking(|| agent.store.set_grants(&key, &grants, now)).map_err(environment)?;
-    if let Some(router) = &agent.router {
+    let now = agent.host.clock.unix_s();
+    let changed = blocking(|| agent.host.store.set_grants(&key, &grants, now)).map_err(environment)?;
+    if let Some(router) = &agent.routing.router {
         router.review_grants();
     }
     changed.map(|member| member_info(agent, &member)).ok_or_else(|| not_a_member(id))
@@ -280,7 +280,7 @@ fn member_of(members: &[Member], text: &str) -> Result<HostId, Status> {
 
 /// The key of a host that has joined here, by its name, its host-ID or the first letters of that.
 pub(super) fn key_of_member(agent: &Agent, text: &str) -> Result<HostPublic, Status> {
-    let members = blocking(|| agent.store.members()).map_err(environment)?;
+    let members = blocking(|| agent.host.store.members()).map_err(environment)?;
     let id = member_of(&members, text).map_err(|status| {
         let why = status.message();
         misuse(format!("{why}; of another host write the key, 64 hexadecimal digits: `margay id` there shows it"))
@@ -295,12 +295,12 @@ fn not_a_member(id: HostId) -> Status {
 pub(super) fn remove_member(agent: &Agent, host: &str) -> Result<MemberInfo, Status> {
     let id = match host.parse() {
         Ok(id) => id,
-        Err(_) => member_of(&blocking(|| agent.store.members()).map_err(environment)?, host)?,
+        Err(_) => member_of(&blocking(|| agent.host.store.members()).map_err(environment)?, host)?,
     };
-    let removed = blocking(|| agent.store.remove_member(id, agent.clock.unix_s())).map_err(environment)?;
+    let removed = blocking(|| agent.host.store.remove_member(id, agent.host.clock.unix_s())).map_err(environment)?;
     let first = removed.first().ok_or_else(|| not_a_member(id))?;
     let mut info = member_info(agent, first);
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         router.remove_host(id).map_err(environment)?;
     }
     info.connected = false;

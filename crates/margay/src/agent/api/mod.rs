@@ -307,7 +307,7 @@ impl Calls for Api {
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
-        self.0.parting.for_good.notify_one();
+        self.0.process.parting.for_good.notify_one();
         Ok(Response::new(ShutdownReply {}))
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<Polic
     }
     let chains = chain::declared(agent, request)?;
     if let Some(orders) = &orders {
-        let declared = blocking(|| agent.rules.declare(orders, &agent.authorities(), request.dry_run));
+        let declared = blocking(|| agent.routing.rules.declare(orders, &agent.authorities(), request.dry_run));
         changes.splice(0..0, declared.map_err(refusal)?.iter().map(described));
     }
     changes.extend(chains.iter().flat_map(|one| one.changes.clone()));

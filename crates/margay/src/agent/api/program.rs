@@ -24,7 +24,7 @@ pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> R
     check_forwarding(agent, order.offers.iter().any(|offer| offer.middlebox.is_some()))?;
     tracing::info!(pid, command = order.command, "a program serves names when it listens");
     blocking(|| {
-        agent.active.attach(pid, order).map_err(misuse)?;
+        agent.publishing.active.attach(pid, order).map_err(misuse)?;
         Ok(ProgramAttachReply {})
     })
 }

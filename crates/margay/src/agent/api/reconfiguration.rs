@@ -51,8 +51,8 @@ pub(super) async fn change(agent: &Agent, request: &ChainChangeRequest) -> Resul
 }
 
 fn note(agent: &Agent, act: &str, subject: &str, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, subject.to_owned(), detail);
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, subject.to_owned(), detail);
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
 }
 
 fn box_of(text: &str) -> Result<ServiceId, Status> {
@@ -99,7 +99,7 @@ fn targets_of(agent: &Agent, request: &ChainChangeRequest) -> Result<Vec<Target>
 /// Orders what is wanted of some sessions, and waits until it is over.
 async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<ChainChanged>, Status> {
     // Before the orders: what comes of them may be told at once.
-    let heard = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
+    let heard = agent.process.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let mut changed = Vec::new();
     let mut waits = HashMap::new();
     for target in some {

@@ -74,12 +74,12 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     let covers = |rule: &StoredRule| wanted.as_ref().is_none_or(|name| rule.prefix.contains(&name.service_id()));
     let about = wanted.as_ref().map(|name| Prefix::from(name.service_id()));
     let known = Known::of(agent, wanted.as_ref(), about.as_ref());
-    let ended = agent.rules.ended().into_iter().filter(|ended| covers(&ended.rule));
+    let ended = agent.routing.rules.ended().into_iter().filter(|ended| covers(&ended.rule));
     let routes = rules.iter().map(|found| known.route(found));
     Ok(RouteListReply {
         routes: routes.chain(heard(agent, &known, wanted.as_ref())).collect(),
         ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
-        resolvers: agent.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
+        resolvers: agent.routing.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
     })
 }
 
@@ -107,7 +107,7 @@ fn heard(agent: &Agent, known: &Known<'_>, wanted: Option<&Name>) -> Vec<RouteIn
 
 fn resolver_info(agent: &Agent, resolver: &Resolver) -> ResolverInfo {
     let Figures { asked, answered, failed, ms } = resolver.figures();
-    let writes = agent.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
+    let writes = agent.routing.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
         names: report.names as u64,
         failing: report.failing as u64,
         written: report.written,
@@ -178,7 +178,7 @@ pub(super) fn order_of(request: &RouteAddRequest, ranges: Ranges) -> Result<Orde
 
 pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
     let order = order_of(request, agent.config().ranges())?;
-    let ids = blocking(|| agent.rules.add(&order, &agent.authorities())).map_err(refusal)?;
+    let ids = blocking(|| agent.routing.rules.add(&order, &agent.authorities())).map_err(refusal)?;
     tracing::info!(name = %order.name, rules = ids.len(), "rules added by the operator");
     let routes: Vec<RouteInfo> = ids.into_iter().filter_map(|id| info(agent, id)).collect();
     Ok(RouteAddReply { warnings: warnings(agent, &order), routes })
@@ -188,7 +188,7 @@ pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddRe
 fn warnings(agent: &Agent, order: &Order) -> Vec<String> {
     let is_strange = |address: &&SocketAddr| {
         let hop = NextHop { address: **address, host: None, router: false };
-        agent.router.is_some() && !agent.core.0.with_sal(|sal, _| sal.is_hop_known(&hop))
+        agent.routing.router.is_some() && !agent.core.0.with_sal(|sal, _| sal.is_hop_known(&hop))
     };
     let strange = order.forward.iter().filter(is_strange);
     strange
@@ -215,13 +215,13 @@ pub(super) fn change(agent: &Agent, request: &RouteChangeRequest) -> Result<Rout
         idle: time(request.idle_timeout_ms, request.no_idle_timeout),
         hard: time(request.hard_timeout_ms, request.no_hard_timeout),
     };
-    blocking(|| agent.rules.change(RuleId(request.id), &amendment)).map_err(refusal)?;
+    blocking(|| agent.routing.rules.change(RuleId(request.id), &amendment)).map_err(refusal)?;
     tracing::info!(rule = request.id, "changed by the operator");
     info(agent, RuleId(request.id)).ok_or_else(|| refusal(RuleError::Unknown(request.id)))
 }
 
 pub(super) fn delete(agent: &Agent, id: u64) -> Result<RouteDeleteReply, Status> {
-    blocking(|| agent.rules.delete(RuleId(id))).map_err(refusal)?;
+    blocking(|| agent.routing.rules.delete(RuleId(id))).map_err(refusal)?;
     tracing::info!(rule = id, "deleted by the operator");
     Ok(RouteDeleteReply {})
 }
@@ -248,14 +248,14 @@ impl<'a> Known<'a> {
     pub fn of(agent: &'a Agent, wanted: Option<&Name>, about: Option<&Prefix>) -> Self {
         let under =
             |router: &Arc<Router>| about.map_or_else(|| router.instances(), |about| router.instances_under(about));
-        let registered = agent.router.as_ref().map(under).unwrap_or_default();
+        let registered = agent.routing.router.as_ref().map(under).unwrap_or_default();
         let named = |name: &Name| (name.prefix(), name.written().to_owned());
-        let own = agent.services.list();
+        let own = agent.publishing.services.list();
         let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
-        let names = agent.authorities().into_iter().map(of_authority).chain(agent.rules.names());
-        let names = names.chain(agent.rules.resolvers.names());
+        let names = agent.authorities().into_iter().map(of_authority).chain(agent.routing.rules.names());
+        let names = names.chain(agent.routing.rules.resolvers.names());
         let names = names.chain(registered.iter().map(|one| (one.prefix, one.name.clone())));
-        let announced = agent.area.as_ref().map(|area| area.names(about)).unwrap_or_default();
+        let announced = agent.routing.area.as_ref().map(|area| area.names(about)).unwrap_or_default();
         let names = announced.into_iter().chain(names);
         let names = names.chain(own.iter().map(|service| named(&service.name))).chain(wanted.map(named));
         Self {
@@ -268,8 +268,14 @@ impl<'a> Known<'a> {
     fn set_host(&self, info: &mut RouteInfo, address: SocketAddr, host: Option<HostId>) {
         info.to = address.to_string();
         let named = host.and_then(|host| Some((host, self.hosts.get(&host)?.clone())));
-        let there =
-            || self.agent.router.as_ref()?.host_at(address).filter(|(found, _)| host.is_none_or(|host| host == *found));
+        let there = || {
+            self.agent
+                .routing
+                .router
+                .as_ref()?
+                .host_at(address)
+                .filter(|(found, _)| host.is_none_or(|host| host == *found))
+        };
         if let Some((host, name)) = named.or_else(there).or(host.map(|host| (host, String::new()))) {
             (info.host_id, info.host_name) = (host.to_string(), name);
         }
@@ -302,7 +308,8 @@ impl<'a> Known<'a> {
     /// What the operator said of a rule.
     fn set_order(&self, info: &mut RouteInfo, rule: &StoredRule) {
         info.origin = "operator".to_owned();
-        info.age_ms = self.agent.clock.unix_s().saturating_sub(rule.created_s).saturating_mul(1000).max(info.age_ms);
+        info.age_ms =
+            self.agent.host.clock.unix_s().saturating_sub(rule.created_s).saturating_mul(1000).max(info.age_ms);
         info.idle_timeout_ms = rule.idle.map(millis);
         info.hard_timeout_ms = rule.hard.map(millis);
     }
@@ -317,7 +324,7 @@ impl<'a> Known<'a> {
     /// A rule as lists show it.
     pub fn route(&self, found: &Found) -> RouteInfo {
         let Found { prefix, id, rule, usage, ends, resolved_by } = found;
-        let usage = usage.map(|usage| self.agent.kernel_router.whole_usage(*id, usage));
+        let usage = usage.map(|usage| self.agent.kernel.router.whole_usage(*id, usage));
         let now = clock::now();
         let left = |at: Option<Instant>| at.map(|at| millis(at.since(now)));
         let mut info = RouteInfo {
@@ -359,25 +366,25 @@ impl<'a> Known<'a> {
             }
             Action::Box(_) => ("box", "published"),
             Action::Delay(resolver) => {
-                info.to = self.agent.rules.resolvers.name_of(*resolver);
+                info.to = self.agent.routing.rules.resolvers.name_of(*resolver);
                 ("delay", "configured")
             }
             Action::Drop => ("drop", "operator"),
         };
         (info.action, info.origin) = (action.to_owned(), origin.to_owned());
         if let (Action::Forward(NextHop { router: true, host: Some(host), .. }), Some(cluster)) =
-            (&rule.action, &self.agent.cluster)
+            (&rule.action, &self.agent.routing.cluster)
             && let Some(router) = cluster.routers().into_iter().find(|router| router.id() == *host)
         {
             info.origin = format!("registered with {}", router.name);
         }
-        if let Some(announced) = self.agent.area.as_ref().and_then(|area| area.origin(*id)) {
+        if let Some(announced) = self.agent.routing.area.as_ref().and_then(|area| area.origin(*id)) {
             (info.origin, info.sites) = ("announced".to_owned(), announced);
         }
         if let Some(resolver) = resolved_by {
-            info.origin = format!("resolved by {}", self.agent.rules.resolvers.name_of(*resolver));
+            info.origin = format!("resolved by {}", self.agent.routing.rules.resolvers.name_of(*resolver));
         }
-        if let Some(order) = self.agent.rules.get(*id) {
+        if let Some(order) = self.agent.routing.rules.get(*id) {
             self.set_order(&mut info, &order);
         }
         info

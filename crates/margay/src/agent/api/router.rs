@@ -15,15 +15,15 @@ use crate::agent::Agent;
 
 /// All of them, or those of one site, or one by its host-ID.
 pub(super) fn list(agent: &Agent, name: &str) -> Result<RouterListReply, Status> {
-    let Some(area) = &agent.area else {
-        let why = if agent.router.is_some() { "its configuration names no site" } else { "it is no router" };
+    let Some(area) = &agent.routing.area else {
+        let why = if agent.routing.router.is_some() { "its configuration names no site" } else { "it is no router" };
         return Err(misuse(format!(
             "this host exchanges no announcements with routers of other sites: {why} ([router] site)"
         )));
     };
     let known = Known::of(agent, None, None);
     let attached = area.neighbours();
-    let waiting: Vec<_> = agent.services.homes();
+    let waiting: Vec<_> = agent.publishing.services.homes();
     let is_attached = |home: &Home| attached.iter().any(|one| one.link == link_of(home));
     let waiting = waiting.iter().filter(|home| !is_attached(home)).map(|home| unattached(home));
     let mut neighbours: Vec<NeighbourInfo> =
@@ -48,7 +48,7 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouterListReply, Status>
 /// Takes a router that is gone out of the cluster: nobody is told of it any more, and it is no member of the authority
 /// either.
 pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveReply, Status> {
-    let (Some(cluster), Some(router)) = (&agent.cluster, &agent.router) else {
+    let (Some(cluster), Some(router)) = (&agent.routing.cluster, &agent.routing.router) else {
         return Err(misuse("this host is no router that shares an etcd with others ([router.etcd])"));
     };
     let routers = cluster.routers();
@@ -81,8 +81,8 @@ pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveRepl
     };
     cluster.remove(id).await.map_err(environment)?;
     tracing::info!(router = meant.name, host = %id, was_member, "taken out of the cluster by the operator");
-    let entry = AuditEntry::once(agent.clock.unix_s(), "router-remove", id.to_string(), meant.name.clone());
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)?;
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), "router-remove", id.to_string(), meant.name.clone());
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)?;
     let (name, address) = (meant.name.clone(), meant.address.clone());
     let gone = ClusterRouterInfo { host_id: id.to_string(), name, address, state: "removed".to_owned() };
     Ok(RouterRemoveReply { router: Some(gone) })

@@ -124,7 +124,7 @@ fn listener(request: &ServicePublishRequest) -> Result<Listener, Status> {
 
 /// Whether boxes of this host can be passed.
 pub(super) fn check_forwarding(agent: &Agent, is_box: bool) -> Result<(), Status> {
-    if is_box && !agent.services.forwards() { Err(environment(NO_FORWARDING)) } else { Ok(()) }
+    if is_box && !agent.publishing.services.forwards() { Err(environment(NO_FORWARDING)) } else { Ok(()) }
 }
 
 fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, Status> {
@@ -154,15 +154,16 @@ pub(super) fn publish(agent: &Agent, request: Request<ServicePublishRequest>) ->
     let publication = publication(request)?;
     let name = publication.name.clone();
     check_forwarding(agent, publication.listener.is_passed())?;
-    lookup::deliverable(publication.listener.address, &agent.direct, agent.config().ranges()).map_err(misuse)?;
+    lookup::deliverable(publication.listener.address, &agent.kernel.direct, agent.config().ranges()).map_err(misuse)?;
     blocking(|| {
-        agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
-        agent.services.publish(publication).map_err(refusal)?;
-        agent.active.follow_orders().map_err(environment)?;
+        agent.publishing.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
+        agent.publishing.services.publish(publication).map_err(refusal)?;
+        agent.publishing.active.follow_orders().map_err(environment)?;
         Ok::<(), Status>(())
     })?;
     tracing::info!(%name, "published");
-    let published = agent.services.find(&name).ok_or_else(|| not_found(format!("{name} was withdrawn meanwhile")))?;
+    let published =
+        agent.publishing.services.find(&name).ok_or_else(|| not_found(format!("{name} was withdrawn meanwhile")))?;
     Ok(info(agent, &published))
 }
 
@@ -170,7 +171,7 @@ pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> 
     let name = parse_name(&request.name)?;
     let listener = if request.listener.is_empty() { None } else { Some(parse_address(&request.listener)?) };
     let is_whole = listener.is_none();
-    let withdrawn = agent.services.withdraw(&name, listener).await;
+    let withdrawn = agent.publishing.services.withdraw(&name, listener).await;
     let (count, why) = match withdrawn {
         Ok(count) => (count, None),
         Err(why @ (PublishError::Followed(_) | PublishError::Unknown(_))) if is_whole => (0, Some(why)),
@@ -181,15 +182,15 @@ pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> 
     if let Some(why) = why.filter(|_| !drained) {
         return Err(refusal(why));
     }
-    blocking(|| agent.active.follow_orders()).map_err(environment)?;
+    blocking(|| agent.publishing.active.follow_orders()).map_err(environment)?;
     tracing::info!(%name, listeners = count, drained, "withdrawn");
     Ok(ServiceWithdrawReply { listeners: u32::try_from(count).unwrap_or(u32::MAX), drained })
 }
 
 /// Gives whether this host serves, or would serve, the name.
 async fn set_weight(agent: &Agent, name: &Name, weight: u32) -> Result<bool, Status> {
-    let is_offered = blocking(|| agent.active.set_weight(name, weight));
-    Ok(agent.services.set_weight(name, weight).await.map_err(refusal)? || is_offered)
+    let is_offered = blocking(|| agent.publishing.active.set_weight(name, weight));
+    Ok(agent.publishing.services.set_weight(name, weight).await.map_err(refusal)? || is_offered)
 }
 
 pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<ServiceSetReply, Status> {
@@ -199,7 +200,7 @@ pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<Se
         return Err(refusal(PublishError::Unknown(name.to_string())));
     }
     tracing::info!(%name, weight, "share set by the operator");
-    let service = agent.services.find(&name).map(|published| info(agent, &published));
+    let service = agent.publishing.services.find(&name).map(|published| info(agent, &published));
     Ok(ServiceSetReply { name: name.written().to_owned(), weight, service })
 }
 
@@ -210,18 +211,20 @@ pub(super) async fn wait(agent: &Agent, request: &ServiceWaitRequest) -> Result<
 }
 
 pub(super) fn list(agent: &Agent) -> ServiceListReply {
-    let own = agent.identity.host_id();
-    let registered = agent.router.as_ref().map(|router| router.instances()).unwrap_or_default();
+    let own = agent.host.identity.host_id();
+    let registered = agent.routing.router.as_ref().map(|router| router.instances()).unwrap_or_default();
     ServiceListReply {
-        services: agent.services.list().iter().map(|published| info(agent, published)).collect(),
+        services: agent.publishing.services.list().iter().map(|published| info(agent, published)).collect(),
         registered: registered.iter().filter(|found| found.host != own).map(|found| instance(agent, found)).collect(),
-        waiting: agent.active.waiting().into_iter().map(waiting_info).collect(),
+        waiting: agent.publishing.active.waiting().into_iter().map(waiting_info).collect(),
     }
 }
 
-fn info(agent: &Agent, published: &Published) -> ServiceInfo {
+/// What each of this host's routers, and a router on this host, says of a name that is published here.
+fn registrations(agent: &Agent, published: &Published) -> Vec<RegistrationInfo> {
     let prefix = published.prefix();
     let mut registrations: Vec<RegistrationInfo> = agent
+        .publishing
         .services
         .homes_of(&published.name)
         .iter()
@@ -237,7 +240,8 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         })
         .collect();
     let block = prefix.id.authority();
-    let is_of_own_router = agent.router.is_some() && matches!(agent.keyring.authority_of(block), Ok(Some(_)));
+    let is_of_own_router =
+        agent.routing.router.is_some() && matches!(agent.host.keyring.authority_of(block), Ok(Some(_)));
     if published.is_served && is_of_own_router {
         registrations.push(RegistrationInfo {
             router: "local".to_owned(),
@@ -254,6 +258,12 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
             certificate_expires_unix_s: 0,
         });
     }
+    registrations
+}
+
+fn info(agent: &Agent, published: &Published) -> ServiceInfo {
+    let prefix = published.prefix();
+    let registrations = registrations(agent, published);
     let state = ["refused", "pending", "registered"]
         .into_iter()
         .find(|state| registrations.iter().any(|registration| registration.state == *state));
@@ -319,7 +329,7 @@ fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
         prefix: found.prefix.to_string(),
         weight: found.weight,
         priority: found.priority,
-        local: found.host == agent.identity.host_id(),
+        local: found.host == agent.host.identity.host_id(),
         zero_weight: found.zero_weight.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
@@ -327,8 +337,9 @@ fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
 pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, Status> {
     let parsed = parse_name(name)?;
     let resolution = resolve(agent, name).await?;
-    let published = agent.services.find(&parsed);
+    let published = agent.publishing.services.find(&parsed);
     let waiting: Vec<WaitingInfo> = agent
+        .publishing
         .active
         .waiting()
         .into_iter()
@@ -359,7 +370,7 @@ pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, 
 
 /// Who holds which partitions of a service, as the router on this host says.
 fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
-    let Some(router) = agent.router.as_ref().filter(|_| name.is_service()) else { return Vec::new() };
+    let Some(router) = agent.routing.router.as_ref().filter(|_| name.is_service()) else { return Vec::new() };
     let mut by_host: BTreeMap<_, (String, u8, Vec<u16>)> = BTreeMap::new();
     for found in router.instances_under(&name.service_prefix()) {
         let bits = found.prefix.bits.checked_sub(SERVICE_BITS).and_then(|bits| u8::try_from(bits).ok()).unwrap_or(0);
@@ -377,7 +388,7 @@ fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
             count: u32::try_from(held.len()).unwrap_or(u32::MAX),
             held: partition::written(held),
             total: count_of(bits),
-            local: host == agent.identity.host_id(),
+            local: host == agent.host.identity.host_id(),
         })
         .collect();
     all.sort_by(|one, other| (&one.host_name, &one.host_id).cmp(&(&other.host_name, &other.host_id)));
@@ -387,23 +398,24 @@ fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
 pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveReply, Status> {
     let name = parse_name(name)?;
     let id = name.service_id();
-    let virtual_v4 = blocking(|| agent.leases.lease(&name, Asker::Operator)).map_err(environment)?;
+    let virtual_v4 = blocking(|| agent.names.leases.lease(&name, Asker::Operator)).map_err(environment)?;
     let (rule, next_hop) = agent.core.0.with_sal(|sal, _| match sal.resolve(&id) {
         Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
         Resolution::Box(..) => ("box", String::new()),
         Resolution::Forward(_, hop) if hop.address == SEGMENT => ("ask", "the segment".to_owned()),
         Resolution::Forward(_, hop) => ("forward", hop.address.to_string()),
-        Resolution::Delay(_, resolver) => ("delay", agent.rules.resolvers.name_of(resolver)),
+        Resolution::Delay(_, resolver) => ("delay", agent.routing.rules.resolvers.name_of(resolver)),
         Resolution::Drop(_) => ("drop", String::new()),
         Resolution::None => ("none", String::new()),
     });
-    let (found, answered_by, why) = match home::instances(&agent.services, agent.router.as_deref(), &name).await {
-        Ok((found, by)) => {
-            agent.naming.learn(&found);
-            (found, by, String::new())
-        }
-        Err(why) => (Vec::new(), String::new(), why),
-    };
+    let (found, answered_by, why) =
+        match home::instances(&agent.publishing.services, agent.routing.router.as_deref(), &name).await {
+            Ok((found, by)) => {
+                agent.names.naming.learn(&found);
+                (found, by, String::new())
+            }
+            Err(why) => (Vec::new(), String::new(), why),
+        };
     let config = agent.config();
     let fallback = config.fallback.iter().map(|section| section.get_ref());
     let fallback = fallback.filter(|section| section.name.0.prefix() == name.prefix());

@@ -54,14 +54,14 @@ async fn order(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<FlowInfo,
 }
 
 fn note(agent: &Agent, act: &str, id: FlowId, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, id.to_string(), detail);
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, id.to_string(), detail);
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
 }
 
 /// Gives an order, and waits until the flow is so.
 async fn change(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<(), Status> {
     // Before the order: what comes of it may be told at once.
-    let heard = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
+    let heard = agent.process.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let begun = agent.core.0.with_sal(|sal, now| match to {
         Some(to) => sal.set_flow_stack(now, id, to),
         None => sal.release_flow_stack(now, id),

@@ -15,42 +15,42 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         .core
         .0
         .with_sal(|sal, _| (sal.flow_count(), sal.direct_count(), sal.half_open_count(), sal.association_count()));
-    let homes = agent.services.homes();
-    let signs = agent.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
+    let homes = agent.publishing.services.homes();
+    let signs = agent.host.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
     let joined = if homes.is_empty() { signs } else { homes.iter().any(|home| home::is_connected(home)) };
     let ranges = agent.config().ranges();
     StatusReply {
-        host_id: agent.identity.host_id().to_string(),
+        host_id: agent.host.identity.host_id().to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        epoch: agent.identity.epoch,
-        uptime_s: agent.started.elapsed().as_secs(),
-        router: agent.router.is_some(),
+        epoch: agent.host.identity.epoch,
+        uptime_s: agent.process.started.elapsed().as_secs(),
+        router: agent.routing.router.is_some(),
         interface: INTERFACE.to_owned(),
         sal_address: sal_address(&agent.config()).to_string(),
         addresses: vec![ranges.host_v4().to_string(), ranges.host_v6().to_string()],
         datapath: datapath(agent).to_owned(),
-        datapath_why: agent.direct.why_not().unwrap_or_default(),
+        datapath_why: agent.kernel.direct.why_not().unwrap_or_default(),
         zone: agent.config().dns.zone.clone(),
-        dns_address: agent.dns.as_ref().map(|dns| dns.way.address().to_string()).unwrap_or_default(),
+        dns_address: agent.names.dns.as_ref().map(|dns| dns.way.address().to_string()).unwrap_or_default(),
         flows: flows as u64,
         flows_direct: flows_direct as u64,
         half_open: half_open as u64,
         associations: associations as u64,
-        leases: agent.leases.len() as u64,
-        services: agent.services.list().len() as u64,
-        hosts: agent.router.as_ref().map_or(0, |router| router.host_count() as u64),
+        leases: agent.names.leases.len() as u64,
+        services: agent.publishing.services.list().len() as u64,
+        hosts: agent.routing.router.as_ref().map_or(0, |router| router.host_count() as u64),
         routers: homes.iter().map(|home| router_info(agent, home)).collect(),
         warnings: warnings(agent, joined),
         joined,
         drops: drops(agent),
-        cluster: agent.cluster.as_ref().map(|cluster| cluster_info(agent, cluster)),
+        cluster: agent.routing.cluster.as_ref().map(|cluster| cluster_info(agent, cluster)),
     }
 }
 
 /// How it stands with etcd, and with the other routers.
 fn cluster_info(agent: &Agent, cluster: &Cluster) -> ClusterInfo {
     let (state, me) = (cluster.state(), cluster.router().id());
-    let links = agent.router.as_ref().map(|router| router.links()).unwrap_or_default();
+    let links = agent.routing.router.as_ref().map(|router| router.links()).unwrap_or_default();
     let router = |router: RouterEntry| {
         let state = match router.id() {
             id if id == me => "this",
@@ -76,7 +76,7 @@ fn cluster_info(agent: &Agent, cluster: &Cluster) -> ClusterInfo {
 
 /// What carries established data.
 pub(super) fn datapath(agent: &Agent) -> &'static str {
-    if agent.direct.why_not().is_none() { "kernel" } else { "user-space" }
+    if agent.kernel.direct.why_not().is_none() { "kernel" } else { "user-space" }
 }
 
 fn router_info(agent: &Agent, home: &Home) -> RouterInfo {
@@ -88,7 +88,7 @@ fn router_info(agent: &Agent, home: &Home) -> RouterInfo {
         state: phase(state.phase).to_owned(),
         why: state.why,
         since_unix_s: state.since_unix_s,
-        found_at: agent.searches.found_at(home).map(|at| at.to_string()).unwrap_or_default(),
+        found_at: agent.routing.searches.found_at(home).map(|at| at.to_string()).unwrap_or_default(),
     }
 }
 
@@ -103,9 +103,9 @@ pub(crate) const fn phase(phase: Phase) -> &'static str {
 }
 
 fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
-    let mut warnings = agent.warnings.clone();
-    if !joined && agent.services.homes().is_empty() {
-        warnings.push(if agent.router.is_some() {
+    let mut warnings = agent.process.warnings.clone();
+    if !joined && agent.publishing.services.homes().is_empty() {
+        warnings.push(if agent.routing.router.is_some() {
             "this router signs for no authority: `margay id authority create NAME` makes one".to_owned()
         } else {
             "this host belongs to no authority: `margay id token create` on a router prints a token for `margay up \
@@ -113,11 +113,11 @@ fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
                 .to_owned()
         });
     }
-    if let Some(why) = agent.active.why_not() {
+    if let Some(why) = agent.publishing.active.why_not() {
         warnings.push(format!("services are published by order only, not because a program listens: {why}"));
     }
-    warnings.extend(agent.drains.warnings());
-    warnings.extend(agent.health.warnings());
+    warnings.extend(agent.publishing.drains.warnings());
+    warnings.extend(agent.publishing.health.warnings());
     let overflowed = agent.core.0.with_sal(|sal, _| sal.overflowed());
     if overflowed > 0 {
         warnings.push(format!(

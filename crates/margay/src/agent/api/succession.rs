@@ -26,12 +26,12 @@ pub(super) fn current(line: &Lineage, unix_s: u64) -> Vec<SuccessionInfo> {
 }
 
 pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<AuthoritySucceedReply, Status> {
-    let (name, now) = (&asked.name, agent.clock.unix_s());
-    let made = blocking(|| agent.keyring.succeed(name, now, asked.overlap_s)).map_err(|error| match error {
+    let (name, now) = (&asked.name, agent.host.clock.unix_s());
+    let made = blocking(|| agent.host.keyring.succeed(name, now, asked.overlap_s)).map_err(|error| match error {
         SucceedError::State(error) => environment(error),
         error => misuse(error),
     })?;
-    blocking(|| take_up(&agent.keyring, &agent.store, now)).map_err(|error| match error {
+    blocking(|| take_up(&agent.host.keyring, &agent.host.store, now)).map_err(|error| match error {
         TakeUpError::Rival(_) => misuse(error),
         // It may have been kept all the same, and others told.
         error => {
@@ -46,12 +46,13 @@ pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<
 /// Takes what was made on another host.
 pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     let one = read_succession(text).map_err(misuse)?;
-    let known = blocking(|| warrant::lineages(&agent.keyring, &agent.store)).remove(&one.authority);
+    let known = blocking(|| warrant::lineages(&agent.host.keyring, &agent.host.store)).remove(&one.authority);
     let (name, line) = known.ok_or_else(|| misuse(WarrantError::Stranger))?;
     if !line.takes(&one) {
         return Err(misuse(WarrantError::OtherRoot(name)));
     }
-    let kept = blocking(|| agent.store.keep_succession(&one, &name, agent.clock.unix_s())).map_err(environment)?;
+    let kept =
+        blocking(|| agent.host.store.keep_succession(&one, &name, agent.host.clock.unix_s())).map_err(environment)?;
     if kept == Kept::Rival {
         return Err(misuse(TakeUpError::Rival(name)));
     }

@@ -25,7 +25,7 @@ pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Re
         port,
         // As of a flow that begins now: another trace may be given to another instance.
         sticky: entropy::rng().map_err(environment)?.u64(),
-        passed: vec![agent.identity.host_id()],
+        passed: vec![agent.host.identity.host_id()],
         limit: trace::LIMIT,
     };
     let mut hops = trace::trace(agent, question, true).await;
@@ -33,7 +33,7 @@ pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Re
     for hop in &hops {
         // What is no host-ID is nobody that a list could name.
         if let Ok(host) = hop.host_id.parse() {
-            agent.naming.learn_host(host, &hop.host_name);
+            agent.names.naming.learn_host(host, &hop.host_name);
         }
     }
     let reached = hops.last().is_some_and(|hop| hop.act == "deliver");

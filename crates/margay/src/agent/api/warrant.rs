@@ -16,8 +16,8 @@ use crate::agent::Agent;
 
 /// Of each warrant here, what it is.
 pub(super) fn list(agent: &Agent) -> Result<Vec<WarrantInfo>, Status> {
-    let authorities = agent.keyring.authorities().map_err(environment)?.into_iter();
-    let permits = agent.keyring.permits().map_err(environment)?.into_iter();
+    let authorities = agent.host.keyring.authorities().map_err(environment)?.into_iter();
+    let permits = agent.host.keyring.permits().map_err(environment)?.into_iter();
     let delegations = authorities.filter_map(|authority| {
         let revoked = authority.revoked.is_some();
         Some(WarrantInfo { revoked, ..info(&Warrant::Authority(authority.warrant?)) })
@@ -48,22 +48,22 @@ fn info(warrant: &Warrant) -> WarrantInfo {
 }
 
 pub(super) fn request(agent: &Agent, asked: &WarrantRequestRequest) -> Result<WarrantRequestReply, Status> {
-    let made = blocking(|| agent.keyring.request(&asked.authority, asked.new_key)).map_err(misuse)?;
+    let made = blocking(|| agent.host.keyring.request(&asked.authority, asked.new_key)).map_err(misuse)?;
     Ok(WarrantRequestReply { request: made.to_string() })
 }
 
 pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSignReply, Status> {
-    let (now, lifetime_s) = (agent.clock.unix_s(), asked.lifetime_s);
+    let (now, lifetime_s) = (agent.host.clock.unix_s(), asked.lifetime_s);
     let (subject, warrant) = match asked.what {
         None => return Err(misuse("a warrant is signed for a request, or for a host")),
         Some(What::Request(text)) => {
             let request: Request = text.parse().map_err(misuse)?;
-            let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
+            let found = agent.host.keyring.authority(&request.authority).map_err(misuse)?;
             let by = found.ok_or_else(|| misuse(WarrantError::NoKey(request.authority.clone())))?;
             if !by.is_valid(now) {
                 return Err(environment(by.ended()));
             }
-            let revoked = blocking(|| warrant::believed(&agent.keyring, &agent.store, now));
+            let revoked = blocking(|| warrant::believed(&agent.host.keyring, &agent.host.store, now));
             if revoked.iter().any(|one| (one.authority, one.key) == (by.block(), request.key)) {
                 return Err(misuse(WarrantError::RevokedKey(request.authority)));
             }
@@ -77,7 +77,7 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
                 Ok(key) => HostPublic(key),
                 Err(_) => identity::key_of_member(agent, &host_key)?,
             };
-            let keys = agent.keyring.service_keys().map_err(environment)?;
+            let keys = agent.host.keyring.service_keys().map_err(environment)?;
             let by = keys.iter().find(|key| key.name == service).ok_or_else(|| {
                 not_found(format!("the key of `{service}` is not here; `margay id` lists the keys that are"))
             })?;
@@ -96,27 +96,29 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     }
     if text.trim_start().to_ascii_lowercase().starts_with(REVOCATION_PREFIX) {
         let revocation = warrant::read_revocation(text).map_err(misuse)?;
-        let known = blocking(|| warrant::revoker(&revocation, &agent.keyring, &agent.store, agent.clock.unix_s()));
+        let known = blocking(|| {
+            warrant::revoker(&revocation, &agent.host.keyring, &agent.host.store, agent.host.clock.unix_s())
+        });
         return take_back(agent, &revocation, &known.map_err(misuse)?);
     }
     let warrant: Warrant = text.parse().map_err(misuse)?;
     let info = info(&warrant);
-    let (host, now) = (agent.local.host_key.public(), agent.clock.unix_s());
+    let (host, now) = (agent.host.local.host_key.public(), agent.host.clock.unix_s());
     let taken = blocking(|| match warrant {
         Warrant::Authority(delegation) => {
-            let lines = warrant::lineages(&agent.keyring, &agent.store);
+            let lines = warrant::lineages(&agent.host.keyring, &agent.host.store);
             let line = lines.get(&authority_block(&delegation.authority)).map(|(_, line)| line.successions());
             let heirs: Vec<VerifyingKey> = line.unwrap_or_default().iter().map(|one| one.new).collect();
-            agent.keyring.accept(delegation, &heirs, now).map(drop)
+            agent.host.keyring.accept(delegation, &heirs, now).map(drop)
         }
-        Warrant::Service(permit) => agent.keyring.accept_permit(&permit, &host, now),
+        Warrant::Service(permit) => agent.host.keyring.accept_permit(&permit, &host, now),
     });
     taken.map_err(|error| match error {
         AcceptError::Warrant(error) => misuse(error),
         AcceptError::State(error) => environment(error),
     })?;
     identity::adopt(agent)?;
-    note(agent, "warrant-accept", to_hex(&agent.local.host_key.public().id().0), &info)?;
+    note(agent, "warrant-accept", to_hex(&agent.host.local.host_key.public().id().0), &info)?;
     Ok(info)
 }
 
@@ -125,14 +127,14 @@ pub(super) fn revoke(agent: &Agent, asked: &WarrantRevokeRequest) -> Result<Warr
     let key = key.map_err(|_| {
         misuse("a key has 64 hexadecimal digits; `margay audit list` shows it beside warrant-sign, `margay id` on its router")
     })?;
-    let found = agent.keyring.authority(&asked.authority).map_err(misuse)?;
+    let found = agent.host.keyring.authority(&asked.authority).map_err(misuse)?;
     let by = found.ok_or_else(|| {
         not_found(format!("the key of `{}` is not here; `margay id` lists the keys that are", asked.authority))
     })?;
-    let revocation = warrant::revoke(&by, key, agent.clock.unix_s()).map_err(misuse)?;
+    let revocation = warrant::revoke(&by, key, agent.host.clock.unix_s()).map_err(misuse)?;
     if key == by.key.public() {
         // It was lost: the one that follows signs at once.
-        blocking(|| agent.keyring.promote(agent.clock.unix_s(), Some(&by.name))).map_err(environment)?;
+        blocking(|| agent.host.keyring.promote(agent.host.clock.unix_s(), Some(&by.name))).map_err(environment)?;
     }
     let info = take_back(agent, &revocation, &by.name)?;
     Ok(WarrantRevokeReply { revocation: warrant::write_revocation(&revocation), info: Some(info) })
@@ -140,8 +142,8 @@ pub(super) fn revoke(agent: &Agent, asked: &WarrantRevokeRequest) -> Result<Warr
 
 /// From now on neither this host nor those that it tells believe the key. The store tells the router of it.
 fn take_back(agent: &Agent, revocation: &KeyRevocation, authority: &str) -> Result<WarrantInfo, Status> {
-    let now = agent.clock.unix_s();
-    blocking(|| agent.store.revoke_key(revocation, authority, now)).map_err(environment)?;
+    let now = agent.host.clock.unix_s();
+    blocking(|| agent.host.store.revoke_key(revocation, authority, now)).map_err(environment)?;
     identity::adopt(agent)?;
     Ok(WarrantInfo {
         kind: "revocation".to_owned(),
@@ -156,6 +158,6 @@ fn take_back(agent: &Agent, revocation: &KeyRevocation, authority: &str) -> Resu
 
 fn note(agent: &Agent, act: &str, subject: String, info: &WarrantInfo) -> Result<(), Status> {
     let detail = format!("to {} for {}", if info.kind == "authority" { "sign" } else { "answer" }, info.name);
-    let entry = AuditEntry::once(agent.clock.unix_s(), act, subject, detail);
-    blocking(|| agent.store.note_all(&[entry])).map_err(environment)
+    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, subject, detail);
+    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
 }

@@ -17,19 +17,19 @@ const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
 
 /// The direct path of this host.
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
-    if let Some(why) = agent.direct.why_unguarded() {
+    if let Some(why) = agent.kernel.direct.why_unguarded() {
         let text = format!("whoever is on a network of this host can send to its virtual addresses: {why}");
         let ranges = agent.config().ranges();
         let advice =
             format!("install nftables, or let this host's firewall drop what comes for {ranges}, or from there");
         steps.say("direct", Finding::failed(text, advice)).await;
     }
-    if let Some(why) = agent.direct.why_not() {
+    if let Some(why) = agent.kernel.direct.why_not() {
         let advice = "it works: flows are encapsulated, at several times the processor time per byte, and pause while \
                       the agent is not there";
         return steps.say("direct", Finding::warning(why, advice)).await;
     }
-    let bare: Vec<String> = agent.direct.bare_interfaces().into_iter().map(name_of).collect();
+    let bare: Vec<String> = agent.kernel.direct.bare_interfaces().into_iter().map(name_of).collect();
     if !bare.is_empty() {
         let text = format!(
             "{} took no eBPF program; flows that arrive there stay encapsulated, and whoever is there can send to \
@@ -42,7 +42,7 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     if let Some(clash) = port_clash() {
         steps.say("direct", clash).await;
     }
-    if let Some(detour) = agent.way.detour() {
+    if let Some(detour) = agent.kernel.way.detour() {
         steps.say("direct", of_detour(detour)).await;
     }
     let paths = Paths::of(agent, |_| true);

@@ -28,7 +28,7 @@ pub(super) fn filter() -> Option<Judge> {
 /// way.
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     let Some(filter) = tokio::task::block_in_place(filter) else { return };
-    let served = agent.services.list().into_iter().flat_map(|service| {
+    let served = agent.publishing.services.list().into_iter().flat_map(|service| {
         let of_tcp = service.listeners.into_iter().filter(|listener| listener.protocol != Some(Protocol::Udp));
         of_tcp.map(move |listener| (service.name.clone(), listener))
     });
@@ -51,7 +51,7 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
 
 /// How a connection by name to this host's own instance fails; none where it does not.
 async fn refusal(agent: &Agent, name: &Name, port: u16) -> Option<String> {
-    let address = tokio::task::block_in_place(|| agent.leases.lease(name, Asker::Operator)).ok()?;
+    let address = tokio::task::block_in_place(|| agent.names.leases.lease(name, Asker::Operator)).ok()?;
     match timeout(LIMIT, TcpStream::connect(SocketAddr::new(address.into(), port))).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(format!("fail: {error}")),

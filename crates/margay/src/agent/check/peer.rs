@@ -124,7 +124,7 @@ fn own_way(agent: &Agent, name: &ServiceName) -> Option<Finding> {
             ),
         )),
         Resolution::Delay(_, resolver) => {
-            Some(Finding::Ok(format!("{name}: {} is asked for it", agent.rules.resolvers.name_of(resolver))))
+            Some(Finding::Ok(format!("{name}: {} is asked for it", agent.routing.rules.resolvers.name_of(resolver))))
         }
         Resolution::Forward(rule, hop) if !hop.router && hop.address != SEGMENT => {
             Some(Finding::Ok(format!("{name}: rule {} of this host sends it to {}", rule.0, hop.address)))
@@ -159,14 +159,15 @@ async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port
 
 /// What the router knows; `None` where that is nothing.
 async fn registered(agent: &Agent, steps: &mut Steps, name: &ServiceName) -> Option<Vec<Instance>> {
-    let (instances, by) = match home::instances(&agent.services, agent.router.as_deref(), &name.0).await {
-        Err(why) => {
-            steps.say("name", Finding::failed(why, "the router must be reached first; see above")).await;
-            return None;
-        }
-        Ok(found) => found,
-    };
-    agent.naming.learn(&instances);
+    let (instances, by) =
+        match home::instances(&agent.publishing.services, agent.routing.router.as_deref(), &name.0).await {
+            Err(why) => {
+                steps.say("name", Finding::failed(why, "the router must be reached first; see above")).await;
+                return None;
+            }
+            Ok(found) => found,
+        };
+    agent.names.naming.learn(&instances);
     if instances.is_empty() {
         let advice = format!(
             "on a host that is to serve it: `margay run --service {name} -- COMMAND`, or `margay service publish`; \
@@ -184,7 +185,7 @@ async fn registered(agent: &Agent, steps: &mut Steps, name: &ServiceName) -> Opt
 /// The name as programs ask for it.
 async fn lookup(agent: &Agent, steps: &mut Steps, name: &ServiceName) {
     // Other names have no form that a resolver library takes, or the step `dns` has said what is wrong.
-    if agent.dns.is_none() || !name.0.is_service() {
+    if agent.names.dns.is_none() || !name.0.is_service() {
         return;
     }
     let asked = format!("{}.{}", name.0.written(), agent.config().dns.zone);
@@ -231,7 +232,7 @@ fn of_trace(name: &ServiceName, reply: &TraceReply) -> Finding {
 
 async fn look_at_instance(agent: &Agent, steps: &mut Steps, instance: &Instance) {
     let Instance { host, host_name, address, .. } = instance;
-    if *host == agent.identity.host_id() {
+    if *host == agent.host.identity.host_id() {
         return steps.say("instance", Finding::Ok(format!("{host_name} is this host"))).await;
     }
     let begun = Instant::now();
@@ -250,11 +251,11 @@ async fn look_at_instance(agent: &Agent, steps: &mut Steps, instance: &Instance)
 
 /// A connection as a program would make it, through the virtual interface.
 async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protocol) -> Finding {
-    let address = match tokio::task::block_in_place(|| agent.leases.lease(&name.0, Asker::Operator)) {
+    let address = match tokio::task::block_in_place(|| agent.names.leases.lease(&name.0, Asker::Operator)) {
         Ok(address) => SocketAddr::new(address.into(), port),
         Err(error) => return Finding::failed(error.to_string(), "see the agent's log"),
     };
-    let events = agent.watchers.subscribe();
+    let events = agent.process.watchers.subscribe();
     let start = Instant::now();
     let tried = match protocol {
         Protocol::Tcp => timeout(CONNECT_LIMIT, TcpStream::connect(address)).await.map(|done| done.map(drop)),
@@ -297,7 +298,7 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protoco
 /// Sends an empty datagram, and waits for the flow that it opens. The instance's agent answers for the flow, its
 /// program may keep silent.
 async fn send_datagram(agent: &Agent, to: SocketAddr) -> io::Result<()> {
-    let events = agent.watchers.subscribe();
+    let events = agent.process.watchers.subscribe();
     let mut events = events.ok_or_else(|| io::Error::other("the agent is going down"))?;
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;

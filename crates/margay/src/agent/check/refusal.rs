@@ -16,10 +16,12 @@ const RULES_MAX: usize = 20;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     rules(agent, steps).await;
-    for failed in agent.watchers.failures() {
+    for failed in agent.process.watchers.failures() {
         let known = Known::of(agent, None, Some(&Prefix::from(failed.service)));
-        let name =
-            [known.name(&Prefix::from(failed.service)), agent.leases.written(&failed.service).unwrap_or_default()];
+        let name = [
+            known.name(&Prefix::from(failed.service)),
+            agent.names.leases.written(&failed.service).unwrap_or_default(),
+        ];
         let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| failed.service.to_string());
         steps.say("refused", of_failed(&failed, &name)).await;
     }

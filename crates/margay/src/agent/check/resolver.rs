@@ -9,14 +9,14 @@ use crate::agent::Agent;
 use margay_control::quantity::count_of;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
-    let resolvers = agent.rules.resolvers.all();
+    let resolvers = agent.routing.rules.resolvers.all();
     let asked = resolvers.iter().map(|resolver| ask(agent, resolver));
     let asked: Vec<Finding> = join_all(asked).await;
     for finding in asked {
         steps.say("resolver", finding).await;
     }
     for resolver in &resolvers {
-        let report = agent.rules.resolvers.report(resolver.name());
+        let report = agent.routing.rules.resolvers.report(resolver.name());
         if let Some(trouble) = report.and_then(|report| report.trouble) {
             let text = format!("{}: what is registered here cannot be written there: {trouble}", resolver.name());
             let advice = "it is tried again and again; is its server up, and does its key allow the change?";

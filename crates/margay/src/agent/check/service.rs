@@ -13,8 +13,8 @@ use crate::agent::{Agent, lookup};
 
 /// What this host serves or would, and whether anything listens for it.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
-    let (programs, sockets, _) = agent.active.counts();
-    let finding = match agent.active.why_not() {
+    let (programs, sockets, _) = agent.publishing.active.counts();
+    let finding = match agent.publishing.active.why_not() {
         None => Finding::Ok(format!(
             "{} listening; started to serve names: {}",
             count_of(sockets, "socket"),
@@ -26,8 +26,8 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
         ),
     };
     steps.say("sockets", finding).await;
-    let (names, instances) = agent.spreads.counts();
-    let finding = match agent.spreads.why_not() {
+    let (names, instances) = agent.kernel.spreads.counts();
+    let finding = match agent.kernel.spreads.why_not() {
         None => Finding::Ok(format!(
             "each datagram of an unconnected socket is resolved; programs send to {} with {}",
             count_of(names, "name"),
@@ -39,7 +39,7 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
         ),
     };
     steps.say("datagrams", finding).await;
-    for waiting in agent.active.waiting() {
+    for waiting in agent.publishing.active.waiting() {
         let what = format!("{} waits for a socket of {}", waiting.name, waiting.program);
         let finding = match waiting.why.as_str() {
             "" => Finding::warning(what, "which ports does the program listen on? `ss -ltnp` shows it"),
@@ -47,32 +47,33 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
         };
         steps.say("service", finding).await;
     }
-    for service in agent.services.list() {
+    for service in agent.publishing.services.list() {
         registered(agent, steps, &service).await;
         if let Some(sick) = &service.fitness.sick {
-            steps.say("service", of_sickness(&service.name.to_string(), sick, agent.clock.unix_s())).await;
+            steps.say("service", of_sickness(&service.name.to_string(), sick, agent.host.clock.unix_s())).await;
         }
         for listener in &service.listeners {
             // The kernel has said so; it may be in another network namespace.
             let is_followed = listener.origin == Origin::Socket;
             let found = is_followed || sockets::is_listening(listener.address, listener.protocol);
             let what = format!("{} at {}", service.name, listener.address);
-            let finding =
-                if let Err(why) = lookup::deliverable(listener.address, &agent.direct, agent.config().ranges()) {
-                    Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
-                } else if listener.is_reached_by_lookup() && !agent.services.is_looked_up(listener) {
-                    Finding::failed(
-                        format!("{what} cannot be reached: another service listens on the loopback at the same port"),
-                        "let one of the two listen on another port, or on 0.0.0.0",
-                    )
-                } else if found {
-                    Finding::Ok(format!("{what}: a program listens"))
-                } else {
-                    Finding::warning(
-                        format!("{what}: no program listens there"),
-                        "start the program, and it is served; or `margay service withdraw` the listener",
-                    )
-                };
+            let finding = if let Err(why) =
+                lookup::deliverable(listener.address, &agent.kernel.direct, agent.config().ranges())
+            {
+                Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
+            } else if listener.is_reached_by_lookup() && !agent.publishing.services.is_looked_up(listener) {
+                Finding::failed(
+                    format!("{what} cannot be reached: another service listens on the loopback at the same port"),
+                    "let one of the two listen on another port, or on 0.0.0.0",
+                )
+            } else if found {
+                Finding::Ok(format!("{what}: a program listens"))
+            } else {
+                Finding::warning(
+                    format!("{what}: no program listens there"),
+                    "start the program, and it is served; or `margay service withdraw` the listener",
+                )
+            };
             steps.say("service", finding).await;
         }
     }
@@ -87,7 +88,7 @@ async fn registered(agent: &Agent, steps: &mut Steps, service: &Published) {
     if !service.is_served {
         return;
     }
-    for home in agent.services.homes_of(&service.name) {
+    for home in agent.publishing.services.homes_of(&service.name) {
         // What is wrong with the router itself is said of it.
         if home.state().phase == Phase::Connected
             && let Some(state) = home.registration(&service.prefix())

@@ -17,7 +17,7 @@ pub(super) async fn find_all(agent: &Agent, drain: &Drain) -> Result<Vec<String>
     if found.is_empty() {
         return Ok(found);
     }
-    let own = agent.identity.host_id();
+    let own = agent.host.identity.host_id();
     let is_meant = |is_served: bool| is_served || drain.name.is_some();
     for service in drain.published(agent).iter().filter(|service| is_meant(service.is_served)) {
         let name = &service.name;
@@ -26,7 +26,7 @@ pub(super) async fn find_all(agent: &Agent, drain: &Drain) -> Result<Vec<String>
             name: name.written().to_owned(),
             why,
         };
-        let instances = home::instances(&agent.services, agent.router.as_deref(), name).await;
+        let instances = home::instances(&agent.publishing.services, agent.routing.router.as_deref(), name).await;
         let unknown = |why: String| refused(&drain.to[0], format!("which hosts serve the name is not known ({why})"));
         let (instances, _) = instances.map_err(unknown)?;
         for (at, host) in drain.to.iter().enumerate() {

@@ -175,7 +175,7 @@ impl Drain {
     /// Names of this host that are drained by it.
     fn published(&self, agent: &Agent) -> Vec<Published> {
         let is_its = |service: &Published| self.name.as_ref().is_none_or(|name| name.prefix() == service.name.prefix());
-        agent.services.list().into_iter().filter(is_its).collect()
+        agent.publishing.services.list().into_iter().filter(is_its).collect()
     }
 }
 
@@ -249,7 +249,7 @@ impl Drains {
     fn ask_programs(&self, agent: &Agent, drain: &Arc<Drain>, published: &[Published]) {
         let all = self.all.lock();
         if all.iter().any(|known| Arc::ptr_eq(known, drain)) {
-            agent.programs.takers.ask(drain.asking(published));
+            agent.connections.programs.takers.ask(drain.asking(published));
         }
     }
 
@@ -263,24 +263,24 @@ impl Drains {
 
 /// Lets everybody know of what is drained. Gives the routers that do not answer.
 async fn announce(agent: &Agent) -> Vec<String> {
-    let drained = agent.drains.drained();
+    let drained = agent.publishing.drains.drained();
     tell_as_router(agent, drained.host);
-    agent.services.set_drained(drained).await
+    agent.publishing.services.set_drained(drained).await
 }
 
 /// Where this host is a router: whether hosts, and the other routers of its cluster, are to ask it no more.
 fn tell_as_router(agent: &Agent, is_leaving: bool) {
-    agent.router.iter().for_each(|router| router.set_leaving(is_leaving));
-    agent.cluster.iter().for_each(|cluster| cluster.set_leaving(is_leaving));
+    agent.routing.router.iter().for_each(|router| router.set_leaving(is_leaving));
+    agent.routing.cluster.iter().for_each(|cluster| cluster.set_leaving(is_leaving));
 }
 
 /// Goes on with the drains of the start before.
 pub fn resume(agent: &Arc<Agent>) {
-    tell_as_router(agent, agent.drains.drained().host);
-    for drain in agent.drains.all.lock().iter() {
+    tell_as_router(agent, agent.publishing.drains.drained().host);
+    for drain in agent.publishing.drains.all.lock().iter() {
         if drain.is_over() {
             // Programs that come may bring connections with them.
-            agent.programs.takers.ask(drain.asking(&drain.published(agent)));
+            agent.connections.programs.takers.ask(drain.asking(&drain.published(agent)));
         } else {
             spawn(agent, drain);
         }
@@ -294,7 +294,7 @@ pub fn resume(agent: &Arc<Agent>) {
 /// What is wrong; nothing has changed then.
 pub async fn begin(agent: &Arc<Agent>, order: Order) -> Result<watch::Receiver<DrainReport>, DrainError> {
     let drain = Arc::new(checked(agent, order).await?);
-    block_in_place(|| agent.drains.add(&drain))?;
+    block_in_place(|| agent.publishing.drains.add(&drain))?;
     tracing::info!(what = written(drain.name.as_ref()), "is drained, by order of the operator");
     let report = drain.report.subscribe();
     spawn(agent, &drain);
@@ -323,30 +323,37 @@ pub async fn rehearse(agent: &Agent, order: Order) -> Result<DrainReport, DrainE
 ///
 /// There is none, or the disk refuses.
 pub async fn end(agent: &Agent, name: Option<&Name>) -> Result<Vec<String>, DrainError> {
-    let drain = block_in_place(|| agent.drains.remove(name))?;
+    let drain = block_in_place(|| agent.publishing.drains.remove(name))?;
     drain.stop("ended");
-    agent.programs.takers.end_asking(name.map(Name::prefix));
+    agent.connections.programs.takers.end_asking(name.map(Name::prefix));
     let were_drained = drain.published(agent).into_iter().filter(|service| service.is_drained);
     let names: BTreeSet<Prefix> = were_drained.map(|service| service.name.prefix()).collect();
     announce(agent).await;
     tracing::info!(what = written(name), "is drained no more, by order of the operator");
     let is_back = |service: &Published| !service.is_drained && names.contains(&service.name.prefix());
-    Ok(agent.services.list().into_iter().filter(is_back).map(|service| service.name.written().to_owned()).collect())
+    Ok(agent
+        .publishing
+        .services
+        .list()
+        .into_iter()
+        .filter(is_back)
+        .map(|service| service.name.written().to_owned())
+        .collect())
 }
 
 async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
     if order.deadline > DEADLINE_MAX {
         return Err(DrainError::TooLong);
     }
-    if let Some(name) = order.name.as_ref().filter(|name| agent.services.find(name).is_none()) {
+    if let Some(name) = order.name.as_ref().filter(|name| agent.publishing.services.find(name).is_none()) {
         return Err(DrainError::Unknown(name.clone()));
     }
     let is_last_drained = order.is_last_drained;
     if order.name.is_none() && !is_last_drained && is_last_router(agent) {
         return Err(DrainError::LastRouter);
     }
-    let mut drain = Drain::new(order, &agent.clock);
-    if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
+    let mut drain = Drain::new(order, &agent.host.clock);
+    if agent.publishing.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
         return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
     }
     drain.to = destination::find_all(agent, &drain).await?;
@@ -363,16 +370,16 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
 
 /// Whether this host is a router, and no other one of its cluster is there to be asked.
 fn is_last_router(agent: &Agent) -> bool {
-    let Some(router) = &agent.router else { return false };
+    let Some(router) = &agent.routing.router else { return false };
     let there = router.links();
-    let others = agent.cluster.iter().flat_map(|cluster| cluster.routers());
+    let others = agent.routing.cluster.iter().flat_map(|cluster| cluster.routers());
     !others.into_iter().any(|other| there.contains(&other.id()) && !other.is_leaving)
 }
 
 /// Whether another host takes new flows for a name, as far as routers know.
 async fn has_others(agent: &Agent, name: &Name) -> Result<bool, String> {
-    let own = agent.identity.host_id();
-    let (found, _) = home::instances(&agent.services, agent.router.as_deref(), name).await?;
+    let own = agent.host.identity.host_id();
+    let (found, _) = home::instances(&agent.publishing.services, agent.routing.router.as_deref(), name).await?;
     Ok(found.iter().any(|instance| instance.host != own && instance.weight > 0))
 }
 
@@ -400,12 +407,12 @@ async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
     });
     let published = drain.published(&agent);
     let mut tally = Tally::new(&drain, &published, &movable(&agent, &published).await);
-    if agent.programs.takers.givers(&drain.scope(&published)) > 0 {
+    if agent.connections.programs.takers.givers(&drain.scope(&published)) > 0 {
         tally.quiet_from = Instant::now() + GIVING_FIRST;
     }
     // What programs give away is counted, since it is known before they are asked.
     block_in_place(|| tally.look(&agent, drain.deadline));
-    agent.drains.ask_programs(&agent, &drain, &published);
+    agent.publishing.drains.ask_programs(&agent, &drain, &published);
     let begun = Instant::now();
     let mut looks = interval(if tally.ends_quiet_ones() { LOOK_QUIET } else { LOOK });
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -417,6 +424,6 @@ async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
             break;
         }
     }
-    block_in_place(|| agent.drains.note_over(&drain));
+    block_in_place(|| agent.publishing.drains.note_over(&drain));
     tracing::info!(what = written(drain.name.as_ref()), "has no flows any more");
 }

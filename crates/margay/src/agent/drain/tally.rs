@@ -102,7 +102,7 @@ impl Tally {
             agent.core.0.with_sal(|sal, _| Seen { served: sal.served_flows(&self.of), leaving: sal.leaving_flows() });
         seen.leaving.retain(|leaving| self.of.contains(&leaving.service));
         // A stream by which connections come from another host is no client's.
-        seen.served.retain(|served| !agent.relocations.is_stream(&served.app));
+        seen.served.retain(|served| !agent.connections.relocations.is_stream(&served.app));
         seen
     }
 
@@ -137,7 +137,7 @@ impl Tally {
     /// Counts the programs that would be asked to give connections away.
     pub(super) fn count_givers(&mut self, agent: &Agent) {
         for row in &mut self.rows {
-            row.count.giving_programs = agent.programs.takers.givers(&row.prefix) as u64;
+            row.count.giving_programs = agent.connections.programs.takers.givers(&row.prefix) as u64;
         }
     }
 

@@ -177,12 +177,12 @@ impl Health {
 
 /// Follows what is published and what the configuration says, until it is aborted.
 pub async fn run(agent: Arc<Agent>) {
-    let mut changes = agent.services.changes();
+    let mut changes = agent.publishing.services.changes();
     loop {
         follow(&agent).await;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
-            () = agent.health.again.notified() => {}
+            () = agent.publishing.health.again.notified() => {}
         }
     }
 }
@@ -194,18 +194,18 @@ async fn follow(agent: &Arc<Agent>) {
         return;
     }
     for name in &ended {
-        agent.services.set_fitness(name, Fitness::default()).await;
+        agent.publishing.services.set_fitness(name, Fitness::default()).await;
     }
-    tokio::task::block_in_place(|| agent.health.keep());
+    tokio::task::block_in_place(|| agent.publishing.health.keep());
 }
 
 /// All names that have checks, by the configuration or else by order, and those of which programs report the load.
 fn wanted(agent: &Agent) -> BTreeMap<Prefix, (Name, Checks)> {
-    let reports = agent.health.reports.lock();
+    let reports = agent.publishing.health.reports.lock();
     let mut wanted: BTreeMap<Prefix, (Name, Checks)> =
         reports.names().map(|(prefix, name)| (prefix, (name.clone(), Checks::default()))).collect();
     drop(reports);
-    wanted.extend(agent.services.ordered_checks());
+    wanted.extend(agent.publishing.services.ordered_checks());
     wanted.extend(configured(&agent.config()));
     wanted
 }
@@ -227,10 +227,10 @@ fn configured(config: &Config) -> BTreeMap<Prefix, (Name, Checks)> {
 
 /// Makes the tasks follow from what is wanted; gives the names that have no checks any more.
 fn replace(agent: &Arc<Agent>, wanted: &BTreeMap<Prefix, (Name, Checks)>) -> Vec<Name> {
-    let published = agent.services.list().into_iter().filter(|service| service.is_served);
+    let published = agent.publishing.services.list().into_iter().filter(|service| service.is_served);
     let served: BTreeSet<Prefix> = published.map(|service| service.name.prefix()).collect();
-    let mut all = agent.health.all.lock();
-    let mut were_sick = std::mem::take(&mut *agent.health.restored.lock());
+    let mut all = agent.publishing.health.all.lock();
+    let mut were_sick = std::mem::take(&mut *agent.publishing.health.restored.lock());
     let is_other = |(prefix, running): &(&Prefix, &Running)| {
         wanted.get(*prefix).is_none_or(|(_, checks)| *checks != running.watched.checks)
     };
@@ -244,7 +244,7 @@ fn replace(agent: &Arc<Agent>, wanted: &BTreeMap<Prefix, (Name, Checks)>) -> Vec
         let was_sick = were_sick.remove(prefix).and_then(|(_, sick)| sick);
         let start = || {
             let watched = Watched::new(name, checks, was_sick);
-            watched.hear(agent.health.reports.lock().percent(prefix));
+            watched.hear(agent.publishing.health.reports.lock().percent(prefix));
             Running { watched: Arc::new(watched), task: None }
         };
         all.entry(*prefix).or_insert_with(start).follow(agent, served.contains(prefix));

@@ -79,7 +79,7 @@ fn left(waited_percent: u32) -> u32 {
 
 /// The cgroups of the programs that serve a name.
 fn cgroups(agent: &Agent, name: &Name) -> Result<BTreeSet<PathBuf>, String> {
-    let (hierarchy, started) = agent.active.cgroups(name)?;
+    let (hierarchy, started) = agent.publishing.active.cgroups(name)?;
     if !started.is_empty() {
         return Ok(started.into_iter().collect());
     }

@@ -11,7 +11,7 @@ use crate::agent::Agent;
 
 /// Addresses at which this host serves a name; none where it does not.
 pub fn listeners(agent: &Agent, name: &Name) -> Vec<SocketAddr> {
-    let found = agent.services.find(name);
+    let found = agent.publishing.services.find(name);
     found.into_iter().flat_map(|found| found.listeners).map(|listener| listener.address).collect()
 }
 
@@ -23,7 +23,7 @@ pub fn listening(listeners: &[SocketAddr]) -> BTreeSet<u32> {
 /// Whether a process serves a name: it has a socket that takes what comes to the name, or it belongs to a program that
 /// was started for the name.
 pub fn serves(agent: &Agent, name: &Name, pid: u32) -> bool {
-    let Ok((hierarchy, started)) = agent.active.cgroups(name) else {
+    let Ok((hierarchy, started)) = agent.publishing.active.cgroups(name) else {
         return has_listener(pid, &listeners(agent, name));
     };
     let own = hierarchy.of(pid);

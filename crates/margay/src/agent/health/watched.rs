@@ -151,16 +151,16 @@ impl Watched {
     /// Has its weight follow from what is known of it.
     async fn tell(&self, agent: &Agent) {
         let mut told = self.told.lock().await;
-        let fitness = self.standing.lock().fitness(agent.started.elapsed());
+        let fitness = self.standing.lock().fitness(agent.process.started.elapsed());
         if told.as_ref() == Some(&fitness) {
             return;
         }
-        agent.services.set_fitness(&self.name, fitness.clone()).await;
+        agent.publishing.services.set_fitness(&self.name, fitness.clone()).await;
         *told = Some(fitness);
     }
 
     fn observe(&self, agent: &Agent, result: &Result<(), Failure>) {
-        let changed = self.standing.lock().observe(result, agent.started.elapsed(), agent.clock.unix_s());
+        let changed = self.standing.lock().observe(result, agent.process.started.elapsed(), agent.host.clock.unix_s());
         if !changed {
             return;
         }
@@ -169,12 +169,12 @@ impl Watched {
             Ok(()) => tracing::info!(%name, "is well again, and takes new flows"),
             Err(failure) => tracing::warn!(%name, reason = failure.line(), "is sick, and takes no new flows"),
         }
-        tokio::task::block_in_place(|| agent.health.keep());
+        tokio::task::block_in_place(|| agent.publishing.health.keep());
     }
 
     /// Returns when its weight is to grow.
     async fn next_step(&self, agent: &Agent) {
-        let now = agent.started.elapsed();
+        let now = agent.process.started.elapsed();
         let at = self.standing.lock().machine.as_ref().and_then(|machine| machine.next_step(now));
         match at {
             Some(at) => sleep(at.saturating_sub(now)).await,
@@ -184,7 +184,7 @@ impl Watched {
 
     fn grow(&self, agent: &Agent) {
         if let Some(machine) = &mut self.standing.lock().machine {
-            machine.grow(agent.started.elapsed());
+            machine.grow(agent.process.started.elapsed());
         }
     }
 
@@ -225,9 +225,9 @@ async fn check_again(agent: &Agent, watched: &Watched) {
     loop {
         tokio::select! {
             _ = rounds.tick() => {
-                let listeners = agent.services.connectable(&watched.name);
+                let listeners = agent.publishing.services.connectable(&watched.name);
                 let result = probe::check(health.probe(), &listeners, health.timeout).await;
-                agent.health.counts.note(&result);
+                agent.publishing.health.counts.note(&result);
                 watched.observe(agent, &result);
             }
             () = watched.next_step(agent) => watched.grow(agent),

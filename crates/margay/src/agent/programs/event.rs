@@ -87,11 +87,11 @@ impl Subscription {
     /// There are too many of this user, or the agent goes down.
     pub fn new(agent: &Arc<Agent>, caller: &Caller) -> Result<Self, SubscribeError> {
         let uid = (!caller.uid.is_root()).then(|| caller.uid.as_raw());
-        let feed = &agent.programs.events;
+        let feed = &agent.connections.programs.events;
         let mut told = feed.0.lock();
         let receiver = told.subscribe(uid)?;
         if !told.is_running {
-            let events = agent.watchers.subscribe().ok_or(SubscribeError::Down)?;
+            let events = agent.process.watchers.subscribe().ok_or(SubscribeError::Down)?;
             let (feed, agent) = (feed.clone(), Arc::downgrade(agent));
             thread::Builder::new().name("program-events".to_owned()).spawn(move || run(&agent, &feed, events))?;
             told.is_running = true;
@@ -273,7 +273,7 @@ impl Teller {
 fn owners_of(agent: &Agent, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
     let port = (app.protocol, app.source.port());
     // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
-    if let Some(owner) = agent.programs.sources.user_of(port) {
+    if let Some(owner) = agent.connections.programs.sources.user_of(port) {
         return feed.0.lock().owners(|uid| uid == owner.as_raw());
     }
     if !feed.0.lock().is_any_user() {
@@ -316,8 +316,8 @@ impl Tables {
 }
 
 fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionId>, why: &str) -> Arc<str> {
-    let registered = agent.store.name_of(&(*service).into()).ok().flatten();
-    let name = registered.or_else(|| agent.leases.written(service)).unwrap_or_default();
+    let registered = agent.host.store.name_of(&(*service).into()).ok().flatten();
+    let name = registered.or_else(|| agent.names.leases.written(service)).unwrap_or_default();
     let session = session.map(|session| session.to_string()).unwrap_or_default();
     json!({"kind": kind, "name": name, "service": service.to_string(), "session": session, "why": why})
         .to_string()

@@ -256,7 +256,7 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
         if goes_elsewhere(agent, caller, &gift, &request.text) {
             giver::give(agent, gift, &request.text).await?;
         } else {
-            agent.programs.takers.give(Some(caller), gift).await?;
+            agent.connections.programs.takers.give(Some(caller), gift).await?;
         }
         tracing::debug!(%name, program = caller.describe(), "a program has handed over a socket");
         Ok::<_, No>(name)
@@ -276,10 +276,10 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
 fn goes_elsewhere(agent: &Agent, caller: &Caller, gift: &Gift, host: &str) -> bool {
     if host.is_empty() {
         let is_served = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
-        let takers = &agent.programs.takers;
+        let takers = &agent.connections.programs.takers;
         return (takers.is_asked_for(&gift.name) || !takers.has(Some(caller), &gift.name)) && is_served();
     }
-    host != agent.local.host_name && host != agent.identity.host_id().to_string()
+    host != agent.host.local.host_name && host != agent.host.identity.host_id().to_string()
 }
 
 fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gift, No> {
@@ -336,10 +336,16 @@ pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(R
         return Err((Errno::EINVAL, "which name's sockets are taken over? a prefix has 1 to 256 bits".to_owned()));
     }
     let name = written(agent, &prefix)?;
-    agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| (Errno::EACCES, text))?;
-    let others = agent.programs.rights.read().givers_for(caller);
-    let inbox = agent.programs.takers.add(caller, others, prefix, request.port == TAKE_OVER_GIVES)?;
-    agent.relocations.follow_takers(agent);
+    agent
+        .connections
+        .programs
+        .rights
+        .read()
+        .check(caller, &prefix, name.written())
+        .map_err(|text| (Errno::EACCES, text))?;
+    let others = agent.connections.programs.rights.read().givers_for(caller);
+    let inbox = agent.connections.programs.takers.add(caller, others, prefix, request.port == TAKE_OVER_GIVES)?;
+    agent.connections.relocations.follow_takers(agent);
     tracing::info!(%name, program = caller.describe(), "a program takes over sockets");
     let mut reply = Reply::done(Kind::TakeOver);
     (reply.id, reply.bits) = (prefix.id, prefix.bits);

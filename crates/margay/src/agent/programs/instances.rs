@@ -124,17 +124,17 @@ impl Follower {
     /// Follows the name of a request.
     pub(super) fn new(agent: &Arc<Agent>, caller: &Caller, request: &Request) -> Result<Self, No> {
         let service = prefix(request)?.id;
-        let seat = agent.programs.followers.take(caller).ok_or_else(|| {
+        let seat = agent.connections.programs.followers.take(caller).ok_or_else(|| {
             let text = format!(
                 "this user has {FOLLOWERS_OF_USER_MAX} programs that follow who serves a name, and may have no more; \
                  close some"
             );
             (Errno::EUSERS, text)
         })?;
-        let number = agent.programs.followers.next.fetch_add(1, Ordering::Relaxed);
+        let number = agent.connections.programs.followers.next.fetch_add(1, Ordering::Relaxed);
         let heard = Arc::<Notify>::default();
         let mut hearing = JoinSet::new();
-        if let Some(router) = &agent.router {
+        if let Some(router) = &agent.routing.router {
             hearing.spawn(pass_on(router.changes(), Arc::clone(&heard)));
         }
         // Before any router has said something there may be something of this host itself.
@@ -226,9 +226,9 @@ impl Follower {
         let address = match known {
             Some(place) => place.address,
             None => {
-                let ranges = agent.leases.ranges();
+                let ranges = agent.names.leases.ranges();
                 let start = first_number(&(ranges.host_v4().into(), found.host));
-                agent.spreads.addresses().take(ranges, true, start)?
+                agent.kernel.spreads.addresses().take(ranges, true, start)?
             }
         };
         agent.core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
@@ -252,7 +252,7 @@ impl Follower {
 
 fn release(agent: &Agent, place: &Place) {
     agent.core.0.with_sal(|sal, _| sal.unbind_instance(place.address));
-    agent.spreads.addresses().free(place.address);
+    agent.kernel.spreads.addresses().free(place.address);
 }
 
 impl Drop for Follower {

@@ -47,7 +47,7 @@ impl Reporting {
         let prefix = prefix(request)?;
         let name = written(agent, &prefix)?;
         let denied = |text| (Errno::EACCES, text);
-        agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(denied)?;
+        agent.connections.programs.rights.read().check(caller, &prefix, name.written()).map_err(denied)?;
         let pid = u32::try_from(caller.pid).unwrap_or_default();
         if !serves_soon(agent, &name, pid).await {
             let text = format!(
@@ -56,8 +56,8 @@ impl Reporting {
             );
             return Err((Errno::ENOENT, text));
         }
-        let reporter = *self.reporter.get_or_insert_with(|| agent.health.reporter());
-        if !agent.health.report_load(reporter, &name, percent) {
+        let reporter = *self.reporter.get_or_insert_with(|| agent.publishing.health.reporter());
+        if !agent.publishing.health.report_load(reporter, &name, percent) {
             let text = format!("this program reports of {NAMES_OF_REPORTER_MAX} names already, and these are the most");
             return Err((Errno::ENOSPC, text));
         }
@@ -71,7 +71,7 @@ impl Reporting {
 impl Drop for Reporting {
     fn drop(&mut self) {
         if let Some(reporter) = self.reporter {
-            self.agent.health.forget(reporter);
+            self.agent.publishing.health.forget(reporter);
         }
     }
 }

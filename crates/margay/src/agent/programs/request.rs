@@ -126,7 +126,7 @@ pub(super) fn prefix(request: &Request) -> Result<Prefix, No> {
 }
 
 fn ranges(agent: &Agent) -> Reply {
-    let ranges = agent.leases.ranges();
+    let ranges = agent.names.leases.ranges();
     let mut reply = Reply::done(Kind::Ranges);
     (reply.v4, reply.v6) = (ranges.host_v4(), ranges.host_v6());
     reply
@@ -143,11 +143,11 @@ fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, N
     let id = prefix(request)?.id;
     let name = wanted(agent, &Prefix::from(id), &request.text)?;
     let mut reply = Reply::done(Kind::Resolve);
-    let leased = agent.leases.lease(&name, Asker::User(caller.uid.as_raw()));
+    let leased = agent.names.leases.lease(&name, Asker::User(caller.uid.as_raw()));
     match (leased, is_computable(&id)) {
         // Whoever has no IPv6 will say so.
         (leased, true) => {
-            reply.v6 = agent.leases.ranges().virtual_v6(&id);
+            reply.v6 = agent.names.leases.ranges().virtual_v6(&id);
             reply.v4 = leased.unwrap_or(reply.v4);
         }
         (Ok(v4), false) => (reply.v4, reply.v6) = (v4, v4.to_ipv6_mapped()),
@@ -166,7 +166,7 @@ fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, N
 
 /// The name of a prefix as people know it here, or in hexadecimal.
 pub(super) fn written(agent: &Agent, prefix: &Prefix) -> Result<Name, No> {
-    let known = agent.store.name_of(prefix).ok().flatten().and_then(|known| known.parse::<Name>().ok());
+    let known = agent.host.store.name_of(prefix).ok().flatten().and_then(|known| known.parse::<Name>().ok());
     if let Some(known) = known.filter(|known| known.prefix() == *prefix) {
         return Ok(known);
     }
@@ -189,7 +189,7 @@ fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> R
     if prefix.bits >= AUTHORITY_BITS && prefix.id.authority() == [0; 8] {
         return Err((Errno::EINVAL, format!("{name} is of authority 0, which is the agents' own; nobody serves it")));
     }
-    agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| {
+    agent.connections.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| {
         tracing::info!(%name, program = caller.describe(), "a program has no right to the name that it binds");
         (Errno::EACCES, text)
     })?;
@@ -216,7 +216,7 @@ fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> R
         // One that is bound to an interface was refused.
         interface: None,
     };
-    agent.active.bind(bound, seen).map_err(|error| match error {
+    agent.publishing.active.bind(bound, seen).map_err(|error| match error {
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
         BindError::Taken(_) => (Errno::EADDRINUSE, error.to_string()),
         BindError::Full(_) | BindError::Refused(_) => (Errno::ENOSPC, error.to_string()),
@@ -240,7 +240,7 @@ fn refused(error: &PublishError) -> No {
 }
 
 fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    let (port, host) = (socket.local.port(), agent.identity.host_id());
+    let (port, host) = (socket.local.port(), agent.host.identity.host_id());
     if port == 0 || port != request.port {
         let text =
             "the socket is not bound to the port that the request says; bind it to port 0 of every address first";
@@ -249,7 +249,7 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
     let mut reply = Reply::done(Kind::Source);
     (reply.bits, reply.port) = (256, port);
     let is_unnamed = request.id == ServiceId::default();
-    if is_unnamed && (agent.active.why_not().is_some() || !socket.is_here()?) {
+    if is_unnamed && (agent.publishing.active.why_not().is_some() || !socket.is_here()?) {
         // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others
         // have.
         reply.id = ServiceId::at_host(host, port.into());
@@ -261,13 +261,13 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
         let whole = Prefix::from(reply.id);
         let name = written(agent, &whole)?;
         let denied = |text| (Errno::EACCES, text);
-        agent.programs.rights.read().check(caller, &whole, name.written()).map_err(denied)?;
+        agent.connections.programs.rights.read().check(caller, &whole, name.written()).map_err(denied)?;
     }
-    agent.active.hold(socket.cookie).map_err(|error| match error {
+    agent.publishing.active.hold(socket.cookie).map_err(|error| match error {
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
         _ => (Errno::ENOSPC, error.to_string()),
     })?;
-    let set = agent.programs.sources.set(
+    let set = agent.connections.programs.sources.set(
         &agent.core,
         (socket.cookie, caller.uid),
         (socket.protocol.number(), port),
@@ -283,7 +283,7 @@ fn number() -> Result<u32, No> {
 }
 
 fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    let (destination, ranges) = (SocketAddr::new(request.address, request.port), agent.leases.ranges());
+    let (destination, ranges) = (SocketAddr::new(request.address, request.port), agent.names.leases.ranges());
     let ip = match (socket.local.ip(), destination.ip()) {
         // A socket at every address: its packets have the host's virtual one, of the family of its peer.
         (local, IpAddr::V4(_)) if local.is_unspecified() => IpAddr::V4(ranges.host_v4()),
@@ -292,7 +292,7 @@ fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> 
     };
     let (source, protocol) = (SocketAddr::new(ip, socket.local.port()), socket.protocol);
     // What the program sees may stand for another address, with the same port.
-    let behind = if protocol == Protocol::Udp { agent.spreads.behind(destination) } else { Vec::new() };
+    let behind = if protocol == Protocol::Udp { agent.kernel.spreads.behind(destination) } else { Vec::new() };
     let mut candidates = std::iter::once(destination.ip()).chain(behind).map(|ip| Tuple {
         protocol: protocol.number(),
         source,

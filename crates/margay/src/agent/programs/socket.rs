@@ -109,7 +109,7 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<Unix
                     *count -= 1;
                     by_user.retain(|_, count| *count > 0);
                 }
-                agent.programs.connections.store(tasks.len(), Ordering::Relaxed);
+                agent.connections.programs.connections.store(tasks.len(), Ordering::Relaxed);
                 continue;
             }
             accepted = accept(&listener) => accepted,
@@ -145,7 +145,7 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<Unix
             }
             caller.uid
         });
-        agent.programs.connections.store(tasks.len(), Ordering::Relaxed);
+        agent.connections.programs.connections.store(tasks.len(), Ordering::Relaxed);
     }
 }
 
@@ -191,7 +191,7 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
             Next::Instances(follower) => return tell_instances(connection, *follower).await,
             Next::Sockets(inbox) => {
                 let told = hand_over::tell(connection, inbox).await;
-                agent.relocations.follow_takers(agent);
+                agent.connections.relocations.follow_takers(agent);
                 return told;
             }
         }

@@ -139,9 +139,9 @@ impl Pair {
 
 /// Carries out what the core says, until the agent goes down.
 pub async fn run(agent: Arc<Agent>) {
-    let Some(mut words) = agent.watchers.splices().receiver.lock().take() else { return };
+    let Some(mut words) = agent.process.watchers.splices().receiver.lock().take() else { return };
     while let Some((left, outcome)) = words.recv().await {
-        block_in_place(|| agent.programs.splices.note(left, &outcome));
+        block_in_place(|| agent.connections.programs.splices.note(left, &outcome));
     }
 }
 
@@ -200,10 +200,10 @@ fn begin(agent: &Arc<Agent>, caller: &Caller, wish: &Wish) -> Result<(), No> {
     let facts = facts_of(left, right)?;
     let pair = Pair { left: kept_left, right: kept_right, relay: None, program: caller.describe() };
     // Before the core could say what has become of it.
-    agent.programs.splices.add(left_flow, pair)?;
+    agent.connections.programs.splices.add(left_flow, pair)?;
     let begun = agent.core.0.with_sal(|sal, now| sal.splice(now, left_flow, right_flow, facts));
     if let Err(error) = begun {
-        agent.programs.splices.take(left_flow);
+        agent.connections.programs.splices.take(left_flow);
         return Err(not_spliced(error));
     }
     if wish.relays_on {
@@ -291,7 +291,7 @@ fn refused(which: &str, error: &RepairError) -> No {
 fn relay(agent: &Arc<Agent>, flow: FlowId, left: OwnedFd, right: OwnedFd) -> io::Result<()> {
     let [mut left, mut right] = [stream(left)?, stream(right)?];
     let agent_of_task = Arc::clone(agent);
-    let mut pairs = agent.programs.splices.pairs.lock();
+    let mut pairs = agent.connections.programs.splices.pairs.lock();
     // The core may have been quicker: then the sockets have ended.
     let Some(pair) = pairs.get_mut(&flow) else { return Ok(()) };
     let task = tokio::spawn(async move {
@@ -301,7 +301,7 @@ fn relay(agent: &Arc<Agent>, flow: FlowId, left: OwnedFd, right: OwnedFd) -> io:
             [left.as_fd(), right.as_fd()].into_iter().for_each(|socket| linger(socket, None));
         }
         drop((left, right));
-        agent_of_task.programs.splices.take(flow);
+        agent_of_task.connections.programs.splices.take(flow);
     });
     pair.relay = Some(task.abort_handle());
     Ok(())

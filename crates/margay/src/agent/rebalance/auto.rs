@@ -150,10 +150,10 @@ async fn follow(agent: &Arc<Agent>, name: &Name, watch: &mut Watch) {
     let takes_part = |published: &crate::agent::service::Published| {
         published.is_served && published.weight() > 0 && obstacle(published).is_none()
     };
-    if !agent.services.find(name).is_some_and(|published| takes_part(&published)) {
+    if !agent.publishing.services.find(name).is_some_and(|published| takes_part(&published)) {
         return;
     }
-    if agent.rebalances.run(&name.prefix()).is_some_and(|run| !run.is_over()) {
+    if agent.connections.rebalances.run(&name.prefix()).is_some_and(|run| !run.is_over()) {
         return;
     }
     let Some(listed) = instances_under(agent, &service, &whole) else { return };
@@ -167,7 +167,7 @@ async fn follow(agent: &Arc<Agent>, name: &Name, watch: &mut Watch) {
         Ok(seen) => {
             if watch.judge(&seen, Instant::now()) == Verdict::Begin {
                 watch.has_begun = true;
-                agent.rebalances.begin(agent, name);
+                agent.connections.rebalances.begin(agent, name);
             }
         }
         Err(why) => tracing::debug!(%name, why, "what instances have is not known"),

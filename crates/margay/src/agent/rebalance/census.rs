@@ -63,8 +63,8 @@ pub(super) async fn take(
     name: &Name,
     question: impl Fn(HostId, bool) -> Question,
 ) -> Result<Vec<Seen>, String> {
-    let (mut listed, _) = home::instances(&agent.services, agent.router.as_deref(), name).await?;
-    agent.naming.learn(&listed);
+    let (mut listed, _) = home::instances(&agent.publishing.services, agent.routing.router.as_deref(), name).await?;
+    agent.names.naming.learn(&listed);
     let usable = choice::usable(&listed, &name.service_id());
     let parts: HashSet<HostId> = usable.into_iter().map(|instance| instance.host).collect();
     let mut known = HashSet::new();
@@ -82,7 +82,7 @@ pub(super) async fn take(
 
 async fn ask(agent: &Arc<Agent>, name: &Name, instance: &Instance, question: &Question) -> Result<Counted, String> {
     let prefix = name.prefix();
-    if instance.host == agent.identity.host_id() {
+    if instance.host == agent.host.identity.host_id() {
         return answer(agent, &prefix, question, "the operator").await;
     }
     counting::ask(agent, &prefix, instance.host, instance.address, question).await

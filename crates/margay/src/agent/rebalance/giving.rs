@@ -118,8 +118,8 @@ pub(super) async fn carry_out(agent: Arc<Agent>, run: Arc<Run>, by: String) {
     tracing::info!(name = %run.name, given, why, "no more connections go to other instances");
     if given > 0 {
         let detail = format!("connections given to other hosts: {given}, by order of {by}");
-        let entry = AuditEntry::once(agent.clock.unix_s(), "rebalance", run.name.written().to_owned(), detail);
-        if let Err(error) = block_in_place(|| agent.store.note_all(&[entry])) {
+        let entry = AuditEntry::once(agent.host.clock.unix_s(), "rebalance", run.name.written().to_owned(), detail);
+        if let Err(error) = block_in_place(|| agent.host.store.note_all(&[entry])) {
             tracing::warn!(%error, "that connections were given away is not in the audit log");
         }
     }
@@ -182,7 +182,7 @@ impl Work<'_> {
 
     /// What this host is to give by now.
     async fn look(&mut self) -> Look {
-        if self.agent.services.find(&self.run.name).is_none_or(|service| service.is_drained) {
+        if self.agent.publishing.services.find(&self.run.name).is_none_or(|service| service.is_drained) {
             return Look::Rest("the name is drained here, or served no more");
         }
         let Ok(seen) = census::take(self.agent, &self.run.name, |_, _| Question::default()).await else {
@@ -197,7 +197,7 @@ impl Work<'_> {
         let mut shares = census::shares(&seen);
         self.known.extend(shares.iter().map(|share| share.host));
         shares.retain(|share| !self.refusing.contains(&share.host));
-        own_part(&shares, self.agent.identity.host_id())
+        own_part(&shares, self.agent.host.identity.host_id())
     }
 
     /// The connections that could go, the best first.
@@ -253,13 +253,13 @@ impl Work<'_> {
     fn ask(&self, to: HostId, movable: &Movable) -> Option<Waiting> {
         let Movable { flow, pid, .. } = movable;
         let (waits, answer) = oneshot::channel();
-        self.agent.rebalances.asked.lock().insert(flow.app, waits);
+        self.agent.connections.rebalances.asked.lock().insert(flow.app, waits);
         let name = Prefix::from(flow.service);
         let wish = Wish { name, host: to.to_string(), peer: Some(flow.app.destination) };
-        if self.agent.programs.takers.ask_one(*pid, &wish) {
+        if self.agent.connections.programs.takers.ask_one(*pid, &wish) {
             return Some(Waiting { to, since: Instant::now(), app: flow.app, answer });
         }
-        self.agent.rebalances.asked.lock().remove(&flow.app);
+        self.agent.connections.rebalances.asked.lock().remove(&flow.app);
         None
     }
 
@@ -279,7 +279,7 @@ impl Work<'_> {
             if outcome.is_none() && !has_ended {
                 return true;
             }
-            self.agent.rebalances.asked.lock().remove(&asked.app);
+            self.agent.connections.rebalances.asked.lock().remove(&asked.app);
             // One that its client has ended meanwhile says nothing of anybody.
             if let Some((outcome, why)) = outcome {
                 self.settle(*flow, asked.to, outcome, why, tally);
@@ -289,7 +289,7 @@ impl Work<'_> {
     }
 
     fn settle(&mut self, flow: FlowId, to: HostId, outcome: Outcome, why: String, tally: &mut Tally) {
-        self.agent.rebalances.note(&self.run.name, outcome);
+        self.agent.connections.rebalances.note(&self.run.name, outcome);
         let [asked, gone] = tally.entry(to).or_default();
         // What a program does not give says nothing of the host that was to get it.
         *asked += u64::from(outcome != Outcome::NotGiven);

@@ -189,18 +189,18 @@ fn obstacle(service: &Published) -> Option<&'static str> {
 ///
 /// The name is not served here, or has no shares; as a sentence.
 pub async fn answer(agent: &Arc<Agent>, prefix: &Prefix, question: &Question, by: &str) -> Result<Counted, String> {
-    let found = agent.services.list().into_iter().find(|service| service.name.prefix() == *prefix);
+    let found = agent.publishing.services.list().into_iter().find(|service| service.name.prefix() == *prefix);
     let service = found.filter(|service| service.is_served).ok_or("it does not serve the name")?;
     if let Some(why) = obstacle(&service) {
         return Err(why.to_owned());
     }
-    let rebalances = &agent.rebalances;
+    let rebalances = &agent.connections.rebalances;
     if let Some(order) = question.order.filter(|_| !service.is_drained) {
         rebalances.carry_out(agent, &service.name, order, by);
     }
     let run = rebalances.run(prefix);
     let progress = run.as_ref().map(|run| run.progress()).unwrap_or_default();
-    let health = agent.health.report(prefix);
+    let health = agent.publishing.health.report(prefix);
     let mut counted = Counted {
         weight: service.terms.weight,
         growing: health.is_some_and(|health| health.phase == Phase::Growing),

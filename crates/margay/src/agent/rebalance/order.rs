@@ -124,14 +124,14 @@ pub async fn rehearse(agent: &Arc<Agent>, name: Name) -> Result<RebalanceReport,
 }
 
 async fn checked(agent: &Arc<Agent>, name: &Name, question: Question) -> Result<Vec<Seen>, RebalanceError> {
-    let service = agent.services.find(name).filter(|service| service.is_served);
+    let service = agent.publishing.services.find(name).filter(|service| service.is_served);
     let service = service.ok_or_else(|| RebalanceError::Unknown(name.clone()))?;
     if let Some(why) = obstacle(&service) {
         return Err(RebalanceError::Obstacle(name.clone(), why));
     }
     let seen = census::take(agent, name, |_, _| question).await;
     let seen = seen.map_err(|why| RebalanceError::Unasked(name.clone(), why))?;
-    let own = agent.identity.host_id();
+    let own = agent.host.identity.host_id();
     let is_other = |one: &&Seen| one.instance.host != own;
     if !seen.iter().filter(is_other).any(|one| one.share().is_some()) {
         let reasons: BTreeSet<String> =

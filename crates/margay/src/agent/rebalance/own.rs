@@ -50,7 +50,7 @@ impl Own {
         agent.core.0.hear_of_flows();
         let (mut served, leaving) = agent.core.0.with_sal(|sal, _| (sal.served_flows(prefix), sal.leaving_flows()));
         // A stream by which connections come from another host is no client's.
-        served.retain(|served| served.app.protocol == TCP && !agent.relocations.is_stream(&served.app));
+        served.retain(|served| served.app.protocol == TCP && !agent.connections.relocations.is_stream(&served.app));
         let of_name = leaving.into_iter().filter(|flow| !flow.has_gone && prefix.contains(&flow.service));
         Self { served, leaving: of_name.map(|flow| flow.flow).collect() }
     }
@@ -75,7 +75,7 @@ impl Own {
                 return Err(why.clone());
             }
             let name = Prefix::from(served.service);
-            let givers = givers.entry(name).or_insert_with(|| agent.programs.takers.givers_of(&name));
+            let givers = givers.entry(name).or_insert_with(|| agent.connections.programs.takers.givers_of(&name));
             match sockets.owner(&served.app) {
                 Some(Owner { pid, queued_bytes }) => {
                     let pid = i32::try_from(pid).ok().filter(|pid| givers.contains(pid)).ok_or(NO_GIVER)?;

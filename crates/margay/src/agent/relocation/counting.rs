@@ -47,17 +47,17 @@ async fn ask_whole(
     let order = question.order.map(|order| Order { id: order.id.to_vec(), max_per_s: order.max_per_s });
     let (bits, rehearsed) = (u32::from(prefix.bits), question.is_rehearsed);
     let message = Count { version: VERSION, service: service.0.to_vec(), bits, chain, order, rehearsed };
-    let idle = agent.relocations.idle.take(host, &service);
+    let idle = agent.connections.relocations.idle.take(host, &service);
     if let Some(mut stream) = idle {
         // It may have ended just now.
         if let Ok(counted) = stream.count(message.clone()).await {
-            agent.relocations.idle.keep(host, service, stream);
+            agent.connections.relocations.idle.keep(host, service, stream);
             return Ok(counted);
         }
     }
     let mut stream = Outgoing::open(agent, &service, host, at).await?;
     let counted = stream.count(message).await?;
-    agent.relocations.idle.keep(host, service, stream);
+    agent.connections.relocations.idle.keep(host, service, stream);
     Ok(counted)
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn answer(agent: &Arc<Agent>, asker: &HostPublic, message: &Cou
             return Err("this host trusts no authority of the name, so that nobody may ask".to_owned());
         }
     }
-    let by = agent.naming.name_of(asker.id()).unwrap_or_else(|| asker.id().to_string());
+    let by = agent.names.naming.name_of(asker.id()).unwrap_or_else(|| asker.id().to_string());
     rebalance::answer(agent, &prefix, &question, &by).await
 }
 

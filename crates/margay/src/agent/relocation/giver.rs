@@ -104,8 +104,8 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
     let giving = tokio::spawn(async move {
         let app = tuple_of(gift.socket.as_fd());
         let given = give_whole(&agent, gift, &host).await;
-        app.iter().for_each(|app| agent.rebalances.hear(app, &given));
-        agent.relocations.note(match &given {
+        app.iter().for_each(|app| agent.connections.rebalances.hear(app, &given));
+        agent.connections.relocations.note(match &given {
             Ok(()) => Outcome::Gone,
             Err((Errno::ECONNABORTED, _)) => Outcome::Lost,
             Err(_) => Outcome::Stays,
@@ -117,7 +117,7 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
 
 async fn give_whole(agent: &Agent, gift: Gift, host: &str) -> Result<(), No> {
     let cookie = socket_cookie(&gift.socket).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?;
-    let _claim = Claim::new(&agent.relocations, cookie)?;
+    let _claim = Claim::new(&agent.connections.relocations, cookie)?;
     let _turn = turn(agent).await?;
     let connection = connection(agent, gift)?;
     let places = places(agent, &connection.service, host).await?;
@@ -150,7 +150,7 @@ async fn give_whole(agent: &Agent, gift: Gift, host: &str) -> Result<(), No> {
 }
 
 async fn turn(agent: &Agent) -> Result<tokio::sync::OwnedSemaphorePermit, No> {
-    match timeout(TURN_LIMIT, Arc::clone(&agent.relocations.giving).acquire_owned()).await {
+    match timeout(TURN_LIMIT, Arc::clone(&agent.connections.relocations.giving).acquire_owned()).await {
         Ok(Ok(turn)) => Ok(turn),
         Ok(Err(_)) => Err((Errno::EBUSY, "the agent is stopping".to_owned())),
         Err(_) => Err((Errno::EBUSY, "too many connections are on their way to other hosts; try again".to_owned())),
@@ -196,9 +196,10 @@ fn read(file: &File) -> Result<Vec<u8>, No> {
 async fn places(agent: &Agent, service: &ServiceId, host: &str) -> Result<Vec<Place>, No> {
     let name: Name = service.to_string().parse().map_err(|error| (Errno::EINVAL, format!("{error}")))?;
     let unknown = |why: String| (Errno::EHOSTUNREACH, format!("the other instances of the name are not known: {why}"));
-    let (found, _) = home::instances(&agent.services, agent.router.as_deref(), &name).await.map_err(unknown)?;
-    agent.naming.learn(&found);
-    let own = agent.identity.host_id();
+    let (found, _) =
+        home::instances(&agent.publishing.services, agent.routing.router.as_deref(), &name).await.map_err(unknown)?;
+    agent.names.naming.learn(&found);
+    let own = agent.host.identity.host_id();
     if host.is_empty() {
         let start = entropy::rng().map_or(0, |mut rng| rng.u32());
         return any_of(found, own, start);
@@ -238,7 +239,7 @@ async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: I
     let failed = |errno: Errno| move |text: String| Failure::Untouched((errno, text));
     let seed = entropy::seed().map_err(|error| Failure::Final((Errno::EIO, error.to_string())))?;
     let ticket = Ticket(std::array::from_fn(|at| seed[at]));
-    let mailbox = agent.relocations.mailboxes.open(ticket);
+    let mailbox = agent.connections.relocations.mailboxes.open(ticket);
     let mailbox = mailbox.ok_or_else(|| Failure::Final((Errno::EIO, "two hand-overs have one ticket".to_owned())))?;
     let chain = agent.core.0.with_sal(|sal, _| sal.certificate_for(&connection.service));
     let late = |_| failed(Errno::ETIMEDOUT)("it has not answered in time".to_owned());
@@ -261,7 +262,7 @@ async fn offer(
     chain: &[u8],
 ) -> Result<Outgoing, String> {
     let service = &connection.service;
-    if let Some(mut stream) = agent.relocations.idle.take(place.host, service) {
+    if let Some(mut stream) = agent.connections.relocations.idle.take(place.host, service) {
         // It may have ended just now.
         if stream.offer(ticket, service, chain.to_vec(), &connection.data).await.is_ok() {
             return Ok(stream);
@@ -318,10 +319,10 @@ impl Giving<'_> {
             self.is_settled = matches!(answer, Ok(Ok(Answer::Restored)));
         }
         if self.is_settled {
-            self.agent.relocations.idle.keep(taker, connection.service, self.stream);
+            self.agent.connections.relocations.idle.keep(taker, connection.service, self.stream);
         } else {
             // Others to the same host may lead to an agent that is gone, too.
-            self.agent.relocations.idle.forget(taker);
+            self.agent.connections.relocations.idle.forget(taker);
         }
         given
     }

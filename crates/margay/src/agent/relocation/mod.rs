@@ -113,7 +113,7 @@ impl Relocations {
 
     /// Makes the service table follow from the names that programs take over.
     pub fn follow_takers(&self, agent: &Agent) {
-        self.local_rules.follow(&agent.core, || agent.programs.takers.prefixes());
+        self.local_rules.follow(&agent.core, || agent.connections.programs.takers.prefixes());
     }
 
     /// Whether a flow that is served here is no program's, but brings connections of another host.
@@ -161,15 +161,15 @@ pub async fn start(agent: &Arc<Agent>) -> Vec<JoinHandle<()>> {
 }
 
 async fn listen(agent: &Agent) -> io::Result<Listeners> {
-    let listeners = Listeners::bind(agent.leases.ranges()).await?;
-    agent.relocations.local_rules.lead_to(&listeners);
+    let listeners = Listeners::bind(agent.names.leases.ranges()).await?;
+    agent.connections.relocations.local_rules.lead_to(&listeners);
     Ok(listeners)
 }
 
 /// A client that was told of this host by somebody who gives nothing to it is told so.
 async fn refuse_strays(agent: Arc<Agent>) {
     loop {
-        let ticket = agent.relocations.mailboxes.next_stray().await;
+        let ticket = agent.connections.relocations.mailboxes.next_stray().await;
         agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
     }
 }

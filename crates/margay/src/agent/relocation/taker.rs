@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
     loop {
         // Closed when the agent stops.
-        let Ok(place) = Arc::clone(&agent.relocations.streams).acquire_owned().await else { return };
+        let Ok(place) = Arc::clone(&agent.connections.relocations.streams).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -55,7 +55,7 @@ pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
 
 /// Takes one connection after the other from a stream, and answers questions.
 async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
-    let mut incoming = Incoming::accept(&agent.local.host_key, stream).await?;
+    let mut incoming = Incoming::accept(&agent.host.local.host_key, stream).await?;
     while let Some(asked) = incoming.asked().await? {
         let offered = match asked {
             Asked::Connection(offered) => offered,
@@ -68,7 +68,7 @@ async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
             }
         };
         // Closed when the agent stops.
-        let Ok(turn) = Arc::clone(&agent.relocations.taking).acquire_owned().await else { return Ok(()) };
+        let Ok(turn) = Arc::clone(&agent.connections.relocations.taking).acquire_owned().await else { return Ok(()) };
         match take(agent, &mut incoming, offered).await {
             Ok(taken) => {
                 let agent = Arc::clone(agent);
@@ -91,7 +91,7 @@ fn note(agent: &Agent, taken: Result<(), String>) {
     if let Err(why) = &taken {
         tracing::info!(why, "a connection of another host was not taken");
     }
-    agent.relocations.note(if taken.is_ok() { Outcome::Taken } else { Outcome::Dropped });
+    agent.connections.relocations.note(if taken.is_ok() { Outcome::Taken } else { Outcome::Dropped });
 }
 
 /// A connection that is set up, and frozen.
@@ -132,11 +132,11 @@ fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox
             "this host trusts no authority of the name, so that nobody can hand over its connections".to_owned()
         );
     }
-    if !agent.programs.takers.has(None, &Prefix::from(*service)) {
-        agent.relocations.follow_takers(agent);
+    if !agent.connections.programs.takers.has(None, &Prefix::from(*service)) {
+        agent.connections.relocations.follow_takers(agent);
         return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());
     }
-    let mailbox = agent.relocations.mailboxes.open(offered.ticket);
+    let mailbox = agent.connections.relocations.mailboxes.open(offered.ticket);
     mailbox.ok_or_else(|| "this connection is being handed over already".to_owned())
 }
 
@@ -209,7 +209,7 @@ impl Taken {
         let socket = block_in_place(|| self.restored.go_on()).map_err(|error| lost(error.to_string()))?;
         let data = memory_file(&self.data).map_err(|error| lost(error.to_string()))?;
         let gift = Gift { name: Prefix::from(self.service), socket, data };
-        agent.programs.takers.give(None, gift).await.map_err(|(_, why)| lost(why))?;
+        agent.connections.programs.takers.give(None, gift).await.map_err(|(_, why)| lost(why))?;
         tracing::info!(service = %self.service, giver = %self.giver, "a connection of another host goes on here");
         Ok(())
     }

@@ -48,8 +48,8 @@ struct InstanceAddress {
 
 impl InstanceAddress {
     fn new(agent: &Agent, instance: Instance) -> Result<Self, String> {
-        let (addresses, core) = (agent.relocations.addresses.clone(), agent.core.clone());
-        let address = addresses.take(agent.leases.ranges(), true, 0);
+        let (addresses, core) = (agent.connections.relocations.addresses.clone(), agent.core.clone());
+        let address = addresses.take(agent.names.leases.ranges(), true, 0);
         let address = address.ok_or("all virtual addresses of instances are in use on this host; try again later")?;
         core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
         Ok(Self { address, addresses, core })
@@ -97,7 +97,7 @@ impl Outgoing {
             format!("no program there takes over the name, or the host does not answer ({error})")
         };
         let stream = TcpStream::connect((at_instance.address, HAND_OVER_PORT)).await.map_err(unreached)?;
-        Ok(Self { _address: Some(at_instance), ..Self::over(stream, &agent.local.host_key, host).await? })
+        Ok(Self { _address: Some(at_instance), ..Self::over(stream, &agent.host.local.host_key, host).await? })
     }
 
     /// The stream over a TCP connection to `host`.

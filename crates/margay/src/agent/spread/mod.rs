@@ -179,14 +179,14 @@ impl Spreads {
 ///
 /// The system gives no thread.
 pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
-    let Ok(spread) = &agent.spreads.spread else { return Ok(()) };
+    let Ok(spread) = &agent.kernel.spreads.spread else { return Ok(()) };
     let kernel = Arc::clone(&spread.lock().kernel);
     let heard = Arc::clone(&spread.lock().heard);
-    agent.services.homes().iter().for_each(|home| hear(agent, home));
-    if let Some(router) = &agent.router {
+    agent.publishing.services.homes().iter().for_each(|home| hear(agent, home));
+    if let Some(router) = &agent.routing.router {
         tokio::spawn(pass_on(router.changes(), Arc::clone(&heard)));
     }
-    tokio::spawn(pass_on(agent.rules.changes(), Arc::clone(&heard)));
+    tokio::spawn(pass_on(agent.routing.rules.changes(), Arc::clone(&heard)));
     // What was spread before the restart is asked for again.
     let kept = kernel.spreads().into_iter().map(|(name, _)| name).collect();
     let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
@@ -196,7 +196,7 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
 
 /// Follows what a router says, too.
 pub fn hear(agent: &Agent, home: &Home) {
-    agent.spreads.with(|spread| {
+    agent.kernel.spreads.with(|spread| {
         tokio::spawn(pass_on(home.heard(), Arc::clone(&spread.heard)));
         let services: HashSet<ServiceId> = spread.names.values().map(|sought| sought.service).collect();
         services.iter().for_each(|service| home.watch(whole(service), Watcher::Spreads));
@@ -237,7 +237,7 @@ async fn follow(
             let Some(agent) = agent.upgrade() else { return };
             let names: Vec<SocketAddr> = std::mem::take(&mut asked);
             tokio::task::block_in_place(|| {
-                agent.spreads.with(|spread| {
+                agent.kernel.spreads.with(|spread| {
                     names.into_iter().for_each(|name| spread.ask(&agent, name));
                     spread.show(&agent);
                 });
@@ -286,7 +286,7 @@ impl Spread {
             // Nothing was heard yet: what was known before a restart holds.
             let Some(instances) = instances else { continue };
             // A rule of the operator's decides, and not who serves the name: its datagrams go by the service table.
-            let instances = if agent.rules.covers(&service) { &[][..] } else { instances };
+            let instances = if agent.routing.rules.covers(&service) { &[][..] } else { instances };
             let (mut shares, mut sticky) = (Vec::new(), false);
             for instance in choice::usable(instances, &service) {
                 if let Some(address) = self.place(agent, name.ip(), &service, instance) {
@@ -387,8 +387,8 @@ impl Spread {
 
 /// What the core is to know of an instance.
 pub(super) fn instance_of(agent: &Agent, service: &ServiceId, found: &registration::Instance) -> Instance {
-    let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.local.sal_port);
-    let is_own = found.host == agent.local.host_key.public().id();
+    let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.host.local.sal_port);
+    let is_own = found.host == agent.host.local.host_key.public().id();
     let next_hop = NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
     Instance { service: *service, next_hop, pin: Pin::Hint }
 }
@@ -414,7 +414,7 @@ pub(super) fn whole(service: &ServiceId) -> Prefix {
 pub(super) fn homes_of(agent: &Agent, service: &ServiceId) -> Vec<Arc<Home>> {
     // A serviceID in full is always a name.
     let name = service.to_string().parse::<Name>();
-    name.map(|name| agent.services.homes_of(&name)).unwrap_or_default()
+    name.map(|name| agent.publishing.services.homes_of(&name)).unwrap_or_default()
 }
 
 /// Who serves anything of a service; `None` while no router has said so.
@@ -423,12 +423,12 @@ pub(super) fn instances_under(
     service: &ServiceId,
     prefix: &Prefix,
 ) -> Option<Vec<registration::Instance>> {
-    if let Some(router) = &agent.router {
+    if let Some(router) = &agent.routing.router {
         return Some(router.instances_under(prefix));
     }
     let homes = homes_of(agent, service);
     if homes.is_empty() {
-        let mut own = agent.services.own_instances();
+        let mut own = agent.publishing.services.own_instances();
         own.retain(|instance| prefix.overlaps(&instance.prefix));
         return Some(own);
     }

@@ -99,7 +99,7 @@ async fn a_value_that_is_too_large_is_refused_and_nothing_else() {
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_up_nobody_else_and_loses_nothing() {
     // More than sockets, framers and windows hold.
-    const COUNT: usize = 96;
+    const COUNT: usize = 80;
     let site = Site::start(&["s1", "s2"]).await;
     let mut client = site.connect().await;
     fill(&mut client).await;

@@ -88,6 +88,8 @@ pub enum Over {
     Aborted(AbortReason, String),
     /// Nothing comes from the other end.
     Silent,
+    /// The other end begins frames that do not end, and fills what there is of memory for them.
+    Overfull,
 }
 
 impl fmt::Display for Over {
@@ -98,6 +100,7 @@ impl fmt::Display for Over {
             Self::Aborted(AbortReason::Unknown, _) => f.write_str("the other end does not know it; was it restarted?"),
             Self::Aborted(_, text) => write!(f, "the other end has ended it: {text}"),
             Self::Silent => f.write_str("nothing comes from the other end"),
+            Self::Overfull => f.write_str("the other end begins frames, and ends none"),
         }
     }
 }
@@ -277,12 +280,15 @@ impl Connection {
             }
         }
         halves.receiver.on_packet(now, packet);
+        if halves.receiver.is_overfull() {
+            self.end(Over::Overfull);
+        }
     }
 
     fn end(&mut self, over: Over) {
         if !self.is_over() {
             // The other end may live, and keep what nobody wants any more.
-            self.is_close_due |= over == Over::Silent;
+            self.is_close_due |= matches!(over, Over::Silent | Over::Overfull);
             self.standing = Standing::Over(over);
         }
     }

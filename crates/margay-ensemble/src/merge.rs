@@ -19,6 +19,9 @@ use crate::outbox::{Outbox, To};
 use crate::repeat::Repeat;
 use crate::split::{FrameKey, key_of};
 
+/// A member that may send less than so many bytes hears at once when there is more room: four packets.
+const LITTLE_BYTES: u32 = 5000;
+
 /// A place of the ring (Table 3 of the paper).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Place {
@@ -171,7 +174,12 @@ impl Merge {
         }
         let covered = behind.since(self.ring.first()) as usize;
         let reported = self.reported(covered, sack)?;
+        let had_little = self.window_bytes(members) < LITTLE_BYTES;
         self.window_bytes = sack.window_bytes;
+        // The peer has read: it may have acknowledged all long before, and members would hear of room when they ask.
+        if had_little && self.window_bytes(members) >= LITTLE_BYTES {
+            members.all_mut().for_each(|member| member.is_sack_due = true);
+        }
         for _ in 0..covered {
             if let Some(Place::Sent { member, .. }) = self.ring.pop()
                 && let Some(member) = members.get_mut(member)

@@ -17,6 +17,11 @@ const AHEAD_MAX: u32 = 8192;
 /// Watermarks that wait until all they speak of has come. More are not needed: the last says all that those before it
 /// say.
 const WATERMARKS_MAX: usize = 32;
+/// Where nothing is whole, so that nobody can make room by reading, so many buffers may wait here at most: large frames
+/// that come between each other. Beyond, they do not end.
+const BUFFERS_MAX: usize = 8;
+/// A sender that was told of less room than this part of the buffer hears when there is as much again.
+const LITTLE: usize = 4;
 
 /// What the frames in order without a stream of their own are put in order by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +112,9 @@ pub struct Receiver {
     packets: u32,
     sack_at: Option<Instant>,
     is_sack_due: bool,
+    /// The sender was told of little room.
+    is_little_told: bool,
+    is_overfull: bool,
 }
 
 impl Receiver {
@@ -126,6 +134,8 @@ impl Receiver {
             packets: 0,
             sack_at: None,
             is_sack_due: false,
+            is_little_told: false,
+            is_overfull: false,
         }
     }
 
@@ -166,8 +176,7 @@ impl Receiver {
             self.is_sack_due = true;
             return;
         }
-        // What everything else waits for is taken even where there is no room.
-        let has_room = ahead == 0 || payload.len() <= self.room();
+        let has_room = payload.len() <= self.room() || (ahead == 0 && self.overdraws(payload.len()));
         if ahead >= AHEAD_MAX || !has_room || self.is_over(repr) {
             return;
         }
@@ -184,6 +193,19 @@ impl Receiver {
         }
         self.held_bytes += payload.len();
         self.mark(tsn);
+    }
+
+    /// Whether what everything else waits for is taken though there is no room: not where reading makes room.
+    fn overdraws(&mut self, len: usize) -> bool {
+        let is_within = self.held_bytes + len <= self.config.buffer_bytes.saturating_mul(BUFFERS_MAX);
+        self.is_overfull |= self.ready.is_empty() && !is_within;
+        self.ready.is_empty() && is_within
+    }
+
+    /// Whether frames that have begun take more than eight times the buffer, and none of them is whole: the sender does
+    /// not keep to what it was told, and nothing will ever be read.
+    pub fn is_overfull(&self) -> bool {
+        self.is_overfull
     }
 
     /// Of a stream, a frame that was passed over.
@@ -325,11 +347,14 @@ impl Receiver {
     /// The next frame.
     pub fn poll_frame(&mut self) -> Option<Received> {
         let received = self.ready.pop_front()?;
-        let was_full = self.room() == 0;
         self.ready_bytes -= received.bytes.len();
         // The sender waits to hear of room.
-        self.is_sack_due |= was_full;
+        self.is_sack_due |= self.is_little_told && !self.has_little_room();
         Some(received)
+    }
+
+    fn has_little_room(&self) -> bool {
+        self.room() < self.config.buffer_bytes / LITTLE
     }
 
     /// Something is sent now: an acknowledgement that would wait goes with it.
@@ -358,6 +383,7 @@ impl Receiver {
             return false;
         }
         (self.packets, self.sack_at, self.is_sack_due) = (0, None, false);
+        self.is_little_told = self.has_little_room();
         true
     }
 

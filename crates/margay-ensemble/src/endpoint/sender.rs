@@ -301,7 +301,8 @@ impl Sender {
     fn find_lost(&mut self, now: Instant) {
         self.lost_at = None;
         let mut first_lost = None;
-        for (tsn, chunk) in self.chunks.iter_mut() {
+        let next = self.next;
+        for (tsn, chunk) in self.chunks.iter_mut().take_while(|(tsn, _)| *tsn != next) {
             let Some(sent_at) = chunk.sent_at.filter(|_| chunk.standing == Standing::UnderWay) else { continue };
             let Some(lost_at) = self.rack.lost_at(sent_at) else { continue };
             if lost_at > now {
@@ -329,7 +330,8 @@ impl Sender {
         }
         // What was acknowledged for now may have been taken back without a word.
         self.lost.clear();
-        for (tsn, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| chunk.sent_at.is_some()) {
+        let next = self.next;
+        for (tsn, chunk) in self.chunks.iter_mut().take_while(|(tsn, _)| *tsn != next) {
             chunk.standing = Standing::Lost;
             self.lost.push_back(tsn);
         }

@@ -181,3 +181,62 @@ fn a_sender_keeps_within_the_window_and_asks_a_full_receiver() {
     sack_to(&mut sender, at(5), &super::rig::sack(0, &[]));
     assert_eq!(count(poll(500, |packet| sender.poll(at(5), packet))), 2, "room for 5000 bytes, two chunks at once");
 }
+
+/// What both ends say to each other until neither has more to say now.
+fn talk(sender: &mut Sender, receiver: &mut Receiver, now: Instant) {
+    let later = now + Duration::from_millis(20);
+    for now in [now, later] {
+        loop {
+            let data = poll(1232, |packet| sender.poll(now, packet));
+            data.iter().for_each(|bytes| receiver.on_packet(now, bytes));
+            let sack = poll(200, |packet| receiver.poll_sack(now, packet));
+            sack.iter().for_each(|bytes| sack_to(sender, now, bytes));
+            if data.is_none() && sack.is_none() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_nobody_reads_is_bounded_and_comes_when_somebody_does() {
+    const BUFFER: usize = 20_000;
+    let mut sender = Sender::new(SenderConfig { receiver_bytes: BUFFER as u32, ..SenderConfig::default() });
+    let config = ReceiverConfig { buffer_bytes: BUFFER, ..ReceiverConfig::default() };
+    let mut receiver = Receiver::new(config);
+    for n in 0..100 {
+        sender.send(Order::Member, 0, &[n; 1000]).expect("room");
+    }
+    let mut now = at(0);
+    for _ in 0..200 {
+        talk(&mut sender, &mut receiver, now);
+        now = sender.next_deadline().map_or(now, |at| at.max(now)) + Duration::from_millis(21);
+        sender.on_time(now);
+    }
+    let mut come = given(&mut receiver);
+    assert_eq!(come.len(), BUFFER / 1000, "as much as there was room for, however often it was tried");
+    // Nothing waits for a timer: the first word is the receiver's.
+    let told = poll(200, |packet| receiver.poll_sack(now, packet)).expect("there is room again");
+    sack_to(&mut sender, now, &told);
+    for _ in 0..200 {
+        talk(&mut sender, &mut receiver, now);
+        come.extend(given(&mut receiver));
+        now += Duration::from_millis(21);
+        sender.on_time(now);
+    }
+    assert_eq!(come, (0..100).map(|n| vec![n; 1000]).collect::<Vec<_>>());
+    assert!(sender.is_idle());
+}
+
+#[test]
+fn frames_that_do_not_end_fill_a_bounded_part_of_memory() {
+    let config = ReceiverConfig { buffer_bytes: 1000, ..ReceiverConfig::default() };
+    let mut receiver = Receiver::new(config);
+    let mut taken = 0;
+    for tsn in 0..20 {
+        receiver.on_packet(at(0), &data(&fragment(tsn, 0, tsn, false), &[0; 500]));
+        taken += usize::from(receiver.has(Tsn(tsn)));
+        assert_eq!(receiver.is_overfull(), tsn >= 16, "{tsn}");
+    }
+    assert_eq!(taken, 16, "eight buffers");
+}

@@ -97,6 +97,41 @@ async fn a_value_that_is_too_large_is_refused_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_holds_up_nobody_else_and_loses_nothing() {
+    // More than sockets, framers and windows hold.
+    const COUNT: usize = 80;
+    let site = Site::start(&["s1", "s2"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    let large = "0123456789abcdef".repeat(1 << 16);
+    let its = owner(&["s1", "s2"], "large");
+    site.put(&its, "large", large.clone());
+    let mut deaf = site.connect().await;
+    let before = site.asked(&its);
+    deaf.send(&"get large\r\n".repeat(COUNT)).await;
+    for number in 0..KEYS {
+        let key = key(number);
+        assert_eq!(client.get(&key).await, value(&key) + "END\r\n", "{key}");
+    }
+    // Until the server is asked no more: the other server's keys do not ask it.
+    let others: Vec<String> = (0..KEYS).map(key).filter(|key| owner(&["s1", "s2"], key) != its).collect();
+    let mut asked = 0;
+    while asked != site.asked(&its) {
+        asked = site.asked(&its);
+        for key in &others {
+            assert_eq!(client.get(key).await, value(key) + "END\r\n", "{key}");
+        }
+    }
+    let of_deaf = asked - before - (KEYS - others.len());
+    assert!((1..COUNT - 16).contains(&of_deaf), "{of_deaf} of {COUNT} answers were made, and nobody read one");
+    let expected = format!("VALUE large 0 {}\r\n{large}\r\nEND\r\n", large.len());
+    for at in 0..COUNT {
+        assert!(deaf.hear(expected.len()).await == expected, "{at}");
+    }
+    assert_eq!(site.show().await["failed"], 0);
+}
+
+#[tokio::test]
 async fn a_member_that_joins_gets_its_keys_on_connections_that_there_are() {
     let mut site = Site::start(&["s1", "s2"]).await;
     let mut client = site.connect().await;

@@ -69,6 +69,11 @@ impl Program {
         locked(&self.content).values.len()
     }
 
+    /// Requests about keys that have come.
+    pub fn asked(&self) -> usize {
+        *locked(&self.content).asked.borrow()
+    }
+
     /// Waits until so many requests about keys have come.
     pub async fn await_asked(&self, count: usize) {
         let mut asked = locked(&self.content).asked.subscribe();

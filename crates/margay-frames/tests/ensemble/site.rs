@@ -204,6 +204,11 @@ impl Site {
         timeout(LIMIT, self.members[name].program.await_asked(count)).await.expect("it is asked");
     }
 
+    /// Requests about keys that a program was asked so far.
+    pub fn asked(&self, name: &str) -> usize {
+        self.members[name].program.asked()
+    }
+
     pub fn holders(&self, key: &str) -> Vec<&str> {
         let holders = self.members.iter().filter(|(_, member)| member.program.has(key));
         holders.map(|(name, _)| name.as_str()).collect()

@@ -183,7 +183,7 @@ fn kind_of(over: &Over) -> io::ErrorKind {
         Over::Aborted(AbortReason::NoMember | AbortReason::Leaving | AbortReason::OtherProtocol, _) => {
             io::ErrorKind::ConnectionRefused
         }
-        Over::Closed | Over::ClosedByPeer | Over::Aborted(..) => io::ErrorKind::ConnectionReset,
+        Over::Closed | Over::ClosedByPeer | Over::Overfull | Over::Aborted(..) => io::ErrorKind::ConnectionReset,
     }
 }
 

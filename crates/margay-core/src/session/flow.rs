@@ -278,6 +278,11 @@ impl Flow {
         self.is_demanded_here() || self.has(seen::PEER_DEMANDS)
     }
 
+    /// Whether each end knows that the other has it: of an initiator, whether the responder has its ACK.
+    pub fn is_proved(&self) -> bool {
+        self.role == Role::Responder || self.has(seen::CONFIRMED)
+    }
+
     /// Whether this end sends it sealed.
     pub fn is_sealed(&self) -> bool {
         self.seal.is_some() && self.stacks.sends.is_sealed()

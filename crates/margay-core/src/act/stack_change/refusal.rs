@@ -8,8 +8,8 @@ use crate::leg::seal::Cipher;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
-use crate::session::flow::{Flow, seen};
-use crate::types::role::{Lifecycle, Role};
+use crate::session::flow::Flow;
+use crate::types::role::Lifecycle;
 
 const UDP: u8 = 17;
 
@@ -34,6 +34,9 @@ pub enum ChangeRefused {
     /// It is being set up, or one side has closed.
     #[error("only a connection that is set up, and that nobody has closed, can be carried in another way")]
     NotOpen,
+    /// The server has not confirmed yet that it is set up.
+    #[error("the connection is only being set up: its server has not confirmed it yet; try again in a moment")]
+    Unconfirmed,
     /// Client and server are one host.
     #[error("both ends are on this host: nothing of the flow leaves it")]
     SameHost,
@@ -114,7 +117,8 @@ impl ChangeRefused {
     /// What a peer is told.
     pub(super) const fn code(self) -> ErrorCode {
         match self {
-            Self::UnknownFlow(_) | Self::UnknownToPeer => ErrorCode::UnknownFlow,
+            // The peer hears of it what one hears who asks a moment too early at the other end.
+            Self::UnknownFlow(_) | Self::UnknownToPeer | Self::Unconfirmed => ErrorCode::UnknownFlow,
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
@@ -147,11 +151,11 @@ impl Sal {
     pub(super) fn may_change(&self, id: FlowId, to: Stack) -> Result<(), ChangeRefused> {
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let association = self.associations.get(flow.association);
-        let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        let is_open = flow.lifecycle == Lifecycle::Established && flow.carries_data() && is_proved;
+        let is_open = flow.lifecycle == Lifecycle::Established && flow.carries_data();
         let refused = match to {
             _ if association.is_some_and(Association::is_self) => ChangeRefused::SameHost,
             _ if !is_open => ChangeRefused::NotOpen,
+            _ if !flow.is_proved() => ChangeRefused::Unconfirmed,
             _ if flow.stripe.is_some() => ChangeRefused::Striped,
             _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,

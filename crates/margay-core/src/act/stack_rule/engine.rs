@@ -38,7 +38,13 @@ impl ChangeRefused {
     fn passes(self) -> bool {
         matches!(
             self,
-            Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::UnknownToPeer | Self::Full { .. } | Self::Held
+            Self::UnderWay
+                | Self::Busy(_)
+                | Self::PeerBusy
+                | Self::Unconfirmed
+                | Self::UnknownToPeer
+                | Self::Full { .. }
+                | Self::Held
         )
     }
 }
@@ -284,7 +290,8 @@ impl Sal {
         let Some((to, cause)) = self.aim(flow, followed, &rules) else { return };
         let acted = if let ChangeCause::Rule(number) = cause { Some(number) } else { None };
         let is_so = flow.stacks.settled() == Some(to);
-        let is_open = flow.lifecycle == Lifecycle::Established;
+        // What is only being set up is looked at again.
+        let is_open = flow.lifecycle == Lifecycle::Established && flow.is_proved();
         // What waits for its seal is tried with every look, unless it has been refused for longer.
         let is_rested = now >= followed.next_at || flow.has(seen::GUARDED);
         let may_try = is_rested && followed.blocked.is_none_or(|(_, until)| now >= until);

@@ -431,8 +431,11 @@ async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
     out.table(&header, rows("members", &fields), "there is no member")?;
     let fields = ["name", "frames_in_flight", "window_bytes", "holes", "patches", "errors", "last_error"];
     let header = ["LEGS TO", "IN FLIGHT", "WINDOW", "HOLES", "PATCHES", "ERRORS", "LAST ERROR"];
-    let joined = rows("members", &fields).into_iter().filter(|row| !row[2].is_empty() || !row[6].is_empty());
-    out.table(&header, joined.collect(), "no member takes part in a connection")?;
+    let has_leg = |row: &Vec<String>| !row[2].is_empty() || !row[6].is_empty();
+    let legs: Vec<Vec<String>> = rows("members", &fields).into_iter().filter(has_leg).collect();
+    if !legs.is_empty() {
+        out.table(&header, legs, "")?;
+    }
     let connections =
         rows("connections", &["client", "age_ms", "open_requests", "chunks_unacknowledged", "holes", "window_bytes"]);
     let header = ["CLIENT", "AGE MS", "OPEN REQUESTS", "UNACKNOWLEDGED", "HOLES", "WINDOW"];

@@ -274,6 +274,13 @@ impl Members {
         self.get(id).map(|member| member.chain.len())
     }
 
+    /// Numbers of a member that are kept free: for what has not come from the peer and may become the member's, and for
+    /// what went elsewhere (redirect patches). None at members that know watermarks.
+    pub fn patches(&self, id: MemberId) -> Option<usize> {
+        let is_patch = |link: &Link| !matches!(link, Link::Chunk(_));
+        Some(self.get(id)?.chain.iter().filter(|(_, link)| is_patch(link)).count())
+    }
+
     /// The smoothed round trip to a member: from a chunk to its acknowledgement.
     pub fn round_trip(&self, id: MemberId) -> Option<Duration> {
         self.get(id)?.round_trip

@@ -224,6 +224,16 @@ impl Merge {
         self.window_bytes / u32::try_from(sources).unwrap_or(u32::MAX)
     }
 
+    /// Bytes that the peer has said it has room for.
+    pub(crate) const fn peer_window_bytes(&self) -> u32 {
+        self.window_bytes
+    }
+
+    /// Chunks of a member that have not come, though later ones have.
+    pub(crate) fn holes_of(&self, member: &Member) -> usize {
+        member.sources.iter().filter(|(_, csn)| matches!(self.ring.get(**csn), Some(Place::Hole))).count()
+    }
+
     pub(crate) fn set_window_bytes(&mut self, window_bytes: u32) {
         self.window_bytes = window_bytes;
     }

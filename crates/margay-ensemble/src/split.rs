@@ -579,6 +579,11 @@ impl Split {
         (first.previous().plus(broken_to as u32), blocks)
     }
 
+    /// Places that are pending.
+    pub(crate) fn holes(&self) -> usize {
+        self.ring.iter().filter(|(_, place)| !matches!(place, Place::Held(_))).count()
+    }
+
     /// The least room that a member has: what any frame may find (conservative, §4.3 of the paper).
     pub(crate) fn window_bytes(members: &Members) -> u32 {
         members.all().filter(|member| !member.is_draining).map(|member| member.window_bytes).min().unwrap_or(0)

@@ -299,6 +299,22 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         (self.split.ring.first(), self.split.ring.next())
     }
 
+    /// Chunks of the peer whose place is open, though later ones have come: they have not come, or their member has died
+    /// with them. Whose they will be nobody knows.
+    pub fn holes(&self) -> usize {
+        self.split.holes()
+    }
+
+    /// Chunks of a member that have not come, though later ones of its have.
+    pub fn holes_of(&self, id: MemberId) -> Option<usize> {
+        Some(self.merge.holes_of(self.members.get(id)?))
+    }
+
+    /// Bytes that the peer has said it has room for.
+    pub const fn peer_window_bytes(&self) -> u32 {
+        self.merge.peer_window_bytes()
+    }
+
     /// Whether something is to come from a member: an acknowledgement, what it owes, or the rest of what it has begun.
     pub fn is_owing(&self, id: MemberId) -> bool {
         let is_owing =

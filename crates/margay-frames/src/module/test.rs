@@ -130,6 +130,23 @@ fn the_template_sends_a_prefix_elsewhere() {
 }
 
 #[test]
+fn the_counter_has_a_part_at_each_member_and_a_part_is_asked_for_by_its_members_name() {
+    let bytes = wat::parse_str(include_str!("../../../../examples/alrm/counter.wat")).expect("the module");
+    let module = Module::new(&bytes).expect("sound");
+    // Each request comes twice, and the second time takes no turn.
+    let said = "incr count:x 1\r\nincr count:x 1\r\nincr count:y 1\r\nincr count:x 1\r\n";
+    assert_eq!(tried(&module, said).expect("sound"), ["b", "images", "a", "b"]);
+    let said = "get count:x@images\r\nset count:x@b 0 0 1\r\n0\r\nget count:x@nobody\r\nget count:\r\nget user@a\r\n";
+    let answers = tried(&module, said).expect("sound");
+    assert_eq!(answers[..2], ["images, may be repeated; as get count:x", "b; as set count:x 0 0 1"]);
+    let ring = crate::router::ketama::Ring::new(["a", "b", "images"]);
+    for (answer, key) in answers[2..].iter().zip(["count:x@nobody", "count:", "user@a"]) {
+        let label = ["a", "b", "images"][ring.servers_of(key.as_bytes()).next().expect("a server")];
+        assert_eq!(*answer, format!("{label}, may be repeated"), "{key}");
+    }
+}
+
+#[test]
 fn the_module_for_speed_prefers_whoever_answers_first() {
     let bytes = wat::parse_str(include_str!("../../../../examples/alrm/speed.wat")).expect("the module");
     let module = Module::new(&bytes).expect("sound");

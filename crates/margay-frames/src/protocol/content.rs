@@ -84,6 +84,15 @@ impl Content {
         }
     }
 
+    /// What an answer says, of which the beginning is enough, where it says in the program's own protocol that the
+    /// request could not be carried out.
+    pub(crate) fn error_of(self, answer: &[u8]) -> Option<String> {
+        match self {
+            Self::Requests(protocol) => protocol.error_of(answer),
+            Self::Frames => None,
+        }
+    }
+
     /// Why a module may not make the one of the other; none: it may.
     pub(crate) fn objection(self, request: &[u8], changed: &[u8]) -> Option<&'static str> {
         match self {

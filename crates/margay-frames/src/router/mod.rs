@@ -82,12 +82,26 @@ pub struct Router {
 }
 
 /// What a member was given, and has answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Requests that were given; also those that came again after another member's death.
     pub requests: u64,
     /// Requests of those whose answers have begun.
     pub answers: u64,
+    /// Answers of those that were errors of the program.
+    pub errors: u64,
+    /// What the last one of them said.
+    pub last_error: Option<String>,
+}
+
+impl Tally {
+    /// Adds what came later.
+    pub fn add(&mut self, later: Self) {
+        self.requests += later.requests;
+        self.answers += later.answers;
+        self.errors += later.errors;
+        self.last_error = later.last_error.or(self.last_error.take());
+    }
 }
 
 impl Router {
@@ -404,7 +418,16 @@ impl Plugin for Router {
         let was = *request;
         request.is_answered = true;
         self.settle(Some(was));
-        self.tally(from).answers += u64::from(!was.is_answered);
+        if was.is_answered {
+            return;
+        }
+        let error = self.content.error_of(answer);
+        let tally = self.tally(from);
+        tally.answers += 1;
+        if error.is_some() {
+            tally.errors += 1;
+            tally.last_error = error;
+        }
     }
 
     fn retire(&mut self, rtx: u64) {

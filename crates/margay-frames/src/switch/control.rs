@@ -198,12 +198,19 @@ fn show_member<'a>(member: &Member, connections: impl Iterator<Item = &'a Served
         Reach::Up if member.at.weight == 0 || !member.is_listed => ("drained", ""),
         Reach::Up => ("up", ""),
     };
-    let mut count = 0;
+    let mut count = 0_usize;
     let mut in_flight = 0;
+    let mut holes = 0;
+    let mut patches = 0;
+    let mut window_bytes = None::<u32>;
     for served in connections {
-        let id = served.legs.get(&member.at.host).and_then(super::served::Leg::member);
-        count += usize::from(id.is_some());
-        in_flight += id.and_then(|id| served.switch.members().in_flight(id)).unwrap_or_default();
+        let Some(id) = served.legs.get(&member.at.host).and_then(super::served::Leg::member) else { continue };
+        let members = served.switch.members();
+        count += 1;
+        in_flight += members.in_flight(id).unwrap_or_default();
+        holes += served.switch.holes_of(id).unwrap_or_default();
+        patches += members.patches(id).unwrap_or_default();
+        window_bytes = window_bytes.into_iter().chain(members.window_bytes(id)).min();
     }
     json!({
         "name": member.at.name,
@@ -213,8 +220,13 @@ fn show_member<'a>(member: &Member, connections: impl Iterator<Item = &'a Served
         "why": why,
         "connection_count": count,
         "frames_in_flight": in_flight,
+        "holes": holes,
+        "patches": patches,
+        "window_bytes": window_bytes,
         "requests": member.tally.requests,
         "answers": member.tally.answers,
+        "errors": member.tally.errors,
+        "last_error": member.tally.last_error,
         "deaths": member.deaths,
     })
 }
@@ -227,6 +239,8 @@ fn show_connection(worker: &Worker, (client, number): Key, served: &Served, now:
             "name": worker.members.get(host).map(|member| member.at.name.as_str()),
             "window_bytes": members.window_bytes(id),
             "frames_in_flight": members.in_flight(id),
+            "holes": served.switch.holes_of(id),
+            "patches": members.patches(id),
             "round_trip_us": members.round_trip(id).map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
             "is_draining": !members.is_active(id),
         })
@@ -237,6 +251,8 @@ fn show_connection(worker: &Worker, (client, number): Key, served: &Served, now:
         "age_ms": u64::try_from(now.since(served.began).as_millis()).unwrap_or(u64::MAX),
         "oldest_chunk": oldest.0,
         "chunks_unacknowledged": next.since(oldest),
+        "holes": served.switch.holes(),
+        "window_bytes": served.switch.peer_window_bytes(),
         "module_calls": served.switch.plugin().module_calls(),
         "open_requests": served.switch.plugin().open_requests(),
         "lost_requests_untold": served.lost.len(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use margay_frames::module::Module;
 use margay_frames::router::ketama::Ring;
 
+use program::ITEM_MAX;
 use site::{Client, Site};
 
 const KEYS: usize = 60;
@@ -79,6 +80,26 @@ async fn a_value_of_a_megabyte_goes_both_ways() {
     let expected = format!("VALUE large 0 {}\r\n{value}\r\nEND\r\n", value.len());
     client.send("get large\r\n").await;
     assert!(client.hear(expected.len()).await == expected);
+}
+
+#[tokio::test]
+async fn a_value_beyond_the_programs_own_limit_gets_the_programs_own_error_which_show_names() {
+    let site = Site::start(&["s1"]).await;
+    let mut client = site.connect().await;
+    fill(&mut client).await;
+    let huge = "x".repeat(ITEM_MAX + 1);
+    let said = format!("set huge 0 0 {}\r\n{huge}\r\nget key:1\r\n", huge.len());
+    client.send(&said).await;
+    let error = "SERVER_ERROR object too large for cache\r\n";
+    assert_eq!(client.hear_line().await, error);
+    assert_eq!(client.hear_values().await, value("key:1") + "END\r\n", "the next request is as ever");
+    let shown = site.show().await;
+    let member = &shown["members"][0];
+    assert_eq!((&member["errors"], &member["last_error"]), (&1.into(), &error.trim_end().into()), "{member}");
+    assert_eq!((&member["holes"], &member["patches"], &shown["failed"]), (&0.into(), &0.into(), &0.into()));
+    assert!(member["window_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{member}");
+    let connection = &shown["connections"][0];
+    assert_eq!((&connection["holes"], &connection["members"][0]["holes"]), (&0.into(), &0.into()), "{connection}");
 }
 
 #[tokio::test]

@@ -12,6 +12,9 @@ use tokio::task::AbortHandle;
 
 use crate::redis;
 
+/// Bytes of the largest value that one takes from a client.
+pub const ITEM_MAX: usize = 2 << 20;
+
 /// What one knows.
 #[derive(Default)]
 pub struct Content {
@@ -131,6 +134,8 @@ fn carry_out(content: &mut Content, words: &[&str], value: String) -> String {
     content.asked.send_modify(|asked| *asked += 1);
     let key = words[1].to_owned();
     match words[0] {
+        // As memcached, by the limit that it was started with.
+        "set" if value.len() > ITEM_MAX => "SERVER_ERROR object too large for cache\r\n".to_owned(),
         "set" => {
             content.values.insert(key, value);
             "STORED\r\n".to_owned()

@@ -1,6 +1,6 @@
 //! What the agent counts, as OpenMetrics text: `/metrics`, and `margay` itself.
 
-mod ensembles;
+pub(super) mod ensembles;
 
 use std::fmt::Error;
 use std::net::SocketAddr;

@@ -426,11 +426,20 @@ async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
     if let Some(line) = module::line_of(&shown["module"]) {
         out.line(&line)?;
     }
-    let members = rows("members", &["name", "state", "weight", "connection_count", "frames_in_flight", "why"]);
-    let header = ["MEMBER", "STATE", "WEIGHT", "CONNECTIONS", "IN FLIGHT", "WHY"];
-    out.table(&header, members, "there is no member")?;
-    let connections = rows("connections", &["client", "age_ms", "open_requests", "chunks_unacknowledged"]);
-    out.table(&["CLIENT", "AGE MS", "OPEN REQUESTS", "UNACKNOWLEDGED"], connections, "there is no connection")
+    let fields = ["name", "state", "weight", "connection_count", "why"];
+    let header = ["MEMBER", "STATE", "WEIGHT", "CONNECTIONS", "WHY"];
+    out.table(&header, rows("members", &fields), "there is no member")?;
+    let fields = ["name", "frames_in_flight", "window_bytes", "holes", "patches", "errors", "last_error"];
+    let header = ["LEGS TO", "IN FLIGHT", "WINDOW", "HOLES", "PATCHES", "ERRORS", "LAST ERROR"];
+    let has_leg = |row: &Vec<String>| !row[2].is_empty() || !row[6].is_empty();
+    let legs: Vec<Vec<String>> = rows("members", &fields).into_iter().filter(has_leg).collect();
+    if !legs.is_empty() {
+        out.table(&header, legs, "")?;
+    }
+    let connections =
+        rows("connections", &["client", "age_ms", "open_requests", "chunks_unacknowledged", "holes", "window_bytes"]);
+    let header = ["CLIENT", "AGE MS", "OPEN REQUESTS", "UNACKNOWLEDGED", "HOLES", "WINDOW"];
+    out.table(&header, connections, "there is no connection")
 }
 
 async fn drain(config: &Config, args: DrainArgs, out: &mut Out) -> Result<()> {

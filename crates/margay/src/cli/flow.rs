@@ -323,10 +323,19 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     let evenness = evenness(flow).map(|evenness| ("timing", evenness));
     let chain = flow.chain.as_ref().map(|chain| ("hops", format!("{}; this flow is {}", hops(chain), hop(chain))));
     let lost = lost(flow).map(|lost| ("lost", lost));
+    let legs = (!flow.legs.is_empty()).then(|| ("legs", legs(&flow.legs)));
     let changes = (!flow.reconfigurations.is_empty()).then(|| ("boxes", changes_of_boxes(&flow.reconfigurations)));
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
     out.facts(
-        &facts.into_iter().chain(lost).chain(evenness).chain(chain).chain(changes).chain(trouble).collect::<Vec<_>>(),
+        &facts
+            .into_iter()
+            .chain(lost)
+            .chain(evenness)
+            .chain(chain)
+            .chain(legs)
+            .chain(changes)
+            .chain(trouble)
+            .collect::<Vec<_>>(),
     )
 }
 
@@ -371,6 +380,27 @@ fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
         format!("{ago} ago, {what}: {}{why}", change.outcome)
     };
     changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
+}
+
+/// What a switch of this host knows of the members behind a client's flow.
+fn legs(legs: &[LegInfo]) -> String {
+    let line = |leg: &LegInfo| {
+        let round_trip = leg.round_trip_us.map(|us| format!(", {:.1} ms there and back", us as f64 / 1e3));
+        format!(
+            "\n  {}: {}, room for {}, {} in flight, {}, {}{}",
+            leg.member,
+            count(leg.connections.into(), "connection"),
+            bytes(leg.window_bytes.into()),
+            leg.in_flight,
+            count(leg.holes.into(), "hole"),
+            match leg.patches {
+                1 => "1 patch".to_owned(),
+                patches => format!("{patches} patches"),
+            },
+            round_trip.unwrap_or_default(),
+        )
+    };
+    legs.iter().map(line).collect()
 }
 
 /// How it is protected, why, and who demands that.

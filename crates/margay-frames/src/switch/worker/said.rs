@@ -72,8 +72,7 @@ impl Worker {
         for (id, tally) in switch.plugin_mut().take_tallies() {
             let host = legs.iter().find(|(_, leg)| leg.member() == Some(id)).map(|(host, _)| host);
             if let Some(member) = host.and_then(|host| self.members.get_mut(host)) {
-                member.tally.requests += tally.requests;
-                member.tally.answers += tally.answers;
+                member.tally.add(tally);
             }
         }
     }

@@ -17,7 +17,7 @@ use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
-use super::{Streamed, misuse, not_found, places, stack};
+use super::{Streamed, legs, misuse, not_found, places, stack};
 use crate::agent::ended::Ended;
 use crate::agent::watch::{End, Ends};
 use crate::agent::{Agent, naming};
@@ -113,6 +113,7 @@ pub(super) async fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> 
     if let Some(stack) = &mut shown.stack {
         stack::add_rules(agent, id, stack);
     }
+    legs::add(agent, &mut shown).await;
     Ok(shown)
 }
 
@@ -183,6 +184,7 @@ fn info_of(
         protocol: protocol.to_owned(),
         app_source: flow.app.source.to_string(),
         app_destination: flow.app.destination.to_string(),
+        legs: Vec::new(),
         peer: flow.peer.map(|peer| peer.to_string()).unwrap_or_default(),
         peer_name: flow.peer.and_then(|peer| names.get(&peer).cloned()).unwrap_or_default(),
         remote: flow.remote.map(|remote| remote.to_string()).unwrap_or_default(),

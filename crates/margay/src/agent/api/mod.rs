@@ -8,6 +8,7 @@ mod fact;
 mod flow;
 mod health;
 mod identity;
+mod legs;
 mod path;
 mod places;
 mod policy;

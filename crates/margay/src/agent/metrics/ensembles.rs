@@ -87,6 +87,18 @@ fn families(shown: Option<&[Value]>) -> Vec<Family> {
             of_member(|member| count(&member["frames_in_flight"])),
         ),
         (
+            "ensemble_member_holes",
+            "Chunks of a member of an ensemble that have not come, though later ones have",
+            MetricType::Gauge,
+            of_member(|member| count(&member["holes"])),
+        ),
+        (
+            "ensemble_member_errors",
+            "Requests that a member of an ensemble has answered with an error of its program",
+            MetricType::Counter,
+            of_member(|member| count(&member["errors"])),
+        ),
+        (
             "ensemble_member_requests",
             "Requests that a switch of this host has given to a member",
             MetricType::Counter,

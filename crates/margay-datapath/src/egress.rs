@@ -261,6 +261,11 @@ fn carry_striped<C: Core>(
     // It is cut once.
     let datagram_max = copy.map_or(u16::MAX, |copy| copy.to.datagram_max);
     route.to.datagram_max = route.to.datagram_max.min(datagram_max);
+    if way.is_plain
+        && let Some(seal) = route.seal.take()
+    {
+        route.packet_number = seal.take_numbers(outbox::chunks(loaded.len, route.to.datagram_max));
+    }
     // Each train goes by itself: small packets that wait for others would all go by one place, at one time.
     outbox.send_earlier(&mut sender(shared, patient));
     let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {

@@ -181,8 +181,8 @@ fn accept<C: Core>(
         }
         return Ok(());
     }
-    if route.seal.is_some() {
-        // Nothing sealed is about a direct path.
+    if route.seal.is_some() || route.by_plain_place {
+        // Nothing of a sealed flow is about a direct path.
         return deliver(shared, assembler, run, route);
     }
     if run.header.flags & FENCE != 0 {
@@ -217,7 +217,7 @@ fn deliver<C: Core>(
     let Some((stripe, place)) = &route.stripe else { return give(shared, assembler, run, &route.to) };
     let header = &run.header;
     let count = u32::from(header.count);
-    let step = if is_sealed(header.stack) { count } else { 1 };
+    let step = if is_sealed(header.stack) || route.by_plain_place { count } else { 1 };
     let part = Part { number: header.packet_number, step, chunks: run.chunks() as u32, count };
     stripe.in_order(shared, *place, part, run, |run| give_or_count(shared, assembler, run, &route.to));
     Ok(())

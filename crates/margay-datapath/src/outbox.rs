@@ -249,6 +249,12 @@ impl Outbox {
     }
 }
 
+/// In how many chunks a packet of so many bytes goes as it is, in datagrams of at most `datagram_max` bytes.
+pub fn chunks(len: usize, datagram_max: u16) -> usize {
+    let layout = Layout { stride: usize::from(clamp(datagram_max)), tail: 0 };
+    (TRAIN_HEADER_LEN + len).div_ceil(layout.chunk())
+}
+
 fn clamp(datagram_max: u16) -> u16 {
     datagram_max.clamp(DATAGRAM_MIN, DATAGRAM_MAX)
 }

@@ -127,6 +127,12 @@ impl Seal {
         self.seal_with(peer_flow, (datagrams, stride), (Stack::SecureFec, 0))
     }
 
+    /// The first of as many numbers as a train has chunks that goes as it is, between those that are sealed: by a place
+    /// of a striped flow that is plain (docs/decisions/0097). So one order holds for all.
+    pub fn take_numbers(&self, count: usize) -> u32 {
+        self.next.fetch_add(count as u64, Ordering::Relaxed) as u32
+    }
+
     /// The last packet of a sealed stack, of a flow that turns to another one by this change.
     ///
     /// # Errors

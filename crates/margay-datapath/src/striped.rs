@@ -45,6 +45,8 @@ struct Waiting {
     segment: usize,
     /// Another place has the same.
     is_copy: bool,
+    /// The flow is sealed, and this is not: it goes by a place that is plain, or nowhere.
+    is_plain: bool,
 }
 
 /// How a train goes by a place.
@@ -54,6 +56,8 @@ pub(crate) struct Way {
     at: Instant,
     pub to: Destination,
     is_copy: bool,
+    /// The flow is sealed, and goes as it is by this place.
+    pub is_plain: bool,
 }
 
 #[derive(Default)]
@@ -149,6 +153,18 @@ impl Stripe {
         place.filter(|place| place.may_send).map(|place| place.path)
     }
 
+    /// Whether a sealed flow's packets go as they are by a place.
+    fn sends_plain(&self, place: usize) -> bool {
+        let place = self.ways.read().places.places.get(place).copied().flatten();
+        place.is_some_and(|place| place.sends_plain)
+    }
+
+    /// Whether a sealed flow's packets may come as they are by a place.
+    pub fn takes_plain(&self, place: usize) -> bool {
+        let place = self.ways.read().places.places.get(place).copied().flatten();
+        place.is_some_and(|place| place.takes_plain)
+    }
+
     /// The path records of all its places.
     pub fn paths(&self) -> [Option<PathId>; PLACES_MAX] {
         self.ways.read().places.places.map(|place| place.map(|place| place.path))
@@ -184,7 +200,9 @@ impl Stripe {
         let turn = self.sending.lock().choose(clock::now(), &places, bytes);
         let way = |(place, at): (usize, Instant), is_copy| {
             let to = self.path(place).and_then(|path| shared.table.read().destination(path))?;
-            Some(Way { place, at, to, is_copy })
+            // Of two copies one may be sealed, and there is one train.
+            let is_plain = matches!(turn, Turn::Place(..)) && self.sends_plain(place);
+            Some(Way { place, at, to, is_copy, is_plain })
         };
         match turn {
             Turn::Place(place, at) => Ok(Some((way((place, at), false).ok_or(DropReason::Nowhere)?, None))),
@@ -200,7 +218,7 @@ impl Stripe {
 
     /// Sends a part of a train by a place that was chosen, or lets it wait for its turn.
     pub(crate) fn send<C>(self: &Arc<Self>, shared: &Shared<C>, way: &Way, datagrams: &[u8], segment: usize) {
-        let Way { place, at, to, is_copy } = *way;
+        let Way { place, at, to, is_copy, is_plain } = *way;
         if is_copy {
             shared.counting.egress_copies.add(1);
         }
@@ -213,7 +231,7 @@ impl Stripe {
             shared.send_data(datagrams, segment, &to, false);
             return;
         }
-        queues[place].push_back(Waiting { at, to, datagrams: datagrams.to_vec(), segment, is_copy });
+        queues[place].push_back(Waiting { at, to, datagrams: datagrams.to_vec(), segment, is_copy, is_plain });
         drop(sending);
         shared.counting.egress_paced.add(1);
         shared.pacing.add(self, at);
@@ -229,6 +247,11 @@ impl Stripe {
         let orphans: Vec<Waiting> = dead.flat_map(|(_, queue)| std::mem::take(queue)).collect();
         // What another place has as well goes no other way.
         for waiting in orphans.into_iter().filter(|waiting| !waiting.is_copy) {
+            if waiting.is_plain {
+                // Other places may be sealed, and its seal's numbers are used up.
+                shared.counting.drop(DropReason::Full);
+                continue;
+            }
             let turn = scheduler.choose(now, waiting.datagrams.len());
             match self.redirect(shared, turn, waiting) {
                 Some((Some(other), waiting)) => queues[other].push_back(waiting),
@@ -238,6 +261,11 @@ impl Stripe {
         }
         for (place, queue) in queues.iter_mut().enumerate() {
             while let Some(waiting) = queue.pop_front_if(|waiting| waiting.at <= now + SLACK) {
+                if waiting.is_plain && !self.sends_plain(place) {
+                    // Since it began to wait, an end has come to demand the seal, or an order has.
+                    shared.counting.drop(DropReason::OtherStack);
+                    continue;
+                }
                 scheduler.note_sent(now, place, number_of(&waiting.datagrams), waiting.datagrams.len(), true);
                 due.push(waiting);
             }

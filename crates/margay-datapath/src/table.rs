@@ -11,7 +11,7 @@ use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
 use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_ENCAP};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -455,9 +455,12 @@ impl Table {
         } else if !record.path.expected.is_some_and(is_same) && !record.former.is_some_and(is_late) {
             return Err(DropReason::WrongPath);
         }
-        let (stack, seal) = slot.admit(data)?;
+        let place = stripe.as_ref().and_then(|(stripe, place)| Some((stripe, (*place)?)));
+        let by_plain_place = data.stack == STACK_ENCAP && place.is_some_and(|(stripe, at)| stripe.takes_plain(at));
+        let (stack, seal) = if by_plain_place { (Stack::Plain, None) } else { slot.admit(data)? };
         let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
-        let turn = self.turn_of(slot).map(|turn| (turn, stack));
+        let turning = if by_plain_place { Stack::Secure } else { stack };
+        let turn = self.turn_of(slot).map(|turn| (turn, turning));
         slot.mark_active();
         let ends_silence = slot.note_answer();
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
@@ -467,7 +470,19 @@ impl Table {
         let to = self.recipient_of(slot);
         let is_opening = slot.is_opening();
         let gives_up = slot.directions.gives_up();
-        Ok(IngressRoute { to, gives_up, is_back, is_sending, seal, fec, turn, ends_silence, is_opening, stripe })
+        Ok(IngressRoute {
+            to,
+            gives_up,
+            is_back,
+            is_sending,
+            seal,
+            fec,
+            turn,
+            ends_silence,
+            is_opening,
+            stripe,
+            by_plain_place,
+        })
     }
 
     /// The place of a striped flow by which something came.

@@ -175,7 +175,8 @@ fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
         let local = Some(local.parse().expect("literal"));
         table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path(remote, 1472) }));
     }
-    let place = |id, may_send| Some(Place { path: PathId(id), may_send, weight: 1 });
+    let place =
+        |id, may_send| Some(Place { path: PathId(id), may_send, weight: 1, sends_plain: false, takes_plain: false });
     let places = Places { places: [place(8, true), place(9, false), None, None], ..Places::default() };
     let striped = |generation| Entry { stripe: Some(places), ..entry(7, generation, 100) };
     table.apply(EntryUpdate::Install(striped(1)));

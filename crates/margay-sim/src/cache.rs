@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::entry::Place;
 use margay_core::{
     Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Stack, Survey,
     Taking, Tuple, Wire,
@@ -276,6 +277,13 @@ impl Cache {
         std::mem::take(&mut self.settled)
     }
 
+    /// Whether what comes from there may be plain, though its flow is sealed.
+    fn is_plain_place(&self, entry: &Entry, from: SocketAddr) -> bool {
+        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+        let is_from = |place: Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
+        places.any(|place| place.takes_plain && is_from(place))
+    }
+
     /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
     pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
@@ -284,7 +292,11 @@ impl Cache {
             return None;
         }
         let stacks = entry.stacks;
-        let stack = Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack));
+        let is_by_plain_place = data.stack == STACK_ENCAP && self.is_plain_place(&entry, from);
+        let stack = match is_by_plain_place {
+            true => Some(Stack::Secure),
+            false => Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack)),
+        };
         let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
         self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
         self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
@@ -429,7 +441,8 @@ impl Cache {
         packet: &[u8],
     ) -> Option<Carried> {
         let slot = self.by_flow.get_mut(&flow).filter(|slot| !slot.entry.is_held)?;
-        let path = self.paths.get(&slot.next_path())?;
+        let place = slot.next_place();
+        let path = self.paths.get(&place.map_or(slot.entry.path, |place| place.path))?;
         let (local, to) = (path.local, (path.passage != Passage::Void).then_some(path.remote));
         slot.packet_number += 1;
         let is_beside = slot.entry.wire.is_some_and(|wire| wire.sending);
@@ -453,7 +466,11 @@ impl Cache {
             Some(delta) => datagram.extend_from_slice(&segment.clone().on_wire(delta).emit()),
             None => datagram.extend_from_slice(packet),
         }
-        if slot.entry.stacks.sends.is_sealed() {
+        if place.is_some_and(|place| place.sends_plain) {
+            let header = DataRepr::parse(&datagram).ok()?;
+            let packet_number = self.seals.get_mut(&flow)?.number();
+            DataRepr { flags: 0, packet_number, ..header }.emit(&mut datagram);
+        } else if slot.entry.stacks.sends.is_sealed() {
             let header = DataRepr::parse(&datagram).ok()?;
             let header = DataRepr { flags: 0, ..header };
             datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
@@ -566,12 +583,12 @@ impl Cache {
 
 impl Slot {
     /// Striped flows go by their places in turn.
-    fn next_path(&self) -> PathId {
+    fn next_place(&self) -> Option<Place> {
         let all = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let places: Vec<_> = all.filter(|place| place.may_send).collect();
         match places.len() {
-            0 => self.entry.path,
-            count => places[self.packet_number as usize % count].path,
+            0 => None,
+            count => Some(places[self.packet_number as usize % count]),
         }
     }
 

@@ -30,6 +30,12 @@ impl Seal {
         self.keys == *keys
     }
 
+    /// The number of a datagram that goes as it is, between those that are sealed.
+    pub fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next - 1
+    }
+
     /// The datagram, sealed: its header gets stack, epochs and number.
     pub fn seal(&mut self, header: DataRepr, payload: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; DATA_HEADER_LEN];

@@ -29,6 +29,7 @@ mod field {
 /// Bits of STRIPE's flags byte.
 const ENDS: u8 = 1;
 const LEADS: u8 = 2;
+const PLAIN: u8 = 4;
 
 fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
@@ -73,6 +74,9 @@ pub struct StripeRepr {
     pub sharing: Sharing,
     /// Of this place, where the sender shares by weights; 0 elsewhere.
     pub weight: u8,
+    /// The sender of a question wants to send as it is by this place what is sealed by others; in the answer, it may
+    /// (docs/decisions/0097). Versions before this field answer that it may not.
+    pub plain: bool,
 }
 
 impl StripeRepr {
@@ -89,13 +93,15 @@ impl StripeRepr {
             leads: flags & LEADS != 0,
             sharing: Sharing::of_number(value[field::SHARING]),
             weight: value[field::WEIGHT],
+            plain: flags & PLAIN != 0,
         })
     }
 
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::NUMBER].copy_from_slice(&self.number.to_be_bytes());
         value[field::PLACE] = self.place;
-        value[field::FLAGS] = if self.ends { ENDS } else { 0 } | if self.leads { LEADS } else { 0 };
+        let flags = [(self.ends, ENDS), (self.leads, LEADS), (self.plain, PLAIN)];
+        value[field::FLAGS] = flags.iter().map(|(is_set, bit)| if *is_set { *bit } else { 0 }).sum();
         value[field::SHARING] = self.sharing as u8;
         value[field::WEIGHT] = self.weight;
     }

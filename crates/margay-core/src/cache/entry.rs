@@ -186,6 +186,11 @@ pub struct Place {
     pub may_send: bool,
     /// How often it has its turn, where turns go by weights.
     pub weight: u8,
+    /// What is sent by it goes as it is, though the flow is sealed: with the seal's numbers, one for each chunk
+    /// (docs/decisions/0097). Where none of the places works, what goes by the pair of all flows is sealed.
+    pub sends_plain: bool,
+    /// What comes by it as it is is taken, though the flow is sealed.
+    pub takes_plain: bool,
 }
 
 /// Flows that the kernel's flow cache may open by itself (docs/decisions/0035).

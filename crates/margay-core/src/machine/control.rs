@@ -401,7 +401,7 @@ impl Sal {
         info.reconfigurations = self.reconfigurations.of_flow(flow.id);
         if let Some(striping) = &flow.stripe {
             info.why = Why::Striped;
-            info.places = striping.list();
+            info.places = striping.list(flow.may_be_plain_in_places());
         }
         info.sharing = self.sharing_of(flow);
         if let Some(association) = self.associations.get(flow.association) {

@@ -174,6 +174,10 @@ pub struct StripePlace {
     pub rtt: Option<Duration>,
     /// How often it has its turn, where turns go by weights.
     pub weight: u8,
+    /// What this end sends by it goes as it is, though the flow is sealed.
+    pub sends_plain: bool,
+    /// What the peer sends by it may come as it is, though the flow is sealed.
+    pub takes_plain: bool,
 }
 
 /// A flow as lists show it.

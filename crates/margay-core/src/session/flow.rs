@@ -254,7 +254,7 @@ impl Flow {
                 .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has_sealed()),
             stacks: self.stacks,
-            stripe: self.stripe.as_ref().map(|striping| striping.places()),
+            stripe: self.stripe.as_ref().map(|striping| striping.places(self.may_be_plain_in_places())),
             is_held: self.is_held || self.has(seen::GUARDED),
             directions,
             delta,
@@ -286,6 +286,11 @@ impl Flow {
     /// Whether this end sends it sealed.
     pub fn is_sealed(&self) -> bool {
         self.seal.is_some() && self.stacks.sends.is_sealed()
+    }
+
+    /// Whether some of its places may be plain: it is sealed, no change is under way, and nobody demands that it is.
+    pub fn may_be_plain_in_places(&self) -> bool {
+        self.stacks.settled() == Some(Stack::Secure) && !self.is_demanded()
     }
 
     /// Whether both directions are sealed, and no change to less is under way.

@@ -100,6 +100,8 @@ pub struct IngressRoute {
     pub turn: Option<(Arc<Turn>, Stack)>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
+    /// It is not sealed, though its flow is: the place by which it came is plain.
+    pub by_plain_place: bool,
     /// It answers data that the core was told of, since it went unanswered for long.
     pub ends_silence: bool,
     /// The core still gives on what it has held of this flow.

@@ -129,6 +129,7 @@ const FIELDS: [&str; 136] = [
     "margay.stripe.place",
     "margay.stripe.flags.ends",
     "margay.stripe.flags.leads",
+    "margay.stripe.flags.plain",
     "margay.stripe.sharing",
     "margay.stripe.weight",
     "margay.arrivals.number",
@@ -521,7 +522,7 @@ impl Expected {
             15 => {
                 self.number("stripe.number", &value["number"]);
                 self.number("stripe.place", &value["place"]);
-                for flag in ["ends", "leads"] {
+                for flag in ["ends", "leads", "plain"] {
                     self.put(&format!("stripe.flags.{flag}"), u8::from(value[flag].as_bool().expect("a flag")));
                 }
                 self.number("stripe.sharing", &value["sharing"]);

@@ -6,6 +6,7 @@ use core::net::IpAddr;
 
 use margay_wire::{FlowId, PLACES_MAX, Sharing};
 
+use crate::act::path::plain_place::PlainPlaces;
 use crate::act::path::side_path::{ListOf, MoveRefused, Towards};
 use crate::association::location::{Cause, Pair, Scope};
 use crate::machine::sal::Sal;
@@ -25,6 +26,8 @@ pub enum Policy {
     Pin(IpAddr),
     /// It goes by several pairs at once: each packet where it is predicted to arrive first.
     Stripe,
+    /// The same of a flow that is sealed; but by places of these addresses it goes as it is.
+    StripePartly(PlainPlaces),
     /// It goes by several pairs in turns, each as often as its weight says.
     Weighted(Weights),
     /// It goes by several pairs at once: each packet by two, of which the first one that arrives counts.
@@ -37,7 +40,7 @@ impl Policy {
         match self {
             Self::FailOver => "fail-over",
             Self::Pin(_) => "pin",
-            Self::Stripe => "stripe",
+            Self::Stripe | Self::StripePartly(_) => "stripe",
             Self::Weighted(_) => "weighted",
             Self::Redundant => "redundant",
         }
@@ -104,18 +107,20 @@ impl Weights {
 pub(crate) struct Share {
     pub sharing: Sharing,
     pub weights: Weights,
+    pub plain: PlainPlaces,
 }
 
 impl Policy {
     /// Of a flow that is striped by it.
     const fn share(self) -> Option<Share> {
-        let (sharing, weights) = match self {
+        let even = Share { sharing: Sharing::Earliest, weights: Weights([None; PLACES_MAX]), plain: PlainPlaces::NONE };
+        Some(match self {
             Self::FailOver | Self::Pin(_) => return None,
-            Self::Stripe => (Sharing::Earliest, Weights([None; PLACES_MAX])),
-            Self::Weighted(weights) => (Sharing::Weighted, weights),
-            Self::Redundant => (Sharing::Redundant, Weights([None; PLACES_MAX])),
-        };
-        Some(Share { sharing, weights })
+            Self::Stripe => even,
+            Self::StripePartly(plain) => Share { plain, ..even },
+            Self::Weighted(weights) => Share { sharing: Sharing::Weighted, weights, ..even },
+            Self::Redundant => Share { sharing: Sharing::Redundant, ..even },
+        })
     }
 }
 
@@ -126,6 +131,10 @@ impl fmt::Display for Policy {
             Self::Weighted(weights) => {
                 f.write_str(self.word())?;
                 weights.0.iter().flatten().try_for_each(|(address, weight)| write!(f, " {address}={weight}"))
+            }
+            Self::StripePartly(plain) => {
+                f.write_str(self.word())?;
+                plain.addresses().try_for_each(|address| write!(f, " {address}=plain"))
             }
             _ => f.write_str(self.word()),
         }
@@ -174,10 +183,11 @@ impl Sal {
 
     /// Whether there are several pairs for an order that is about them, and those that it names.
     fn may_share(&self, id: FlowId, policy: Policy) -> Result<(), MoveRefused> {
-        let weights = match policy {
+        let addresses: Vec<IpAddr> = match policy {
             Policy::FailOver | Policy::Pin(_) | Policy::Stripe => return Ok(()),
-            Policy::Weighted(weights) => weights,
-            Policy::Redundant => Weights::default(),
+            Policy::StripePartly(plain) => plain.addresses().collect(),
+            Policy::Weighted(weights) => weights.addresses().collect(),
+            Policy::Redundant => Vec::new(),
         };
         let flow = self.flows.get(id).filter(|flow| flow.carries_data()).ok_or(MoveRefused::NotAlive(id))?;
         let association = self.associations.get(flow.association).ok_or(MoveRefused::NotAlive(id))?;
@@ -186,14 +196,14 @@ impl Sal {
         }
         let host = association.host;
         let pairs: Vec<Pair> = match &flow.stripe {
-            Some(striping) => striping.list().iter().map(|place| place.pair).collect(),
+            Some(striping) => striping.list(false).iter().map(|place| place.pair).collect(),
             None => self.apart(host, &[]),
         };
         if pairs.len() < 2 {
             return Err(MoveRefused::OnePlace(policy.word(), ListOf(self.config.local_addresses.clone())));
         }
         let has = |address: IpAddr| pairs.iter().any(|one| one.local == Some(address) || one.remote.ip() == address);
-        match weights.addresses().find(|address| !has(*address)) {
+        match addresses.into_iter().find(|address| !has(*address)) {
             Some(unknown) => {
                 let local = pairs.iter().filter_map(|pair| pair.local).collect();
                 let remote = pairs.iter().map(|pair| pair.remote.ip()).collect();
@@ -225,7 +235,16 @@ impl Sal {
                 }
                 Ok(())
             }
-            Policy::Stripe | Policy::Weighted(_) | Policy::Redundant => {
+            Policy::StripePartly(plain) if self.seal_first(now, id)? => {
+                // It is striped once it is sealed.
+                let share = Policy::StripePartly(plain).share().unwrap_or_default();
+                self.shares.insert(id, share);
+                if let Some(flow) = self.flows.get_mut(id) {
+                    flow.seen |= seen::STRIPES;
+                }
+                Ok(())
+            }
+            Policy::Stripe | Policy::StripePartly(_) | Policy::Weighted(_) | Policy::Redundant => {
                 let is_striped = self.flows.get(id).is_some_and(|flow| flow.stripe.is_some());
                 if !is_striped && self.has_several_pairs(id) {
                     self.begin_stripe(now, id, true)?;
@@ -236,7 +255,7 @@ impl Sal {
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.seen |= seen::STRIPES;
                 }
-                match policy.share().filter(|share| share.sharing != Sharing::Earliest) {
+                match policy.share().filter(|share| *share != Share::default()) {
                     Some(share) => drop(self.shares.insert(id, share)),
                     None => drop(self.shares.remove(&id)),
                 }
@@ -281,8 +300,9 @@ impl Sal {
         let waits = |flow: &&Flow| flow.has(seen::STRIPES) && flow.stripe.is_none() && flow.carries_data();
         let waiting: Vec<FlowId> = self.flows.iter().filter(waits).map(|flow| flow.id).collect();
         for id in waiting.into_iter().filter(|id| self.has_several_pairs(*id)).collect::<Vec<_>>() {
-            if self.begin_stripe(now, id, true).is_err() {
-                self.counters.policies_refused += 1;
+            match self.begin_stripe(now, id, true) {
+                Ok(()) | Err(MoveRefused::NotSealed) => {}
+                Err(_) => self.counters.policies_refused += 1,
             }
         }
     }

@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use margay_wire::FlowId;
 
 use crate::act::path::striping::STRIPED_MAX;
+use crate::act::stack_change::ChangeRefused;
 use crate::association::location::{Cause, Pair, Scope};
 use crate::cache::entry::{EntryUpdate, Passage, Path, PathId};
 use crate::leg::carriage::{Carriage, Why};
@@ -84,6 +85,18 @@ pub enum MoveRefused {
          (`margay stack set FLOW plain`)"
     )]
     Fec,
+    /// Some places are to be plain, and an end demands that it is sealed.
+    #[error(
+        "this host or the peer demands `secure` for this flow: by no place does it go as it is; `margay flow show` \
+         says who demands"
+    )]
+    Demanded,
+    /// Some places are to be plain; the others are to be sealed, and that cannot be.
+    #[error("a flow with a plain place is sealed by the others, and this one cannot be sealed: {0}")]
+    CannotSeal(ChangeRefused),
+    /// The same; it is not sealed yet.
+    #[error("a flow with a plain place is sealed by the others, and this one is not sealed yet")]
+    NotSealed,
     /// Too many.
     #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
     Full,

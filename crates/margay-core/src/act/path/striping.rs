@@ -43,7 +43,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// The flow goes by several pairs no more.
 const END: StripeRepr =
-    StripeRepr { number: 0, place: 0, ends: true, leads: false, sharing: Sharing::Earliest, weight: 0 };
+    StripeRepr { number: 0, place: 0, ends: true, leads: false, sharing: Sharing::Earliest, weight: 0, plain: false };
 
 /// One place of a flow.
 #[derive(Debug)]
@@ -63,6 +63,12 @@ struct Leg {
     weight: u8,
     /// What the leader says of that; 0: nothing.
     said_weight: u8,
+    /// This end wants to send as it is by this place.
+    wants_plain: bool,
+    /// The peer does, as its last question says.
+    said_plain: bool,
+    /// The peer's last answer says that it takes what comes so.
+    is_plain_agreed: bool,
 }
 
 /// What is kept of a striped flow.
@@ -81,9 +87,15 @@ pub(crate) struct Striping {
 }
 
 impl Striping {
-    /// As the cache's entry has it.
-    pub fn places(&self) -> Places {
-        let place = |leg: &Leg| Place { path: leg.path, may_send: leg.is_proved, weight: leg.weight };
+    /// As the cache's entry has it; `may_be_plain`: whether any place may be.
+    pub fn places(&self, may_be_plain: bool) -> Places {
+        let place = |leg: &Leg| Place {
+            path: leg.path,
+            may_send: leg.is_proved,
+            weight: leg.weight,
+            sends_plain: may_be_plain && leg.sends_plain(),
+            takes_plain: may_be_plain && leg.said_plain,
+        };
         Places {
             // A peer that does not know of copies would give them all to its program.
             sharing: if self.is_refused() { Sharing::Earliest } else { self.sharing },
@@ -102,12 +114,14 @@ impl Striping {
         self.sharing
     }
 
-    /// For lists.
-    pub fn list(&self) -> Vec<StripePlace> {
+    /// For lists; as [`places`](Self::places).
+    pub fn list(&self, may_be_plain: bool) -> Vec<StripePlace> {
         let place = |(place, leg): (usize, &Option<Leg>)| {
             let leg = leg.as_ref()?;
             let Leg { pair, is_proved, rtt, weight, .. } = *leg;
-            Some(StripePlace { place, pair, is_proved, rtt, weight })
+            let sends_plain = may_be_plain && leg.sends_plain();
+            let takes_plain = may_be_plain && leg.said_plain;
+            Some(StripePlace { place, pair, is_proved, rtt, weight, sends_plain, takes_plain })
         };
         self.legs.iter().enumerate().filter_map(place).collect()
     }
@@ -117,8 +131,19 @@ impl Striping {
         self.pairs().any(|pair| pair.remote == remote)
     }
 
+    /// What the peer is asked for: how this end shares out, and by which places it sends as it is.
+    fn wanted(&self) -> (Sharing, [bool; PLACES_MAX]) {
+        (self.sharing, core::array::from_fn(|at| self.legs[at].as_ref().is_some_and(|leg| leg.wants_plain)))
+    }
+
     fn pairs(&self) -> impl Iterator<Item = Pair> {
         self.legs.iter().flatten().map(|leg| leg.pair)
+    }
+}
+
+impl Leg {
+    const fn sends_plain(&self) -> bool {
+        self.wants_plain && self.is_plain_agreed
     }
 }
 
@@ -144,6 +169,9 @@ impl Sal {
         }
         if self.stack_changes.under_way(id).is_some() {
             return Err(MoveRefused::Changing);
+        }
+        if leads && self.is_to_be_sealed_first(flow) {
+            return Err(MoveRefused::NotSealed);
         }
         self.release_stripe(id);
         // Only user space can stripe.
@@ -233,6 +261,7 @@ impl Sal {
         let scope = Scope { host, flow: id };
         let mut questions: Vec<(Pair, StripeRepr)> = Vec::new();
         let mut silent: Vec<Pair> = Vec::new();
+        let may_be_plain = self.flows.get(id).is_some_and(Flow::may_be_plain_in_places);
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         let Striping { leads, sharing, .. } = **striping;
         for (place, leg) in (0..).zip(&mut striping.legs).filter_map(|(place, leg)| Some((place, leg.as_mut()?))) {
@@ -246,7 +275,9 @@ impl Sal {
             leg.next = now + wait.min(ASK_MAX);
             leg.misses += 1;
             let weight = if sharing == Sharing::Weighted { leg.weight } else { 0 };
-            questions.push((leg.pair, StripeRepr { number: leg.number, place, leads, sharing, weight, ends: false }));
+            let plain = may_be_plain && leg.wants_plain;
+            let number = leg.number;
+            questions.push((leg.pair, StripeRepr { number, place, leads, sharing, weight, plain, ends: false }));
             if leg.misses > MISSES && leg.is_proved {
                 silent.push(leg.pair);
             }
@@ -344,6 +375,9 @@ impl Sal {
             is_proved: false,
             weight: 1,
             said_weight: 0,
+            wants_plain: false,
+            said_plain: false,
+            is_plain_agreed: false,
         });
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         striping.next = now;
@@ -364,14 +398,15 @@ impl Sal {
     pub(crate) fn share_out(&mut self, now: Instant, id: FlowId) {
         let Some(own) = self.flows.get(id).map(|flow| self.own_share(flow)) else { return };
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
-        let before = striping.places();
-        let was = striping.sharing;
+        let before = striping.places(true);
+        let was = striping.wanted();
         striping.sharing = own.map_or(striping.peers, |own| own.sharing);
         for leg in striping.legs.iter_mut().flatten() {
             leg.weight = own.map_or(leg.said_weight.max(1), |own| own.weights.of(&leg.pair));
+            leg.wants_plain = own.map_or(leg.said_plain, |own| own.plain.has(&leg.pair));
         }
-        let after = striping.places();
-        if before == after && was == striping.sharing {
+        let after = striping.places(true);
+        if before == after && was == striping.wanted() {
             return;
         }
         striping.next = now;
@@ -415,7 +450,12 @@ impl Sal {
         // Where both ends want to lead, the initiator does.
         let follows = said.leads && !(leads && role == Role::Initiator);
         let begins = follows && (leads || !is_striped);
-        if begins && self.begin_stripe(now, scope.flow, false).is_err() || !said.leads && !leads {
+        let begun = if begins { self.begin_stripe(now, scope.flow, false) } else { Ok(()) };
+        if begun == Err(MoveRefused::Changing) {
+            // The one that leads has made its change already, and this end will have in a moment: it asks again.
+            return Err(DropReason::Unexpected);
+        }
+        if begun.is_err() || !said.leads && !leads {
             let end = StripeRepr { number: said.number, place: said.place, ..END };
             self.send_stripe(scope, pair, end, Flags::empty());
             return Err(DropReason::Unexpected);
@@ -430,7 +470,8 @@ impl Sal {
             self.ask_places(now, scope.flow);
         }
         self.note_sharing(now, scope.flow, said);
-        let answer = StripeRepr { leads, ..said };
+        let may_be_plain = self.flows.get(scope.flow).is_some_and(Flow::may_be_plain_in_places);
+        let answer = StripeRepr { leads, plain: said.plain && may_be_plain, ..said };
         self.send_stripe(scope, pair, answer, Flags::CONFIRM);
         Ok(())
     }
@@ -438,13 +479,14 @@ impl Sal {
     /// How the peer shares out, as its question by a place says.
     fn note_sharing(&mut self, now: Instant, id: FlowId, said: StripeRepr) {
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
-        let before = striping.places();
+        let before = striping.places(true);
         striping.peers = said.sharing;
         striping.is_able |= said.sharing != Sharing::Earliest;
         if let Some(leg) = striping.legs.get_mut(usize::from(said.place)).and_then(Option::as_mut) {
             leg.said_weight = said.weight;
+            leg.said_plain = said.plain;
         }
-        let is_changed = before != striping.places();
+        let is_changed = before != striping.places(true);
         self.share_out(now, id);
         if is_changed {
             self.install_again(id);
@@ -465,6 +507,8 @@ impl Sal {
         leg.misses = 0;
         leg.next = now + ASK;
         let is_new = !core::mem::replace(&mut leg.is_proved, true);
+        let is_plain_agreed = said.plain && leg.wants_plain;
+        let is_other = is_plain_agreed != core::mem::replace(&mut leg.is_plain_agreed, is_plain_agreed);
         let was_able = striping.is_able;
         striping.is_able |= said.sharing != Sharing::Earliest;
         if striping.is_refused() && asked_with == Sharing::Redundant {
@@ -474,7 +518,7 @@ impl Sal {
             self.end_stripe(now, id, true);
             return Ok(());
         }
-        if is_new || was_able != striping.is_able {
+        if is_new || is_other || was_able != striping.is_able {
             self.install_again(id);
         }
         self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Alive { place, rtt } });

@@ -632,6 +632,10 @@ impl Sal {
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
         }
+        if is_first {
+            self.seal_what_waits(now, id);
+        }
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         let mut rtt = None;
         if let Setup::Late(late) = &mut flow.setup {
             // Neither said again: it is the answer to that one ACK.

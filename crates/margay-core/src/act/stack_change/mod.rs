@@ -295,6 +295,9 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.seen = if is_demanded { flow.seen | bit } else { flow.seen & !bit };
         }
+        if is_demanded {
+            self.seal_all_places(id, bit);
+        }
         self.stack_rules.stir(id);
         if !is_demanded {
             self.end_guard_of_freed(self.now, id);
@@ -318,6 +321,7 @@ impl Sal {
         }
         history.changes.push_back(change);
         self.note_change_for_rules(now, id, &change);
+        self.stripe_what_is_sealed(now, id, &change);
         self.events.push(Event::StackChanged { flow: id, change });
     }
 

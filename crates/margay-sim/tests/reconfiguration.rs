@@ -8,7 +8,7 @@ use std::time::Duration;
 use line::{Line, MAIL, line};
 use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule};
 use margay_core::name::Prefix;
-use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused};
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured};
 use margay_core::table::{Action, Allow, Rule};
 use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};
 use margay_sim::check::{ends_agree, nothing_left_over};
@@ -62,7 +62,8 @@ fn flow(line: &mut Line) -> FlowId {
     own.next().expect("the session")
 }
 
-fn order(line: &mut Line, edit: Edit) -> Result<(), ReconfigurationRefused> {
+/// Gives the number of the order.
+fn order(line: &mut Line, edit: Edit) -> Result<u64, ReconfigurationRefused> {
     let id = flow(line);
     let now = line.world.now;
     let client = line.client;
@@ -71,15 +72,20 @@ fn order(line: &mut Line, edit: Edit) -> Result<(), ReconfigurationRefused> {
     begun
 }
 
-/// What has become of the reconfigurations until now.
-fn outcomes(line: &mut Line) -> Vec<ReconfigurationOutcome> {
+/// The reconfigurations that are over.
+fn changes(line: &mut Line) -> Vec<Reconfigured> {
     let client = line.client;
     let events = line.world.host(client).events.iter();
-    let outcome = |event: &Event| match event {
-        Event::Reconfigured { change, .. } => Some(change.outcome.clone()),
+    let change = |event: &Event| match event {
+        Event::Reconfigured { change, .. } => Some(change.clone()),
         _ => None,
     };
-    events.filter_map(outcome).collect()
+    events.filter_map(change).collect()
+}
+
+/// What has become of the reconfigurations until now.
+fn outcomes(line: &mut Line) -> Vec<ReconfigurationOutcome> {
+    changes(line).into_iter().map(|change| change.outcome).collect()
 }
 
 fn flows_at(line: &mut Line, host: HostId) -> usize {
@@ -215,15 +221,129 @@ fn orders_that_come_together_are_carried_out_one_after_the_other() {
     let mut line = open_line(10, Weather::FAIR, 2);
     let stream = line.talk(TALK);
     line.world.run_for(SECOND);
-    order(&mut line, insert(name(0))).expect("it may");
-    order(&mut line, insert(name(1))).expect("it waits");
+    let edits = [insert(name(0)), insert(name(1)), Edit::Remove { service: name(0) }, insert(name(1))];
+    let numbers = edits.map(|edit| order(&mut line, edit).expect("it may, or waits"));
+    for _ in 0..5 {
+        order(&mut line, insert(name(0))).expect("it waits");
+    }
     assert_eq!(order(&mut line, insert(name(1))), Err(ReconfigurationRefused::UnderWay));
-    line.world.run_for(2 * SECOND);
-    assert_eq!(outcomes(&mut line), [ReconfigurationOutcome::Done, ReconfigurationOutcome::Done]);
-    assert_eq!(boxes(&mut line), [name(0), name(1)]);
+    line.world.run_for(5 * SECOND);
+    let said = changes(&mut line);
+    let of_order = |number| said.iter().filter(move |change| change.order == Some(number));
+    for (number, boxes) in numbers[..3].iter().zip([vec![name(0)], vec![name(0), name(1)], vec![name(1)]]) {
+        let all: Vec<_> = of_order(*number).map(|change| (&change.outcome, &change.boxes)).collect();
+        assert_eq!(all, [(&ReconfigurationOutcome::Done, &boxes)]);
+    }
+    let twice: Vec<_> = of_order(numbers[3]).map(|change| change.outcome.label()).collect();
+    assert_eq!(twice, ["refused"], "it is there already, by then");
+    assert_eq!(said.len(), 9);
+    assert_eq!(boxes(&mut line), [name(1), name(0)]);
     let client = line.client;
     assert!(line.world.host(client).sal.counters().reconfigurations_locked > 0);
     ends_well(&mut line, stream);
+}
+
+#[test]
+fn orders_of_a_session_that_ends_are_told_so() {
+    let mut line = open_line(18, Weather::FAIR, 2);
+    line.talk(TALK);
+    line.world.run_for(SECOND);
+    let edits = [insert(name(0)), insert(name(1)), Edit::Remove { service: name(0) }];
+    let numbers = edits.map(|edit| order(&mut line, edit).expect("it may, or waits"));
+    let client = line.client;
+    let id = flow(&mut line);
+    let now = line.world.now;
+    assert!(line.world.host(client).sal.close_flow(now, id));
+    line.world.touch(client);
+    line.world.run_for(10 * SECOND);
+    let said: Vec<_> = changes(&mut line).into_iter().map(|change| (change.order, change.outcome)).collect();
+    assert_eq!(said, numbers.map(|number| (Some(number), ReconfigurationOutcome::Ended)));
+}
+
+/// What three contend for, each with a box of its own, and what they have been told.
+struct Contender {
+    service: margay_core::name::ServiceId,
+    /// The order that is not over.
+    awaits: Option<u64>,
+    completed: usize,
+}
+
+/// Gives what is wrong.
+fn contend(seed: u64) -> Result<(), String> {
+    let mut line = open_line(seed, Weather::FAIR, 3);
+    line.set_direct(seed.is_multiple_of(2));
+    line.talk(Plan { every: Duration::from_millis(50), writes: 4000, ..TALK });
+    line.world.run_for(SECOND);
+    let mut three = [0, 1, 2].map(|at| Contender { service: name(at), awaits: None, completed: 0 });
+    let mut heard = 0;
+    let mut is_now: Vec<margay_core::name::ServiceId> = Vec::new();
+    for phase in 0..2 {
+        line.world.network.weather = Weather {
+            loss_per_mille: line.world.random() % 60,
+            duplicate_per_mille: line.world.random() % 60,
+            delay_max: Duration::from_millis(1 + u64::from(line.world.random() % 20)),
+            ..Weather::FAIR
+        };
+        for step in 0..200 {
+            let at = (line.world.random() % 3) as usize;
+            // In the last part nobody orders anything more, and all comes to rest.
+            if three[at].awaits.is_none() && step < 120 {
+                let service = three[at].service;
+                let other = three[(at + 1 + (line.world.random() % 2) as usize) % 3].service;
+                let before = line.world.random().is_multiple_of(2).then_some(other);
+                let edit = match (is_now.contains(&service), line.world.random() % 4) {
+                    (false, 0) => Edit::Replace { service: other, by: service },
+                    (false, _) => Edit::Insert { service, before },
+                    (true, _) => Edit::Remove { service },
+                };
+                // What is asked of the boxes that there are just now may be refused at once.
+                three[at].awaits = order(&mut line, edit).ok();
+            }
+            let pause = if step < 120 { line.world.random() % 100 } else { 100 };
+            line.world.run_for(Duration::from_millis(pause.into()));
+            for change in changes(&mut line).into_iter().skip(heard) {
+                heard += 1;
+                let its = three.iter_mut().find(|one| one.awaits.is_some() && one.awaits == change.order);
+                let Some(its) = its else { return Err(format!("nobody awaits {change:?}")) };
+                its.awaits = None;
+                if change.outcome == ReconfigurationOutcome::Done {
+                    its.completed += 1;
+                    is_now = change.edit.of(&is_now).map_err(|error| format!("{change:?} of {is_now:?}: {error}"))?;
+                    if is_now != change.boxes {
+                        return Err(format!("an update was lost: {change:?}, and {is_now:?} was wanted"));
+                    }
+                }
+            }
+        }
+        if boxes(&mut line) != is_now {
+            return Err(format!("phase {phase}: what was done is not there: {is_now:?}, {:?}", boxes(&mut line)));
+        }
+        if three.iter().any(|one| one.awaits.is_some()) {
+            return Err(format!("phase {phase}: an order was never answered"));
+        }
+        let halves = line.boxes.clone().into_iter().map(|host| flows_at(&mut line, host)).sum::<usize>();
+        if halves != 2 * is_now.len() {
+            return Err(format!("phase {phase}: boxes have {halves} halves: {is_now:?}"));
+        }
+        ends_agree(&line.world)?;
+    }
+    if three.iter().any(|one| one.completed == 0) {
+        return Err("one of the three has starved".to_owned());
+    }
+    let stream = line.world.host(line.client).streams[0].clone();
+    if stream.was_reset || stream.was_wrong || line.served().was_wrong || stream.received == 0 {
+        return Err("the stream was harmed".to_owned());
+    }
+    Ok(())
+}
+
+/// `MARGAY_SEEDS` sets how many are tried.
+#[test]
+fn of_three_that_contend_none_loses_what_it_has_done_and_none_starves() {
+    let seeds = std::env::var("MARGAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    for seed in 0..seeds {
+        contend(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
 }
 
 #[test]
@@ -383,7 +503,7 @@ fn a_session_may_end_at_every_step() {
         let stream = line.talk(BRIEF);
         line.world.run_for(Duration::from_micros(micros));
         match order(&mut line, insert(name(0))) {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(ReconfigurationRefused::NotOpen) => break,
             Err(refused) => panic!("{refused}"),
         }

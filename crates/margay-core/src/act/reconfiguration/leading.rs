@@ -26,7 +26,7 @@ use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, seen};
-use crate::session::{Act, Holder, LockError, LockGuardId};
+use crate::session::{Act, Holder, LockGuardId};
 use crate::table::Resolution;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -37,8 +37,6 @@ use crate::types::time::Instant;
 
 /// Longer than a reconfiguration takes, whatever is lost of it.
 const LEASE: Duration = crate::session::LEASE_MAX;
-/// An order waits so long for a session that is busy.
-const ORDER_WAITS: Duration = Duration::from_secs(6);
 /// The old way is there for so long after both ends send by the new one: boxes may have something of it still. What of
 /// a connection is lost with it is sent again.
 const LINGER_TCP: Duration = Duration::from_millis(100);
@@ -48,8 +46,6 @@ const CLOSING: Duration = Duration::from_secs(3);
 /// While two ways are in use the right anchor is told of it so often, and so often if it has not heard.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_millis(200);
-/// A round trip that is not known.
-const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 /// How far the left anchor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,10 +143,12 @@ pub const LEADING: Machine<LeadingState, LeadingEvent> = {
 
 /// What is wanted of a session.
 #[derive(Clone, Debug)]
-struct Wish {
-    edit: Edit,
+pub(super) struct Wish {
+    /// The number of the order; `None`: nobody here has ordered it.
+    pub order: Option<u64>,
+    pub edit: Edit,
     /// The boxes that it shall have, in order.
-    boxes: Vec<ServiceId>,
+    pub boxes: Vec<ServiceId>,
 }
 
 /// A reconfiguration that this host leads.
@@ -190,95 +188,9 @@ impl Leading {
     }
 }
 
-/// An order that waits until its session is free.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    edit: Edit,
-    next: Instant,
-    until: Instant,
-}
-
-impl Waiting {
-    pub const fn due(&self) -> Instant {
-        self.next
-    }
-}
-
 impl Sal {
-    /// Has a session of a program here go through other boxes. What becomes of it comes as an event.
-    ///
-    /// # Errors
-    ///
-    /// Why not; the session is as it was.
-    pub fn reconfigure(&mut self, now: Instant, id: FlowId, edit: Edit) -> Result<(), ReconfigurationRefused> {
-        self.now = now;
-        self.may_go_another_way(id, Role::Initiator)?;
-        let boxes = edit.of(&self.boxes_of(id)).map_err(ReconfigurationRefused::Edit)?;
-        let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
-        match self.begin_leading(now, id, Wish { edit, boxes }, None) {
-            Err(ReconfigurationRefused::Busy(LockError::Busy { .. })) => self.wait_for_session(now, session, edit),
-            begun => begun,
-        }
-    }
-
-    fn wait_for_session(&mut self, now: Instant, session: SessionId, edit: Edit) -> Result<(), ReconfigurationRefused> {
-        if self.reconfigurations.waiting.contains_key(&session) {
-            return Err(ReconfigurationRefused::UnderWay);
-        }
-        if self.reconfigurations.waiting.len() >= RECONFIGURATIONS_MAX {
-            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
-        }
-        let next = self.try_again_at(now, session);
-        self.reconfigurations.waiting.insert(session, Waiting { edit, next, until: now + ORDER_WAITS });
-        Ok(())
-    }
-
-    /// A session is busy: it is asked for again after a random time of its round trip.
-    fn try_again_at(&mut self, now: Instant, session: SessionId) -> Instant {
-        self.counters.reconfigurations_locked += 1;
-        let association = self.flows.of_session(session).find_map(|flow| self.associations.get(flow.association));
-        let rtt = association.and_then(|association| association.rtt).unwrap_or(ROUND_TRIP).max(ROUND_TRIP);
-        let micros = u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX).max(1);
-        now + Duration::from_micros(u64::from(micros / 2 + self.rng.u32() % micros))
-    }
-
-    /// Orders that wait for their sessions.
-    pub(super) fn waiting_due(&mut self, now: Instant) {
-        let due = self.reconfigurations.waiting.iter().filter(|(_, one)| one.next <= now);
-        let due: Vec<(SessionId, Edit, Instant)> = due.map(|(session, one)| (*session, one.edit, one.until)).collect();
-        for (session, edit, until) in due {
-            let is_its =
-                |flow: &&Flow| flow.role == Role::Initiator && !flow.is_at_box() && flow.directions.has_egress();
-            let Some(id) = self.flows.of_session(session).find(is_its).map(|flow| flow.id) else {
-                self.reconfigurations.waiting.remove(&session);
-                continue;
-            };
-            let boxes = edit.of(&self.boxes_of(id));
-            let begun = match boxes {
-                Ok(boxes) => self.begin_leading(now, id, Wish { edit, boxes }, None),
-                Err(error) => Err(ReconfigurationRefused::Edit(error)),
-            };
-            match begun {
-                Ok(()) => {
-                    self.reconfigurations.waiting.remove(&session);
-                }
-                Err(ReconfigurationRefused::Busy(LockError::Busy { .. })) if now < until => {
-                    let next = self.try_again_at(now, session);
-                    if let Some(waiting) = self.reconfigurations.waiting.get_mut(&session) {
-                        waiting.next = next;
-                    }
-                }
-                Err(refused) => {
-                    self.reconfigurations.waiting.remove(&session);
-                    let outcome = ReconfigurationOutcome::Refused(refused.to_string());
-                    self.remember_reconfiguration(now, id, edit, Vec::new(), outcome);
-                }
-            }
-        }
-    }
-
     /// Takes the lock, and asks the right anchor.
-    fn begin_leading(
+    pub(super) fn begin_leading(
         &mut self,
         now: Instant,
         id: FlowId,
@@ -333,7 +245,7 @@ impl Sal {
             return Err(ReconfigurationRefused::UnderWay);
         }
         let edit = Edit::Leave { service: flow.service };
-        self.begin_leading(now, id, Wish { edit, boxes: Vec::new() }, Some(splice))
+        self.begin_leading(now, id, Wish { order: None, edit, boxes: Vec::new() }, Some(splice))
     }
 
     /// An agent that has started again goes on with a session that has two ways.
@@ -347,7 +259,7 @@ impl Sal {
         let leading = Leading {
             ways,
             state: LeadingState::TwoWays,
-            wish: Wish { edit, boxes: Vec::new() },
+            wish: Wish { order: None, edit, boxes: Vec::new() },
             guard,
             far_end,
             address: super::nowhere(),
@@ -569,7 +481,7 @@ impl Sal {
         leading.until = now + if protocol == TCP { LINGER_TCP } else { LINGER_UDP };
         let wish = leading.wish.clone();
         self.settle_way(now, new);
-        self.remember_reconfiguration(now, new, wish.edit, wish.boxes, ReconfigurationOutcome::Done);
+        self.remember_reconfiguration(now, session, new, wish, ReconfigurationOutcome::Done);
         if self.flows.get(old).is_none() {
             self.leader_event(now, session, LeadingEvent::OldGone, "");
         }
@@ -599,27 +511,31 @@ impl Sal {
         let is_told = matches!(leading.state, LeadingState::Lingering | LeadingState::Leaving)
             || outcome == ReconfigurationOutcome::Done;
         if !is_told {
-            self.remember_reconfiguration(now, id, leading.wish.edit, leading.wish.boxes, outcome);
+            self.remember_reconfiguration(now, session, id, leading.wish, outcome);
         }
     }
 
-    /// Remembers what has become of a reconfiguration, and tells of it.
-    fn remember_reconfiguration(
+    /// Remembers what has become of a reconfiguration, and tells of it. `id`: the flow that the session's program sends
+    /// by, or has sent by.
+    pub(super) fn remember_reconfiguration(
         &mut self,
         now: Instant,
+        session: SessionId,
         id: FlowId,
-        edit: Edit,
-        boxes: Vec<ServiceId>,
+        wish: Wish,
         outcome: ReconfigurationOutcome,
     ) {
-        let Some(session) = self.flows.get(id).map(|flow| flow.session) else { return };
+        let Wish { order, edit, boxes } = wish;
         self.counters.reconfigurations[edit.number()][outcome.number()] += 1;
-        let change = Reconfigured { at: now, edit, boxes, outcome };
-        let history = self.reconfigurations.histories.entry(id).or_default();
-        if history.len() == REMEMBERED {
-            history.remove(0);
+        let change = Reconfigured { at: now, order, edit, boxes, outcome };
+        // Who has ordered it hears of it although the flow is gone.
+        if self.flows.get(id).is_some() {
+            let history = self.reconfigurations.histories.entry(id).or_default();
+            if history.len() == REMEMBERED {
+                history.remove(0);
+            }
+            history.push(change.clone());
         }
-        history.push(change.clone());
         self.events.push(Event::Reconfigured { flow: id, session, change });
     }
 

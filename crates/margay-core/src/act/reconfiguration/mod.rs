@@ -30,6 +30,7 @@ mod cut;
 mod edit;
 mod following;
 mod leading;
+mod orders;
 mod parting;
 mod passing;
 mod record;
@@ -127,6 +128,8 @@ impl ReconfigurationOutcome {
 pub struct Reconfigured {
     /// When it was over.
     pub at: Instant,
+    /// The number that [`Sal::reconfigure`] gave; `None`: nobody here has ordered it, a program leaves.
+    pub order: Option<u64>,
     /// What was ordered.
     pub edit: Edit,
     /// The boxes that the session was to have, in order.
@@ -186,7 +189,7 @@ pub(crate) struct Reconfigurations {
     leading: BTreeMap<SessionId, leading::Leading>,
     following: BTreeMap<SessionId, following::Following>,
     /// Orders that wait until the session is free.
-    waiting: BTreeMap<SessionId, leading::Waiting>,
+    orders: orders::Orders,
     histories: BTreeMap<FlowId, Vec<Reconfigured>>,
     /// Of sessions that end here, the last reconfiguration that was heard of.
     numbers: BTreeMap<FlowId, u32>,
@@ -202,8 +205,7 @@ impl Reconfigurations {
     pub fn next_deadline(&self) -> Option<Instant> {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
-        let waiting = self.waiting.values().map(leading::Waiting::due);
-        leading.chain(following).chain(waiting).chain(self.splices.next_deadline()).min()
+        leading.chain(following).chain(self.orders.next_deadline()).chain(self.splices.next_deadline()).min()
     }
 
     /// Those of a flow's session that are over.
@@ -576,7 +578,7 @@ impl Sal {
     pub(crate) fn reconfigurations_due(&mut self, now: Instant) {
         self.leaders_due(now);
         self.followers_due(now);
-        self.waiting_due(now);
+        self.orders_due(now);
         self.splices_due(now);
     }
 

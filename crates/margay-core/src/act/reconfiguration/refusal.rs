@@ -54,8 +54,8 @@ pub enum ReconfigurationRefused {
     /// The session cannot have these boxes.
     #[error("{0}")]
     Edit(EditError),
-    /// An order waits already.
-    #[error("the session is being changed, and another order waits; try again in a moment")]
+    /// Too many orders wait already, or a program is leaving.
+    #[error("the session is being changed, and other orders wait; try again in a moment")]
     UnderWay,
     /// Another act is at work.
     #[error("{0}")]

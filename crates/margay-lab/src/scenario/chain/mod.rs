@@ -3,8 +3,11 @@
 
 pub mod attacks;
 pub mod boxes;
+pub mod contention;
+pub mod ends;
 pub mod insert_remove;
 pub mod leaving;
+pub mod nat;
 pub mod policy;
 pub mod setup;
 
@@ -30,10 +33,17 @@ pub(crate) fn build(name: &str, boxes: usize, others: &[&str], dir: &Path) -> Re
     let boxes: Vec<String> = (1..=boxes).map(|number| format!("box{number}")).collect();
     let hosts = ["client", "server"].iter().chain(others).map(ToString::to_string).chain(boxes.iter().cloned());
     let lab = site::build(name, site::BOTH, &hosts.collect::<Vec<_>>(), dir)?;
-    for one in &boxes {
-        lab.host(one)?.shell("printf '[host]\\nboxes = true\\n' >> /etc/margay/margay.toml")?;
-    }
+    let_forward(&lab, boxes.len())?;
     Ok(lab)
+}
+
+/// Hosts `box1` to `boxN` of a lab whose agents do not run yet forward sessions.
+fn let_forward(lab: &Lab, boxes: usize) -> Result<()> {
+    for number in 1..=boxes {
+        let one = lab.host(&format!("box{number}"))?;
+        one.shell("printf '[host]\\nboxes = true\\n' >> /etc/margay/margay.toml")?;
+    }
+    Ok(())
 }
 
 /// A chain of a policy file; `more` are further lines of it.

@@ -104,8 +104,8 @@ async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<C
     let mut waits = HashMap::new();
     for target in some {
         match agent.core.0.with_sal(|sal, now| sal.reconfigure(now, target.flow, edit)) {
-            Ok(()) => {
-                waits.insert(target.session, target.flow);
+            Ok(order) => {
+                waits.insert(order, *target);
             }
             Err(refused) => changed.push(ChainChanged {
                 outcome: "refused".to_owned(),
@@ -115,10 +115,10 @@ async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<C
         }
     }
     let over = outcomes(heard, waits, &mut changed).await;
-    changed.extend(over.into_iter().map(|(session, flow)| ChainChanged {
+    changed.extend(over.into_values().map(|target| ChainChanged {
         outcome: "unknown".to_owned(),
         why: "the change is not over yet; `margay flow show` shows what becomes of it".to_owned(),
-        ..row(flow, session)
+        ..row(target.flow, target.session)
     }));
     Ok(changed)
 }
@@ -127,16 +127,19 @@ fn row(flow: FlowId, session: SessionId) -> ChainChanged {
     ChainChanged { flow: flow.to_string(), session: session.to_string(), ..ChainChanged::default() }
 }
 
-/// Takes note of what becomes of sessions. Gives those of which nothing is known in the end.
+/// Takes note of what becomes of orders, by their numbers: others may change the same sessions meanwhile. Gives those of
+/// which nothing is known in the end.
 async fn outcomes(
     mut heard: Receiver<Event>,
-    mut waits: HashMap<SessionId, FlowId>,
+    mut waits: HashMap<u64, Target>,
     changed: &mut Vec<ChainChanged>,
-) -> HashMap<SessionId, FlowId> {
+) -> HashMap<u64, Target> {
     let until = Instant::now() + PATIENCE;
     while !waits.is_empty() {
         match timeout_at(until, heard.recv()).await {
-            Ok(Ok(Event::Reconfigured { flow, session, change })) if waits.remove(&session).is_some() => {
+            Ok(Ok(Event::Reconfigured { flow, session, change }))
+                if change.order.is_some_and(|order| waits.remove(&order).is_some()) =>
+            {
                 changed.push(ChainChanged {
                     outcome: change.outcome.label().to_owned(),
                     why: change.outcome.text().to_owned(),
@@ -175,4 +178,39 @@ pub(super) fn infos(agent: &Agent, flow: &FlowInfo) -> Vec<ReconfigurationInfo> 
         why: change.outcome.text().to_owned(),
     };
     flow.reconfigurations.iter().map(info).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_core::Instant as CoreInstant;
+    use margay_core::reconfiguration::ReconfigurationOutcome;
+    use tokio::sync::broadcast;
+
+    use super::*;
+
+    const SESSION: SessionId = SessionId([7; 16]);
+
+    fn over(order: Option<u64>, outcome: ReconfigurationOutcome) -> Event {
+        let edit = Edit::Remove { service: ServiceId([1; 32]) };
+        let change = Reconfigured { at: CoreInstant::ZERO, order, edit, boxes: Vec::new(), outcome };
+        Event::Reconfigured { flow: FlowId(3), session: SESSION, change }
+    }
+
+    #[tokio::test]
+    async fn an_order_is_not_answered_by_what_becomes_of_another_one_of_its_session() {
+        let (tell, heard) = broadcast::channel(8);
+        for event in [
+            over(Some(1), ReconfigurationOutcome::Done),
+            over(None, ReconfigurationOutcome::Done),
+            over(Some(2), ReconfigurationOutcome::Refused("no".to_owned())),
+        ] {
+            tell.send(event).expect("somebody listens");
+        }
+        drop(tell);
+        let mut changed = Vec::new();
+        let target = Target { flow: FlowId(3), session: SESSION };
+        let left = outcomes(heard, HashMap::from([(2, target), (3, target)]), &mut changed).await;
+        assert_eq!(changed.iter().map(|one| one.outcome.as_str()).collect::<Vec<_>>(), ["refused"]);
+        assert_eq!(left.into_keys().collect::<Vec<_>>(), [3]);
+    }
 }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::fencing::Notices;
 use super::spread::{homes_of, instances_under, pass_on, whole};
-use super::{Agent, home};
+use super::{Agent, core::CoreHandle, home};
 
 /// From one look at whether flows have opened to the next.
 const TICK: Duration = Duration::from_millis(250);
@@ -176,7 +176,7 @@ impl Absences {
             let counts = was_listed || silent.contains(&host);
             let Some(is_listed) = is_listed.filter(|_| counts) else { continue };
             if note(&mut self.missing, (host, service), is_listed) {
-                rebind(agent, host, &service, &listed[&service]);
+                rebind(&agent.core, host, &service, &listed[&service]);
             }
         }
     }
@@ -250,11 +250,11 @@ fn instances(agent: &Agent, service: &ServiceId) -> Option<Vec<Instance>> {
 
 /// Flows of datagrams with an instance that has left go to another one, where there is one and sockets are not bound to
 /// theirs.
-fn rebind(agent: &Agent, host: HostId, service: &ServiceId, found: &[Instance]) {
+fn rebind(core: &CoreHandle, host: HostId, service: &ServiceId, found: &[Instance]) {
     if !found.iter().any(|instance| instance.weight > 0 && !instance.sticky) {
         return;
     }
-    let flows = agent.core.0.with_sal(|sal, now| sal.rebind_datagrams(now, host, service));
+    let flows = core.0.with_sal(|sal, now| sal.rebind_datagrams(now, host, service));
     if flows > 0 {
         tracing::info!(%host, %service, flows, "datagrams go to another instance: this one has left");
     }

@@ -12,7 +12,7 @@ use margay_control::warrant::lineages;
 use margay_core::chain::{ChainPolicy, Requirement};
 use margay_core::name::{Name, Prefix, ServiceId};
 
-use super::Agent;
+use super::{Agent, Host};
 
 /// What an authority has signed.
 pub struct Said {
@@ -96,7 +96,7 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
             let wanted = agent.core.0.with_sal(|sal, _| sal.take_wanted_leases());
             // In IPv6 a name has the address that is computed from it, or none.
             for (service, _) in wanted.into_iter().filter(|(_, is_v4)| *is_v4) {
-                if let Some(name) = name_of(&agent, service)
+                if let Some(name) = name_of(&agent.host, service)
                     && let Err(error) = agent.names.leases.lease(&name, Asker::Boxes)
                 {
                     tracing::warn!(%name, %error, "boxes see sessions to this name with no IPv4 address");
@@ -108,8 +108,8 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
 }
 
 /// As somebody has written it, or in digits.
-fn name_of(agent: &Agent, service: ServiceId) -> Option<Name> {
-    let known = agent.host.store.name_of(&Prefix::from(service)).ok().flatten();
+fn name_of(host: &Host, service: ServiceId) -> Option<Name> {
+    let known = host.store.name_of(&Prefix::from(service)).ok().flatten();
     known.and_then(|written| written.parse().ok()).or_else(|| format!("{service}/256").parse().ok())
 }
 

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::api::phase;
-use super::{Agent, INTERFACE};
+use super::{Agent, Host, INTERFACE};
 use crate::host::{self, change::State};
 use crate::listener::Protocol;
 use margay_control::quantity::{count, count_of};
@@ -134,7 +134,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     }
     steps.say("leases", leases(agent)).await;
     routers(agent, steps).await;
-    warrants(agent, steps).await;
+    warrants(&agent.host, steps).await;
     service::look(agent, steps).await;
     resolver::look(agent, steps).await;
     refusal::look(agent, steps).await;
@@ -161,9 +161,9 @@ async fn surroundings(agent: &Agent, steps: &mut Steps) {
 }
 
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
-async fn warrants(agent: &Agent, steps: &mut Steps) {
-    let authorities = agent.host.keyring.authorities().unwrap_or_default();
-    let lines = lineages(&agent.host.keyring, &agent.host.store);
+async fn warrants(host: &Host, steps: &mut Steps) {
+    let authorities = host.keyring.authorities().unwrap_or_default();
+    let lines = lineages(&host.keyring, &host.store);
     let to_sign = authorities.iter().filter_map(|authority| {
         let end_s = authority.warrant.as_ref()?.not_after_s();
         // The key that has signed it may end before it.
@@ -173,12 +173,12 @@ async fn warrants(agent: &Agent, steps: &mut Steps) {
         let end_s = if authority.revoked.is_some() { 0 } else { end_s };
         Some((format!("the right to sign for {}", authority.name), end_s, authority.ended()))
     });
-    let permits = agent.host.keyring.permits().unwrap_or_default();
+    let permits = host.keyring.permits().unwrap_or_default();
     let to_answer = permits.iter().map(|permit| {
         let advice = format!("`margay id key sign {}` where its key is, `margay id accept` here", permit.name);
         (format!("the right to answer for the key of {}", permit.name), permit.not_after_s(), advice)
     });
-    let now = agent.host.clock.unix_s();
+    let now = host.clock.unix_s();
     for (what, end_s, advice) in to_sign.chain(to_answer) {
         let days = end_s.saturating_sub(now) / DAY_S;
         let finding = match end_s {

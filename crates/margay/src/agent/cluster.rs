@@ -11,7 +11,7 @@ use margay_core::name::authority_block;
 use miette::{IntoDiagnostic, Result, miette};
 use tokio::sync::{Notify, watch};
 
-use super::{Agent, api, home};
+use super::{Agent, Host, api, home};
 use crate::config::Config;
 
 /// Of a router that a host was told of: it has used no token there.
@@ -88,7 +88,7 @@ async fn settle(agent: &Arc<Agent>) {
             }
         }
         for gone in known.iter().filter(|known| told.iter().all(|router| router.key != known.config().router_key)) {
-            if !home::is_connected(gone) && was_told(agent, gone) {
+            if !home::is_connected(gone) && was_told(&agent.host, gone) {
                 leave(agent, gone).await;
             }
         }
@@ -128,8 +128,8 @@ async fn leave(agent: &Agent, home: &Arc<Home>) {
 }
 
 /// Whether a router is one of those that this host was told of, and has not joined by a token.
-fn was_told(agent: &Agent, home: &Home) -> bool {
-    let joined = tokio::task::block_in_place(|| agent.host.store.joined()).unwrap_or_default();
+fn was_told(host: &Host, home: &Home) -> bool {
+    let joined = tokio::task::block_in_place(|| host.store.joined()).unwrap_or_default();
     let config = home.config();
     joined.iter().any(|joined| {
         joined.router_key == config.router_key && joined.authority == config.authority && joined.token == NO_TOKEN

@@ -11,7 +11,7 @@ use margay_core::name::authority_block;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Agent, home};
+use super::{Agent, Publishing, home};
 
 /// A router that is there answers within a second; one that has just started lets hosts in after some more, and one
 /// that is only found by a search within seconds.
@@ -68,7 +68,7 @@ fn is_same(one: &HomeConfig, other: &HomeConfig) -> bool {
 /// In place of `known`, which is not connected.
 async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfig) -> Result<(), String> {
     if let Some(known) = &known {
-        leave(agent, known).await;
+        leave(&agent.publishing, known).await;
     }
     // A search may find another router of the authority than the one that the token names.
     let others = || {
@@ -105,7 +105,7 @@ async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfi
         }
     };
     if answer.is_err() {
-        leave(agent, &joined).await;
+        leave(&agent.publishing, &joined).await;
         if let Some(known) = known {
             home::add(agent, known.config().clone());
         }
@@ -113,7 +113,7 @@ async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfi
     answer
 }
 
-async fn leave(agent: &Agent, home: &Arc<Home>) {
-    agent.publishing.services.remove_home(home);
+async fn leave(publishing: &Publishing, home: &Arc<Home>) {
+    publishing.services.remove_home(home);
     home.stop().await;
 }

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, Notify};
 use super::active::configured::rules;
 use super::network::{self, Look};
 use super::service::Publication;
-use super::{Agent, chain, home, stack_rules};
+use super::{Agent, Publishing, chain, home, stack_rules};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::config_changes::{self, Needs};
 use crate::log;
@@ -224,7 +224,7 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
 async fn resolve_and_serve(agent: &Arc<Agent>, before: &Config, now: &Config) -> Result<(), String> {
     let resolvers = &agent.routing.rules.resolvers;
     resolvers.configure(agent, before, now).await?;
-    let served = serve(agent, before, now).await;
+    let served = serve(&agent.publishing, before, now).await;
     if served.is_err()
         && let Err(error) = resolvers.configure(agent, now, before).await
     {
@@ -233,18 +233,14 @@ async fn resolve_and_serve(agent: &Arc<Agent>, before: &Config, now: &Config) ->
     served
 }
 
-async fn serve(agent: &Agent, before: &Config, now: &Config) -> Result<(), String> {
+async fn serve(publishing: &Publishing, before: &Config, now: &Config) -> Result<(), String> {
     let (former, published) = (publications(before), publications(now));
-    agent.publishing.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
+    publishing.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
     let followed = tokio::task::block_in_place(|| {
-        agent
-            .publishing
-            .active
-            .configure(&rules(before), &rules(now))
-            .and_then(|()| agent.publishing.active.follow_orders())
+        publishing.active.configure(&rules(before), &rules(now)).and_then(|()| publishing.active.follow_orders())
     });
     if followed.is_err()
-        && let Err(error) = agent.publishing.services.configure(&published, &former).await
+        && let Err(error) = publishing.services.configure(&published, &former).await
     {
         tracing::error!(%error, "what was published before cannot be put back");
     }

@@ -332,7 +332,7 @@ fn registered(agent: &Agent, names: &[Prefix]) -> Vec<Registered> {
     let mut by_prefix: BTreeMap<Prefix, Vec<Instance>> = BTreeMap::new();
     for mut instance in instances {
         let is_meant = |name: &&Prefix| name.contains(&instance.prefix.id) && instance.prefix.bits >= name.bits;
-        if instance.weight == 0 || names.iter().find(is_meant).is_none() || !locate(agent, &mut instance) {
+        if instance.weight == 0 || names.iter().find(is_meant).is_none() || !locate(&agent.core, &mut instance) {
             continue;
         }
         let known = by_prefix.entry(instance.prefix).or_default();
@@ -344,9 +344,9 @@ fn registered(agent: &Agent, names: &[Prefix]) -> Vec<Registered> {
 }
 
 /// Says where others reach an instance that is on this host. False where they cannot.
-fn locate(agent: &Agent, instance: &mut Instance) -> bool {
+fn locate(core: &CoreHandle, instance: &mut Instance) -> bool {
     if instance.is_of_teller() || instance.address.ip().is_loopback() {
-        let own = agent.core.0.with_sal(|sal, _| sal.local_addresses().to_vec());
+        let own = core.0.with_sal(|sal, _| sal.local_addresses().to_vec());
         let Some(own) = own.iter().find(|own| own.is_ipv4()).or(own.first()) else { return false };
         instance.address.set_ip(*own);
     }

@@ -21,8 +21,8 @@ use margay_core::table::{Action, Allow, AllowItem, NextHop};
 use margay_core::way::Sender;
 use margay_datapath::clock;
 
-use super::Agent;
 use super::api::route::{Found, Known, ended_of};
+use super::{Agent, core::CoreHandle};
 use margay_control::quantity::{count_of, span};
 
 /// How long all hops together may take to answer.
@@ -160,7 +160,7 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
         }
         Action::Forward(next) => {
             (hop.act, hop.why) = ("forward".to_owned(), format!("sends it on to {} by {rule}", place(&info)));
-            if let Some(heard) = heard_of(agent, question).filter(|_| own && next.address == SEGMENT) {
+            if let Some(heard) = heard_of(&agent.core, question).filter(|_| own && next.address == SEGMENT) {
                 hop.notes.push(format!(
                     "before that, it asks the host {} at {} alone, which has said on the segment {} s ago that it \
                      serves the name",
@@ -191,8 +191,8 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
     }
 }
 
-fn heard_of(agent: &Agent, question: &Question) -> Option<Heard> {
-    agent.core.0.with_sal(|sal, now| sal.heard_of(now, &question.service, question.sticky))
+fn heard_of(core: &CoreHandle, question: &Question) -> Option<Heard> {
+    core.0.with_sal(|sal, now| sal.heard_of(now, &question.service, question.sticky))
 }
 
 /// What becomes of a packet that waits for a resolver.

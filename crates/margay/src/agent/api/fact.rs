@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::flow::age_ms;
 use super::{blocking, environment, misuse, not_found};
-use crate::agent::{Agent, stack_rules};
+use crate::agent::{Agent, Host, core::CoreHandle, stack_rules};
 
 /// How long a fact holds that says nothing of that.
 const TTL_S: u32 = 3600;
@@ -22,15 +22,15 @@ pub(super) fn set(agent: &Agent, request: &FactSetRequest) -> Result<FactInfo, S
     let value = FactValue::read(&request.value);
     let ttl = Duration::from_secs(ttl_s.into());
     agent.core.0.with_sal(|sal, now| sal.set_fact(now, name, value, ttl)).map_err(misuse)?;
-    note(agent, "fact-set", name, format!("{} for {ttl_s} s", request.value))?;
+    note(&agent.host, "fact-set", name, format!("{} for {ttl_s} s", request.value))?;
     stack_rules::judge(agent);
-    let found = infos(agent).into_iter().find(|fact| fact.name == *name);
+    let found = infos(&agent.core).into_iter().find(|fact| fact.name == *name);
     found.ok_or_else(|| environment("the fact has been cleared meanwhile"))
 }
 
 /// The facts that are set, by their names.
 pub(super) fn list(agent: &Agent) -> FactListReply {
-    FactListReply { facts: infos(agent) }
+    FactListReply { facts: infos(&agent.core) }
 }
 
 /// Forgets a fact; the rules are looked at before the answer.
@@ -40,18 +40,18 @@ pub(super) fn clear(agent: &Agent, name: &str) -> Result<FactClearReply, Status>
         FactRefused::NotSet(_) => not_found(refused),
         other => misuse(other),
     })?;
-    note(agent, "fact-clear", name, String::new())?;
+    note(&agent.host, "fact-clear", name, String::new())?;
     stack_rules::judge(agent);
     Ok(FactClearReply {})
 }
 
-fn note(agent: &Agent, act: &str, name: &str, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, name.to_owned(), detail);
-    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
+fn note(host: &Host, act: &str, name: &str, detail: String) -> Result<(), Status> {
+    let entry = AuditEntry::once(host.clock.unix_s(), act, name.to_owned(), detail);
+    blocking(|| host.store.note_all(&[entry])).map_err(environment)
 }
 
-fn infos(agent: &Agent) -> Vec<FactInfo> {
-    agent.core.0.with_sal(|sal, now| sal.outside_facts(now)).into_iter().map(info).collect()
+fn infos(core: &CoreHandle) -> Vec<FactInfo> {
+    core.0.with_sal(|sal, now| sal.outside_facts(now)).into_iter().map(info).collect()
 }
 
 fn info(found: OutsideInfo) -> FactInfo {

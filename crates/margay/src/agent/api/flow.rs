@@ -20,7 +20,7 @@ use tonic::Status;
 use super::{Streamed, legs, misuse, not_found, places, stack};
 use crate::agent::ended::Ended;
 use crate::agent::watch::{End, Ends};
-use crate::agent::{Agent, naming};
+use crate::agent::{Agent, Names, naming};
 
 /// Flows in one list unless more are asked for.
 const LIST_MAX: u32 = 10_000;
@@ -222,8 +222,8 @@ fn info_of(
 }
 
 /// Of one host alone: a busy host has many events, and looks at its members for none of them.
-fn names_of(agent: &Agent, peer: Option<HostId>) -> HashMap<HostId, String> {
-    peer.and_then(|peer| Some((peer, agent.names.naming.name_of(peer)?))).into_iter().collect()
+fn names_of(names: &Names, peer: Option<HostId>) -> HashMap<HostId, String> {
+    peer.and_then(|peer| Some((peer, names.naming.name_of(peer)?))).into_iter().collect()
 }
 
 const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
@@ -325,7 +325,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
             let flow = agent.core.0.with_sal(|sal, _| sal.flow(id)).filter(is_wanted)?;
             Some(FlowEvent {
                 kind: "opened".to_owned(),
-                flow: Some(info(agent, &names_of(agent, flow.peer), &flow)),
+                flow: Some(info(agent, &names_of(&agent.names, flow.peer), &flow)),
                 ..blank()
             })
         }
@@ -333,7 +333,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
             let End { flow, reason, carried } = ends.end(agent, event).filter(|end| is_wanted(&end.flow))?;
             Some(FlowEvent {
                 kind: "closed".to_owned(),
-                flow: Some(info_of(agent, &names_of(agent, flow.peer), &flow, carried)),
+                flow: Some(info_of(agent, &names_of(&agent.names, flow.peer), &flow, carried)),
                 why: reason.label().to_owned(),
                 ..blank()
             })

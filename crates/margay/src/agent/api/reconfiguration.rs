@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::flow::{age_ms, parse_id};
 use super::{blocking, environment, misuse, not_found};
-use crate::agent::{Agent, naming};
+use crate::agent::{Agent, Host, core::CoreHandle, naming};
 
 /// Longer than an order waits for its session and is then carried out.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,10 +34,10 @@ struct Target {
 /// audit log has what is ordered before it is done, and afterwards how many sessions have stayed as they were.
 pub(super) async fn change(agent: &Agent, request: &ChainChangeRequest) -> Result<ChainChangeReply, Status> {
     let edit = edit_of(request)?;
-    let targets = targets_of(agent, request)?;
+    let targets = targets_of(&agent.core, request)?;
     let subject = if request.flow.is_empty() { request.name.clone() } else { request.flow.clone() };
     let detail = format!("{} {}", request.r#box, request.other).trim_end().to_owned();
-    note(agent, &format!("chain-{}", edit.label()), &subject, detail.clone())?;
+    note(&agent.host, &format!("chain-{}", edit.label()), &subject, detail.clone())?;
     let mut changed = Vec::new();
     for some in targets.chunks(AT_ONCE) {
         changed.extend(change_some(agent, some, edit).await?);
@@ -45,14 +45,14 @@ pub(super) async fn change(agent: &Agent, request: &ChainChangeRequest) -> Resul
     let failed = changed.iter().filter(|one| one.outcome != "done").count();
     if failed > 0 {
         let detail = format!("{detail}: {failed} of {} as before", changed.len());
-        note(agent, &format!("chain-{}-failed", edit.label()), &subject, detail)?;
+        note(&agent.host, &format!("chain-{}-failed", edit.label()), &subject, detail)?;
     }
     Ok(ChainChangeReply { changed })
 }
 
-fn note(agent: &Agent, act: &str, subject: &str, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, subject.to_owned(), detail);
-    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
+fn note(host: &Host, act: &str, subject: &str, detail: String) -> Result<(), Status> {
+    let entry = AuditEntry::once(host.clock.unix_s(), act, subject.to_owned(), detail);
+    blocking(|| host.store.note_all(&[entry])).map_err(environment)
 }
 
 fn box_of(text: &str) -> Result<ServiceId, Status> {
@@ -77,7 +77,7 @@ fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
 }
 
 /// The sessions that an order is about.
-fn targets_of(agent: &Agent, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
+fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
     let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
     if request.flow.is_empty() {
         let name = request.name.parse::<Name>().map_err(misuse)?;
@@ -88,10 +88,10 @@ fn targets_of(agent: &Agent, request: &ChainChangeRequest) -> Result<Vec<Target>
             let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());
             flow.role == Role::Initiator && !is_at_box && is_open(flow) && prefix.contains(&flow.service)
         };
-        return Ok(agent.core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(of).collect()));
+        return Ok(core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(of).collect()));
     }
     let id = parse_id(&request.flow)?;
-    let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
+    let found = core.0.with_sal(|sal, _| sal.flow(id));
     let found = found.ok_or_else(|| not_found(ReconfigurationRefused::UnknownFlow(id)))?;
     Ok(vec![of(found)])
 }

@@ -27,8 +27,8 @@ use tonic::Status;
 use super::flow::age_ms;
 use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name};
 use super::{blocking, environment, misuse, not_found};
-use crate::agent::Agent;
 use crate::agent::rule_book::{Amendment, Ended, Order, RuleError, check_hop};
+use crate::agent::{Agent, Routing};
 
 pub(super) fn refusal(error: RuleError) -> Status {
     match error {
@@ -79,7 +79,14 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     Ok(RouteListReply {
         routes: routes.chain(heard(agent, &known, wanted.as_ref())).collect(),
         ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
-        resolvers: agent.routing.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
+        resolvers: agent
+            .routing
+            .rules
+            .resolvers
+            .all()
+            .iter()
+            .map(|resolver| resolver_info(&agent.routing, resolver))
+            .collect(),
     })
 }
 
@@ -105,9 +112,9 @@ fn heard(agent: &Agent, known: &Known<'_>, wanted: Option<&Name>) -> Vec<RouteIn
     all.into_iter().map(info).collect()
 }
 
-fn resolver_info(agent: &Agent, resolver: &Resolver) -> ResolverInfo {
+fn resolver_info(routing: &Routing, resolver: &Resolver) -> ResolverInfo {
     let Figures { asked, answered, failed, ms } = resolver.figures();
-    let writes = agent.routing.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
+    let writes = routing.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
         names: report.names as u64,
         failing: report.failing as u64,
         written: report.written,

@@ -16,7 +16,7 @@ use super::{blocking, environment, flow, health, misuse, not_found};
 use crate::agent::active::Waiting;
 use crate::agent::listening::{Listener, Origin};
 use crate::agent::service::{NO_FORWARDING, Publication, PublishError, Published, check_weight};
-use crate::agent::{Agent, fencing, home, lookup};
+use crate::agent::{Agent, Host, Publishing, fencing, home, lookup};
 use crate::fields;
 use crate::listener::{MiddleboxKind, Protocol, partition_bits};
 
@@ -178,7 +178,7 @@ pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> 
         Err(error) => return Err(refusal(error)),
     };
     // What a program serves by listening is served as long as it listens.
-    let drained = is_whole && set_weight(agent, &name, 0).await?;
+    let drained = is_whole && set_weight(&agent.publishing, &name, 0).await?;
     if let Some(why) = why.filter(|_| !drained) {
         return Err(refusal(why));
     }
@@ -188,15 +188,15 @@ pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> 
 }
 
 /// Gives whether this host serves, or would serve, the name.
-async fn set_weight(agent: &Agent, name: &Name, weight: u32) -> Result<bool, Status> {
-    let is_offered = blocking(|| agent.publishing.active.set_weight(name, weight));
-    Ok(agent.publishing.services.set_weight(name, weight).await.map_err(refusal)? || is_offered)
+async fn set_weight(publishing: &Publishing, name: &Name, weight: u32) -> Result<bool, Status> {
+    let is_offered = blocking(|| publishing.active.set_weight(name, weight));
+    Ok(publishing.services.set_weight(name, weight).await.map_err(refusal)? || is_offered)
 }
 
 pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<ServiceSetReply, Status> {
     let (name, weight) = (parse_name(&request.name)?, request.weight);
     check_weight(weight).map_err(refusal)?;
-    if !set_weight(agent, &name, weight).await? {
+    if !set_weight(&agent.publishing, &name, weight).await? {
         return Err(refusal(PublishError::Unknown(name.to_string())));
     }
     tracing::info!(%name, weight, "share set by the operator");
@@ -215,7 +215,11 @@ pub(super) fn list(agent: &Agent) -> ServiceListReply {
     let registered = agent.routing.router.as_ref().map(|router| router.instances()).unwrap_or_default();
     ServiceListReply {
         services: agent.publishing.services.list().iter().map(|published| info(agent, published)).collect(),
-        registered: registered.iter().filter(|found| found.host != own).map(|found| instance(agent, found)).collect(),
+        registered: registered
+            .iter()
+            .filter(|found| found.host != own)
+            .map(|found| instance(&agent.host, found))
+            .collect(),
         waiting: agent.publishing.active.waiting().into_iter().map(waiting_info).collect(),
     }
 }
@@ -320,7 +324,7 @@ fn listener_info(listener: &Listener) -> ListenerInfo {
     }
 }
 
-fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
+fn instance(host: &Host, found: &Instance) -> InstanceInfo {
     InstanceInfo {
         host_id: found.host.to_string(),
         host_name: found.host_name.clone(),
@@ -329,7 +333,7 @@ fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
         prefix: found.prefix.to_string(),
         weight: found.weight,
         priority: found.priority,
-        local: found.host == agent.host.identity.host_id(),
+        local: found.host == host.identity.host_id(),
         zero_weight: found.zero_weight.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
@@ -426,7 +430,7 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
         virtual_v6: if is_computable(&id) { config.ranges().virtual_v6(&id).to_string() } else { String::new() },
         rule: rule.to_owned(),
         next_hop,
-        instances: found.iter().map(|found| instance(agent, found)).collect(),
+        instances: found.iter().map(|found| instance(&agent.host, found)).collect(),
         answered_by,
         fallback: fallback.map(|section| section.address.to_string()).collect(),
         why,

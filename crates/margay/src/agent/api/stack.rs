@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::flow::{age_ms, parse_id, show};
 use super::{blocking, environment, misuse, not_found};
-use crate::agent::{Agent, naming};
+use crate::agent::{Agent, Host, core::CoreHandle, naming};
 
 /// Longer than a change takes.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
@@ -44,18 +44,18 @@ pub(super) async fn release(agent: &Agent, request: &StackReleaseRequest) -> Res
 /// what is refused besides.
 async fn order(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<FlowInfo, Status> {
     let (act, detail) = to.map_or(("stack-release", String::new()), |to| ("stack-set", to.to_string()));
-    note(agent, act, id, detail.clone())?;
+    note(&agent.host, act, id, detail.clone())?;
     let ordered = change(agent, id, to).await;
     if let Err(refused) = &ordered {
-        note(agent, "stack-refused", id, format!("{act} {detail}: {}", refused.message()))?;
+        note(&agent.host, "stack-refused", id, format!("{act} {detail}: {}", refused.message()))?;
     }
     ordered?;
     show(agent, &id.to_string()).await
 }
 
-fn note(agent: &Agent, act: &str, id: FlowId, detail: String) -> Result<(), Status> {
-    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, id.to_string(), detail);
-    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
+fn note(host: &Host, act: &str, id: FlowId, detail: String) -> Result<(), Status> {
+    let entry = AuditEntry::once(host.clock.unix_s(), act, id.to_string(), detail);
+    blocking(|| host.store.note_all(&[entry])).map_err(environment)
 }
 
 /// Gives an order, and waits until the flow is so.
@@ -98,7 +98,7 @@ async fn outcome(agent: &Agent, id: FlowId, mut heard: Receiver<Event>) -> Optio
                 Ok(_) => {}
                 // Of many events the one that matters may be lost: the flow itself says it.
                 Err(RecvError::Lagged(_)) => {
-                    if let Some(outcome) = last_outcome(agent, id) {
+                    if let Some(outcome) = last_outcome(&agent.core, id) {
                         return Some(outcome);
                     }
                 }
@@ -110,8 +110,8 @@ async fn outcome(agent: &Agent, id: FlowId, mut heard: Receiver<Event>) -> Optio
 }
 
 /// Of a flow whose change is over.
-fn last_outcome(agent: &Agent, id: FlowId) -> Option<ChangeOutcome> {
-    let Some(flow) = agent.core.0.with_sal(|sal, _| sal.flow(id)) else { return Some(ChangeOutcome::Ended) };
+fn last_outcome(core: &CoreHandle, id: FlowId) -> Option<ChangeOutcome> {
+    let Some(flow) = core.0.with_sal(|sal, _| sal.flow(id)) else { return Some(ChangeOutcome::Ended) };
     let last = flow.stack.changes.last().map(|change| change.outcome);
     last.filter(|_| flow.stack.changing_to.is_none())
 }

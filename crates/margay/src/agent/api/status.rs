@@ -8,7 +8,7 @@ use margay_control::quantity::count;
 use margay_control::registration::{Home, Phase};
 
 use crate::agent::start::sal_address;
-use crate::agent::{Agent, INTERFACE, home, metrics, naming};
+use crate::agent::{Agent, INTERFACE, Routing, home, metrics, naming};
 
 pub(super) fn reply(agent: &Agent) -> StatusReply {
     let (flows, flows_direct, half_open, associations) = agent
@@ -39,18 +39,18 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         leases: agent.names.leases.len() as u64,
         services: agent.publishing.services.list().len() as u64,
         hosts: agent.routing.router.as_ref().map_or(0, |router| router.host_count() as u64),
-        routers: homes.iter().map(|home| router_info(agent, home)).collect(),
+        routers: homes.iter().map(|home| router_info(&agent.routing, home)).collect(),
         warnings: warnings(agent, joined),
         joined,
         drops: drops(agent),
-        cluster: agent.routing.cluster.as_ref().map(|cluster| cluster_info(agent, cluster)),
+        cluster: agent.routing.cluster.as_ref().map(|cluster| cluster_info(&agent.routing, cluster)),
     }
 }
 
 /// How it stands with etcd, and with the other routers.
-fn cluster_info(agent: &Agent, cluster: &Cluster) -> ClusterInfo {
+fn cluster_info(routing: &Routing, cluster: &Cluster) -> ClusterInfo {
     let (state, me) = (cluster.state(), cluster.router().id());
-    let links = agent.routing.router.as_ref().map(|router| router.links()).unwrap_or_default();
+    let links = routing.router.as_ref().map(|router| router.links()).unwrap_or_default();
     let router = |router: RouterEntry| {
         let state = match router.id() {
             id if id == me => "this",
@@ -79,7 +79,7 @@ pub(super) fn datapath(agent: &Agent) -> &'static str {
     if agent.kernel.direct.why_not().is_none() { "kernel" } else { "user-space" }
 }
 
-fn router_info(agent: &Agent, home: &Home) -> RouterInfo {
+fn router_info(routing: &Routing, home: &Home) -> RouterInfo {
     let (config, state) = (home.config(), home.state());
     RouterInfo {
         address: config.router_address.clone(),
@@ -88,7 +88,7 @@ fn router_info(agent: &Agent, home: &Home) -> RouterInfo {
         state: phase(state.phase).to_owned(),
         why: state.why,
         since_unix_s: state.since_unix_s,
-        found_at: agent.routing.searches.found_at(home).map(|at| at.to_string()).unwrap_or_default(),
+        found_at: routing.searches.found_at(home).map(|at| at.to_string()).unwrap_or_default(),
     }
 }
 

@@ -12,7 +12,7 @@ use margay_core::name::authority_block;
 use tonic::Status;
 
 use super::{blocking, environment, identity, misuse, not_found, succession};
-use crate::agent::Agent;
+use crate::agent::{Agent, Host};
 
 /// Of each warrant here, what it is.
 pub(super) fn list(agent: &Agent) -> Result<Vec<WarrantInfo>, Status> {
@@ -86,7 +86,7 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
         }
     };
     let info = info(&warrant);
-    note(agent, "warrant-sign", subject, &info)?;
+    note(&agent.host, "warrant-sign", subject, &info)?;
     Ok(WarrantSignReply { warrant: warrant.to_string(), info: Some(info) })
 }
 
@@ -118,7 +118,7 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
         AcceptError::State(error) => environment(error),
     })?;
     identity::adopt(agent)?;
-    note(agent, "warrant-accept", to_hex(&agent.host.local.host_key.public().id().0), &info)?;
+    note(&agent.host, "warrant-accept", to_hex(&agent.host.local.host_key.public().id().0), &info)?;
     Ok(info)
 }
 
@@ -156,8 +156,8 @@ fn take_back(agent: &Agent, revocation: &KeyRevocation, authority: &str) -> Resu
     })
 }
 
-fn note(agent: &Agent, act: &str, subject: String, info: &WarrantInfo) -> Result<(), Status> {
+fn note(host: &Host, act: &str, subject: String, info: &WarrantInfo) -> Result<(), Status> {
     let detail = format!("to {} for {}", if info.kind == "authority" { "sign" } else { "answer" }, info.name);
-    let entry = AuditEntry::once(agent.host.clock.unix_s(), act, subject, detail);
-    blocking(|| agent.host.store.note_all(&[entry])).map_err(environment)
+    let entry = AuditEntry::once(host.clock.unix_s(), act, subject, detail);
+    blocking(|| host.store.note_all(&[entry])).map_err(environment)
 }

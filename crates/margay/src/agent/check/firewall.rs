@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::{Finding, Steps, sockets};
-use crate::agent::{Agent, INTERFACE};
+use crate::agent::{Agent, INTERFACE, Names};
 use crate::host::judge::{self, Judge};
 use crate::listener::Protocol;
 
@@ -35,7 +35,7 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     let served = served.filter(|(_, listener)| sockets::is_listening(listener.address, Some(Protocol::Tcp)));
     for (name, listener) in served.take(SERVICES_MAX) {
         let port = listener.service_port.unwrap_or_else(|| listener.address.port());
-        let Some(why) = refusal(agent, &name, port).await else { continue };
+        let Some(why) = refusal(&agent.names, &name, port).await else { continue };
         let text = format!(
             "connections to {name} port {port} come by {INTERFACE}, and {why}, though a program listens at {}: \
              {filter} drops or rejects them",
@@ -50,8 +50,8 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
 }
 
 /// How a connection by name to this host's own instance fails; none where it does not.
-async fn refusal(agent: &Agent, name: &Name, port: u16) -> Option<String> {
-    let address = tokio::task::block_in_place(|| agent.names.leases.lease(name, Asker::Operator)).ok()?;
+async fn refusal(names: &Names, name: &Name, port: u16) -> Option<String> {
+    let address = tokio::task::block_in_place(|| names.leases.lease(name, Asker::Operator)).ok()?;
     match timeout(LIMIT, TcpStream::connect(SocketAddr::new(address.into(), port))).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(format!("fail: {error}")),

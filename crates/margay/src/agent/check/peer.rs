@@ -18,7 +18,7 @@ use tokio::time::{interval, timeout};
 
 use super::{Finding, LOOKUP_LIMIT, Steps, direct, firewall};
 use crate::agent::api::trace;
-use crate::agent::{Agent, home};
+use crate::agent::{Agent, core::CoreHandle, home};
 use crate::listener::{Protocol, ServiceName, name_and_port};
 use margay_control::quantity::{count, count_of};
 
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// `protocol`: of the connection, where `peer` has a port.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps, peer: &str, protocol: Protocol) {
     if let Ok(host) = peer.parse::<HostId>() {
-        let Some(known) = find(agent, |known| known.host == host) else {
+        let Some(known) = find(&agent.core, |known| known.host == host) else {
             let advice = "name a service of it, or its address: a host-ID alone says nothing about where it is";
             let text = format!("host {host} was never met");
             return steps.say("peer", Finding::failed(text, advice)).await;
@@ -53,7 +53,7 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps, peer: &str, protocol:
 
 async fn look_at_address(agent: &Agent, steps: &mut Steps, address: IpAddr) {
     let what = format!("the host at {address}");
-    let known = find(agent, |known| known.remote.ip() == address);
+    let known = find(&agent.core, |known| known.remote.ip() == address);
     let at = SocketAddr::new(address, margay_wire::PORT);
     let Some(known) = (match known {
         Some(known) => Some(known),
@@ -73,7 +73,7 @@ async fn meet(agent: &Agent, at: SocketAddr, is_wanted: impl Fn(&AssociationInfo
     let answered = timeout(MEET_LIMIT, async {
         loop {
             looks.tick().await;
-            if let Some(known) = find(agent, &is_wanted) {
+            if let Some(known) = find(&agent.core, &is_wanted) {
                 return known;
             }
         }
@@ -81,8 +81,8 @@ async fn meet(agent: &Agent, at: SocketAddr, is_wanted: impl Fn(&AssociationInfo
     answered.await.ok()
 }
 
-fn find(agent: &Agent, is_wanted: impl Fn(&AssociationInfo) -> bool) -> Option<AssociationInfo> {
-    agent.core.0.with_sal(|sal, _| sal.associations().find(is_wanted))
+fn find(core: &CoreHandle, is_wanted: impl Fn(&AssociationInfo) -> bool) -> Option<AssociationInfo> {
+    core.0.with_sal(|sal, _| sal.associations().find(is_wanted))
 }
 
 /// Asks a known peer for a sign of life.
@@ -94,7 +94,7 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: AssociationInfo, what: &
     let answered = timeout(ANSWER_LIMIT, async {
         loop {
             looks.tick().await;
-            if find(agent, |now| now.host == host).is_some_and(|now| now.heard > known.heard) {
+            if find(&agent.core, |now| now.host == host).is_some_and(|now| now.heard > known.heard) {
                 return;
             }
         }
@@ -236,7 +236,7 @@ async fn look_at_instance(agent: &Agent, steps: &mut Steps, instance: &Instance)
         return steps.say("instance", Finding::Ok(format!("{host_name} is this host"))).await;
     }
     let begun = Instant::now();
-    if let Some(known) = find(agent, |known| known.host == *host) {
+    if let Some(known) = find(&agent.core, |known| known.host == *host) {
         return reach(agent, steps, known, &format!("instance {host_name}")).await;
     }
     if let Some(known) = meet(agent, *address, |known| known.host == *host).await {

@@ -23,7 +23,7 @@ use self::tally::Tally;
 use super::programs::give::Asking;
 use super::service::Published;
 use super::service::drained::Drained;
-use super::{Agent, home};
+use super::{Agent, Routing, home};
 
 /// From one look at the flows to the next.
 const LOOK: Duration = Duration::from_millis(200);
@@ -264,19 +264,19 @@ impl Drains {
 /// Lets everybody know of what is drained. Gives the routers that do not answer.
 async fn announce(agent: &Agent) -> Vec<String> {
     let drained = agent.publishing.drains.drained();
-    tell_as_router(agent, drained.host);
+    tell_as_router(&agent.routing, drained.host);
     agent.publishing.services.set_drained(drained).await
 }
 
 /// Where this host is a router: whether hosts, and the other routers of its cluster, are to ask it no more.
-fn tell_as_router(agent: &Agent, is_leaving: bool) {
-    agent.routing.router.iter().for_each(|router| router.set_leaving(is_leaving));
-    agent.routing.cluster.iter().for_each(|cluster| cluster.set_leaving(is_leaving));
+fn tell_as_router(routing: &Routing, is_leaving: bool) {
+    routing.router.iter().for_each(|router| router.set_leaving(is_leaving));
+    routing.cluster.iter().for_each(|cluster| cluster.set_leaving(is_leaving));
 }
 
 /// Goes on with the drains of the start before.
 pub fn resume(agent: &Arc<Agent>) {
-    tell_as_router(agent, agent.publishing.drains.drained().host);
+    tell_as_router(&agent.routing, agent.publishing.drains.drained().host);
     for drain in agent.publishing.drains.all.lock().iter() {
         if drain.is_over() {
             // Programs that come may bring connections with them.
@@ -349,7 +349,7 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
         return Err(DrainError::Unknown(name.clone()));
     }
     let is_last_drained = order.is_last_drained;
-    if order.name.is_none() && !is_last_drained && is_last_router(agent) {
+    if order.name.is_none() && !is_last_drained && is_last_router(&agent.routing) {
         return Err(DrainError::LastRouter);
     }
     let mut drain = Drain::new(order, &agent.host.clock);
@@ -369,10 +369,10 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
 }
 
 /// Whether this host is a router, and no other one of its cluster is there to be asked.
-fn is_last_router(agent: &Agent) -> bool {
-    let Some(router) = &agent.routing.router else { return false };
+fn is_last_router(routing: &Routing) -> bool {
+    let Some(router) = &routing.router else { return false };
     let there = router.links();
-    let others = agent.routing.cluster.iter().flat_map(|cluster| cluster.routers());
+    let others = routing.cluster.iter().flat_map(|cluster| cluster.routers());
     !others.into_iter().any(|other| there.contains(&other.id()) && !other.is_leaving)
 }
 

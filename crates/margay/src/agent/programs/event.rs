@@ -20,8 +20,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
 use super::rights::Caller;
-use crate::agent::Agent;
 use crate::agent::watch::{End, Ends};
+use crate::agent::{Agent, Connections};
 
 /// Flows of one user that are remembered until they close; of more, the end is not told.
 const FLOWS_MAX: usize = 65_536;
@@ -204,7 +204,7 @@ impl Teller {
             Event::FlowOpened(id) => {
                 // One that is gone again already will be told of by its end.
                 let Some(flow) = agent.core.0.with_sal(|sal, _| sal.flow(id)) else { return };
-                let owners = owners_of(agent, feed, tables, &flow.app);
+                let owners = owners_of(&agent.connections, feed, tables, &flow.app);
                 let line = line(agent, "opened", &flow.service, Some(flow.session), "");
                 let owners = self.remember(id, owners);
                 feed.0.lock().say(owners, &line);
@@ -216,7 +216,7 @@ impl Teller {
                 feed.0.lock().say(&owners, &line);
             }
             Event::ConnectFailed { service, app, why } => {
-                let owners = owners_of(agent, feed, tables, &app);
+                let owners = owners_of(&agent.connections, feed, tables, &app);
                 let line = line(agent, "failed", &service, None, &why);
                 feed.0.lock().say(&owners, &line);
             }
@@ -270,10 +270,10 @@ impl Teller {
 }
 
 /// Whose the socket of a flow is, as far as its user is told.
-fn owners_of(agent: &Agent, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
+fn owners_of(connections: &Connections, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
     let port = (app.protocol, app.source.port());
     // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
-    if let Some(owner) = agent.connections.programs.sources.user_of(port) {
+    if let Some(owner) = connections.programs.sources.user_of(port) {
         return feed.0.lock().owners(|uid| uid == owner.as_raw());
     }
     if !feed.0.lock().is_any_user() {

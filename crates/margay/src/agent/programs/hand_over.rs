@@ -29,8 +29,8 @@ use super::message::{Kind, Reply, Request};
 use super::request::{No, canonical, handed, prefix, written};
 use super::rights::{Caller, OtherUser};
 use super::socket::{receive, receive_now, transmit};
-use crate::agent::Agent;
 use crate::agent::relocation::giver;
+use crate::agent::{Agent, core::CoreHandle};
 use crate::listener::Protocol;
 
 /// Processes that take over names of one user.
@@ -294,7 +294,7 @@ fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gi
     if let Some(data) = &data {
         check_data(data)?;
     }
-    let name = if request.bits == 0 { served_name(agent, socket.socket.as_fd())? } else { prefix(request)? };
+    let name = if request.bits == 0 { served_name(&agent.core, socket.socket.as_fd())? } else { prefix(request)? };
     Ok(Gift { name, socket: socket.socket, data })
 }
 
@@ -311,10 +311,10 @@ fn check_data(data: &File) -> Result<(), No> {
 }
 
 /// The name by which a client has come to this connection.
-fn served_name(agent: &Agent, socket: BorrowedFd<'_>) -> Result<Prefix, No> {
+fn served_name(core: &CoreHandle, socket: BorrowedFd<'_>) -> Result<Prefix, No> {
     let no_flow = || (Errno::ENOTCONN, "no flow leads to this socket; hand it over by a name".to_owned());
     let app = tuple_of(socket).ok_or_else(no_flow)?;
-    agent.core.0.with_sal(|sal, _| sal.served_name(&app)).map(Prefix::from).ok_or_else(no_flow)
+    core.0.with_sal(|sal, _| sal.served_name(&app)).map(Prefix::from).ok_or_else(no_flow)
 }
 
 /// The five-tuple of a connected TCP socket, as its own packets have it.

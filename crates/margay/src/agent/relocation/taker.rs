@@ -20,8 +20,8 @@ use tokio::time::{Instant, timeout_at};
 use super::mailbox::Mailbox;
 use super::transfer::{Asked, Incoming, Offered};
 use super::{Outcome, counting};
-use crate::agent::Agent;
 use crate::agent::programs::hand_over::Gift;
+use crate::agent::{Agent, core::CoreHandle};
 
 /// Until the client's flow is here, once the giver was told that it may send.
 const AWAIT_LIMIT: Duration = Duration::from_secs(10);
@@ -107,7 +107,7 @@ struct Taken {
 async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Result<Taken, String> {
     let mut mailbox = admit(agent, &incoming.giver, &offered)?;
     let ticket = offered.ticket;
-    let (restored, data) = match prepare(agent, incoming, &offered, &mut mailbox).await {
+    let (restored, data) = match prepare(&agent.core, incoming, &offered, &mut mailbox).await {
         Ok(prepared) => prepared,
         Err(why) => {
             agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
@@ -142,7 +142,7 @@ fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox
 
 /// Sets the connection up, frozen. Gives it with the program's data.
 async fn prepare(
-    agent: &Agent,
+    core: &CoreHandle,
     incoming: &mut Incoming,
     offered: &Offered,
     mailbox: &mut Mailbox,
@@ -152,7 +152,7 @@ async fn prepare(
     let parts = incoming.parts(offered.data_length).await?;
     let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
     let mut inject = |packet: &[u8]| {
-        agent.core.0.give_to_kernel(packet);
+        core.0.give_to_kernel(packet);
         Ok::<(), std::io::Error>(())
     };
     let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));

@@ -96,6 +96,14 @@ fn a_peer_of_another_protocol_is_told_at_once() {
 }
 
 #[test]
+fn what_a_member_says_in_plain_data_is_dropped_and_counted() {
+    let (mut rig, a) = narrow();
+    rig.member(a, &[0, 3, 0, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'x', 0, 0, 0]);
+    rig.member(a, &data(&whole(0), b"a"));
+    assert_eq!((rig.sent_to(To::Peer).len(), rig.switch.counters().malformed), (1, 1));
+}
+
+#[test]
 fn numbers_wrap() {
     let first = crate::Csn(u32::MAX - 1);
     let mut rig = Rig::new(Config { from_peer: first, to_peer: first, ..Config::default() });

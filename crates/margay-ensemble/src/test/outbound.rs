@@ -3,8 +3,12 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::rig::{Rig, data, fragment, free, of_stream, sack, whole};
+use super::rig::{Rig, data, fragment, free, of_stream, packet, sack, whole};
 use crate::{Config, Kind, To};
+
+fn sack_with_room(cumulative: u32, window_bytes: u32) -> Vec<u8> {
+    packet(|packet| packet.sack(cumulative, window_bytes, core::iter::empty()).expect("room"))
+}
 
 #[test]
 fn answers_are_merged_as_they_come_each_member_with_streams_of_its_own() {
@@ -45,6 +49,52 @@ fn each_source_is_told_of_its_own() {
     assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into()), (To::Member(b), "sack 2".into())]);
     rig.member(a, &data(&whole(2), b"a"));
     assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into())], "the acknowledgement was lost");
+}
+
+/// The peer may take back what it has not acknowledged for good: the member repeats it, and the switch gives it on.
+#[test]
+fn what_the_peer_takes_back_is_taken_back() {
+    let mut rig = Rig::new(Config::default());
+    let a = rig.join(Kind::Margay);
+    (0..3).for_each(|tsn| rig.member(a, &data(&whole(tsn), b"a")));
+    rig.sent();
+    rig.peer(&sack(u32::MAX, &[(2, 3)])).expect("it lives");
+    rig.peer(&sack(u32::MAX, &[(3, 3)])).expect("it lives");
+    assert_eq!(rig.sent_to(To::Member(a)), ["sack 4294967295 2-3", "sack 4294967295 3-3"]);
+    rig.member(a, &data(&whole(1), b"a"));
+    assert_eq!(rig.sent_to(To::Peer), ["data 1.0#1 a"]);
+}
+
+/// A peer that has acknowledged all, and then reads what it has, says nothing but that there is room.
+#[test]
+fn members_hear_at_once_that_the_peer_has_room_again() {
+    let (mut rig, [a, b]) = Rig::two(Kind::Margay);
+    rig.member(a, &data(&whole(0), b"a"));
+    rig.sent();
+    rig.peer(&sack_with_room(0, 0)).expect("it lives");
+    assert_eq!(rig.sent(), [(To::Member(a), "sack 0".into())]);
+    rig.peer(&sack_with_room(0, 9000)).expect("it lives");
+    assert_eq!(rig.sent(), [], "too little for each of two");
+    rig.peer(&sack_with_room(0, 10_000)).expect("it lives");
+    assert_eq!(rig.sent(), [(To::Member(a), "sack 0".into()), (To::Member(b), "sack 4294967295".into())]);
+    rig.peer(&sack_with_room(0, 20_000)).expect("it lives");
+    assert_eq!(rig.sent(), [], "they send, and hear of it with the next acknowledgement");
+}
+
+#[test]
+fn holes_and_patches_of_each_leg_are_counted() {
+    let mut rig = Rig::new(Config::default());
+    let [a, b] = [rig.join(Kind::Margay), rig.join(Kind::Foreign)];
+    rig.member(a, &data(&whole(2), b"a"));
+    rig.send(&whole(1), "B");
+    let switch = &rig.switch;
+    let members = switch.members();
+    assert_eq!((switch.holes(), switch.holes_of(a), switch.holes_of(b)), (1, Some(2), Some(0)));
+    assert_eq!((members.patches(a), members.patches(b)), (Some(0), Some(1)));
+    rig.send(&whole(0), "A");
+    assert_eq!((rig.switch.holes(), rig.switch.members().patches(b)), (0, Some(1)), "it is a patch now");
+    rig.member(a, &data(&whole(0), b"a"));
+    assert_eq!(rig.switch.holes_of(a), Some(1));
 }
 
 /// A member that answers one request at a time hears with the next one what the peer has of its answers.

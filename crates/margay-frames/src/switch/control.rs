@@ -181,6 +181,7 @@ fn show(worker: &Worker, now: Instant) -> Value {
         "connection_count": connections.len(),
         "accepted": totals.accepted,
         "failed": totals.failed,
+        "last_failure": totals.last_failure,
         "member_deaths": totals.deaths,
         "lost_requests": totals.lost_requests,
         "dropped": dropped,

@@ -37,10 +37,12 @@ const OTHER_HOST: &str = "another host answers in its place";
 const SACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Sums over all that there was.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) accepted: u64,
     pub(super) failed: u64,
+    /// Whose connection failed last, and why.
+    pub(super) last_failure: Option<String>,
     pub(super) deaths: u64,
     pub(super) lost_requests: u64,
     pub(super) dropped: Counters,
@@ -595,6 +597,7 @@ impl Worker {
     fn fail(&mut self, now: Instant, key: Key, reason: AbortReason, why: &str) {
         tracing::info!(client = %key.0, why, "a connection has failed");
         self.totals.failed += 1;
+        self.totals.last_failure = Some(format!("{}: {why}", key.0));
         self.say_to_peer(key, &Framed::abort(reason, why));
         self.close(now, key);
     }

@@ -423,6 +423,9 @@ async fn show(config: &Config, args: ShowArgs, out: &mut Out) -> Result<()> {
         output::count(shown["member_deaths"].as_u64().unwrap_or_default(), "death"),
         output::count(shown["lost_requests"].as_u64().unwrap_or_default(), "request"),
     ))?;
+    if let Some(why) = shown["last_failure"].as_str() {
+        out.line(&format!("the last connection that failed was that of {why}"))?;
+    }
     if let Some(line) = module::line_of(&shown["module"]) {
         out.line(&line)?;
     }

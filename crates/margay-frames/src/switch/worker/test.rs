@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use margay_ensemble::{Connection, ConnectionConfig as EndConfig, Order, Over, Standing, Tsn};
+use margay_wire::sctp::PacketWriter;
 
 use super::*;
 use crate::head::Head;
@@ -501,6 +502,51 @@ fn a_client_of_another_protocol_is_refused() {
     let text = "this end speaks memcached, and the other one resp".to_owned();
     assert_eq!(rig.client.standing(), &Standing::Over(Over::Aborted(AbortReason::OtherProtocol, text)));
     assert_eq!(rig.worker.totals.accepted, 0);
+}
+
+/// What another end of the switch says, with the number of its connection.
+fn say(rig: &mut Rig, from: SocketAddr, number: u64, says: &Framed<'_>) {
+    rig.worker.take_from_peer(rig.now, from, &bytes_of(number, says));
+}
+
+#[test]
+fn a_client_that_speaks_plain_data_is_told_so_and_others_go_on() {
+    let mut rig = Rig::new(&[1]);
+    rig.pass(50);
+    let other = "192.0.2.9:77".parse().expect("literal");
+    let terms = FramedTerms { tsn: 0, window_bytes: 1 << 16, window: 16, streams: 1 };
+    say(&mut rig, other, 9, &Framed::Hello { terms, host: [0; 16], protocol: Protocol::Memcached.number() });
+    rig.pass(50);
+    // DATA of RFC 9260 with one byte.
+    say(&mut rig, other, 9, &Framed::Data(&[0, 3, 0, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'x', 0, 0, 0]));
+    rig.worker.on_time(rig.now);
+    let outgoing = rig.worker.take_outgoing();
+    let told: Vec<_> = outgoing.to_peers.messages().filter(|(to, _)| *to == Some(other)).collect();
+    let why = "the peer sends DATA (RFC 9260); an ensemble takes I-DATA (RFC 8260)";
+    let expected = bytes_of(9, &Framed::abort(AbortReason::Failed, why));
+    assert!(told.iter().any(|(_, message)| *message == expected), "{told:?}");
+    let totals = &rig.worker.totals;
+    assert_eq!((totals.failed, totals.last_failure.as_deref()), (1, Some(format!("192.0.2.9:77: {why}").as_str())));
+    let number = rig.ask("get a\r\n");
+    rig.pass(50);
+    assert!(rig.answers.iter().any(|(of, _)| *of == number), "the other connection has its answer");
+}
+
+#[test]
+fn a_client_that_acknowledges_what_was_never_sent_harms_nobody() {
+    let mut rig = Rig::new(&[1]);
+    rig.pass(50);
+    let mut bytes = [0; 64];
+    let mut packet = PacketWriter::new(&mut bytes);
+    let first = rig.worker.connections[&(client_at(), CLIENT)].first;
+    packet.sack(first.wrapping_add(1000), 0, std::iter::empty()).expect("room");
+    let len = packet.len();
+    say(&mut rig, client_at(), CLIENT, &Framed::Data(&bytes[..len]));
+    let number = rig.ask("get a\r\n");
+    rig.pass(50);
+    assert!(rig.answers.iter().any(|(of, _)| *of == number), "its own connection goes on, too");
+    let totals = &rig.worker.totals;
+    assert_eq!((totals.failed, totals.dropped.lie), (0, 1));
 }
 
 #[test]

@@ -456,7 +456,9 @@ impl Table {
             return Err(DropReason::WrongPath);
         }
         let place = stripe.as_ref().and_then(|(stripe, place)| Some((stripe, (*place)?)));
-        let by_plain_place = data.stack == STACK_ENCAP && place.is_some_and(|(stripe, at)| stripe.takes_plain(at));
+        // Where it came to is known, or it may have come by another place of the same peer's address.
+        let is_of_place = data.stack == STACK_ENCAP && local.is_some();
+        let by_plain_place = is_of_place && place.is_some_and(|(stripe, at)| stripe.takes_plain(at));
         let (stack, seal) = if by_plain_place { (Stack::Plain, None) } else { slot.admit(data)? };
         let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let turning = if by_plain_place { Stack::Secure } else { stack };

@@ -200,6 +200,55 @@ fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
 }
 
 #[test]
+fn a_sealed_flow_takes_what_is_plain_by_its_plain_places_alone() {
+    let mut table = table();
+    for (id, local) in [(8, "10.1.0.1"), (9, "10.2.0.1")] {
+        let local = Some(local.parse().expect("literal"));
+        table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path("10.1.0.2:54324", 1472) }));
+    }
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let install = |table: &mut Table, generation, is_plain| {
+        let place = |id, plain| {
+            Some(Place { path: PathId(id), may_send: true, weight: 1, sends_plain: plain, takes_plain: plain })
+        };
+        let places = Places { places: [place(8, is_plain), place(9, false), None, None], ..Places::default() };
+        let stacks = Stacks::only(Stack::Secure);
+        let entry = Entry { stripe: Some(places), seal: Some(keys), stacks, ..entry(7, generation, 100) };
+        table.apply(EntryUpdate::Install(entry));
+    };
+    let from = "10.1.0.2:54324".parse().expect("literal");
+    let takes = |table: &Table, local: Option<&str>, stack| {
+        let local = local.map(|local| local.parse().expect("literal"));
+        let route = table.ingress(FlowId(7), (local, from), &DataRepr { stack, ..data(0, 0) });
+        route.map(|route| (route.by_plain_place, route.seal.is_some()))
+    };
+    install(&mut table, 1, true);
+    assert_eq!(takes(&table, Some("10.1.0.1"), STACK_ENCAP), Ok((true, false)));
+    assert_eq!(takes(&table, Some("10.2.0.1"), STACK_ENCAP), Err(DropReason::OtherStack));
+    assert_eq!(takes(&table, None, STACK_ENCAP), Err(DropReason::OtherStack), "it may be the other place");
+    assert_eq!(takes(&table, Some("10.1.0.1"), STACK_FEC), Err(DropReason::OtherStack));
+    for local in ["10.1.0.1", "10.2.0.1"] {
+        assert_eq!(takes(&table, Some(local), keys.cipher.stack()), Ok((false, true)), "sealed by any");
+    }
+    install(&mut table, 2, false);
+    assert_eq!(takes(&table, Some("10.1.0.1"), STACK_ENCAP), Err(DropReason::OtherStack), "a demand has come");
+}
+
+/// One count for what is sealed and what is not: a train has as many numbers as chunks.
+#[test]
+fn plain_trains_of_a_sealed_flow_have_numbers_between_those_that_are_sealed() {
+    let seal = crate::seal::Seal::new(&sample::seal_keys(Cipher::Aes256Gcm));
+    let number = |seal: &crate::seal::Seal| {
+        let mut train = [0; 64];
+        seal.seal_train(FlowId(7), &mut train, 64).expect("sealed");
+        DataRepr::parse(&train).expect("DATA").packet_number
+    };
+    let chunks = crate::outbox::chunks(4000, 1472);
+    assert_eq!((chunks, crate::outbox::chunks(10, 1472)), (3, 1));
+    assert_eq!((number(&seal), seal.take_numbers(chunks), number(&seal)), (0, 1, 4));
+}
+
+#[test]
 fn what_the_application_of_a_held_flow_sends_is_the_cores_and_what_comes_for_it_is_taken() {
     let mut table = table();
     let from: SocketAddr = "10.0.0.2:54324".parse().expect("literal");

@@ -8,11 +8,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::key::HostPublic;
+use margay_core::name::{Prefix, ServiceId};
+use margay_core::stack_rule::{Expression, Fact, Network, StackRule};
+use margay_core::{Cipher, Stack};
 use margay_core::{Event, HandOver, HandOverError, Instant, Lifecycle, Role, Ticket, Tuple};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::{Plan, State, Stream};
 use margay_sim::{HostId, Weather};
-use margay_wire::{FlowId, Kind, PORT};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, Kind, PORT, is_sealed};
 use shop::{Shop, shop};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -231,6 +234,9 @@ fn talk(seed: u64, weather: Weather, is_direct: bool) -> Talk {
         for id in 0..shop.world.hosts.len() {
             shop.world.set_direct(HostId(id), true);
         }
+    }
+    for id in 0..shop.world.hosts.len() {
+        shop.world.host(HostId(id)).set_secure(&[Cipher::ChaCha20Poly1305], false);
     }
     for instance in shop.instances {
         shop.world.publish_streams(shop.router, instance, NAME, CHAT);
@@ -502,4 +508,62 @@ fn what_was_recorded_of_a_hand_over_moves_nothing_when_it_is_sent_again() {
     let back = agents.hand_over(&mut talk.shop, flow, (taker, giver), Fault::None).expect("it is open");
     agents.run_for(&mut talk.shop, SECOND);
     assert_eq!(agents.outcome(back), Some("gone"));
+}
+
+/// A rule demands that what goes between the client and the host to which the connection goes is sealed; whichever of
+/// the two has it, and though the connection was plain where it was, nothing of it goes there as it is.
+#[test]
+fn a_connection_that_comes_to_a_host_under_a_floor_is_never_plain_there() {
+    for (seed, loss_per_mille) in [(31, 0), (32, 0), (33, 100), (34, 100), (35, 100), (36, 100)] {
+        for by_taker in [false, true] {
+            let what = format!("seed {seed}, by taker {by_taker}");
+            let mut talk = talk(seed, Weather { loss_per_mille, ..Weather::FAIR }, seed % 2 == 0);
+            let Talk { giver, taker, flow, .. } = talk;
+            let client = talk.shop.client;
+            let now = talk.shop.world.now;
+            let at = |host: HostId, talk: &mut Talk| talk.shop.world.host(host).address;
+            let network = Network { address: at(if by_taker { client } else { taker }, &mut talk), bits: 32 };
+            let rule = StackRule {
+                number: 1,
+                names: vec![Prefix::new(ServiceId::default(), 0)],
+                text: String::new(),
+                when: Expression::Within(Box::new(Expression::Fact(Fact::Remote)), network),
+                uses: Stack::Secure,
+                hold: SECOND,
+                release: SECOND,
+                priority: 0,
+                is_floor: true,
+            };
+            let demanding = if by_taker { taker } else { client };
+            talk.shop.world.host(demanding).sal.set_stack_rules(now, vec![rule]);
+            talk.shop.world.touch(demanding);
+            let mut agents = Agents::default();
+            agents.run_for(&mut talk.shop, SECOND);
+            let stack =
+                |talk: &mut Talk, host| talk.shop.world.host(host).sal.flows().next().map(|flow| flow.stack.stack);
+            assert_eq!(stack(&mut talk, giver), Some(Stack::Plain), "{what}: with the giver nobody demands anything");
+            (talk.shop.world.recording, talk.shop.world.direct_recording) = (Some(Vec::new()), Some(Vec::new()));
+            let there = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+            for _ in 0..40 {
+                agents.run_for(&mut talk.shop, SECOND / 4);
+                let now = talk.shop.world.now;
+                talk.shop.world.host(demanding).sal.judge_stacks(now);
+                talk.shop.world.touch(demanding);
+            }
+            assert_eq!(agents.outcome(there), Some("gone"), "{what}");
+            let takers = at(taker, &mut talk);
+            let is_there = |from: SocketAddr, to: SocketAddr| [from.ip(), to.ip()].contains(&takers);
+            let (mut plain, mut sealed) = (0, 0);
+            for (from, to, bytes) in talk.shop.world.recording.iter().flatten() {
+                let Ok(data) = DataRepr::parse(bytes) else { continue };
+                if is_there(*from, *to) && bytes.len() > DATA_HEADER_LEN + 8 {
+                    *(if is_sealed(data.stack) { &mut sealed } else { &mut plain }) += 1;
+                }
+            }
+            let direct = talk.shop.world.direct_recording.iter().flatten();
+            let direct = direct.filter(|(from, to, _)| is_there(*from, *to)).count();
+            assert!(plain + direct == 0 && sealed > 50, "{what}: {plain} plain, {direct} direct, {sealed} sealed");
+            assert_eq!(stack(&mut talk, taker), Some(Stack::Secure), "{what}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use margay_core::chain::Requirement;
 use margay_core::name::Prefix;
 use margay_core::stack_rule::StackRule;
-use margay_core::{Policy, RangeV4, RangeV6, Ranges, Weights, WeightsError};
+use margay_core::{PlainPlaces, PlainPlacesError, Policy, RangeV4, RangeV6, Ranges, Weights, WeightsError};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
@@ -287,6 +287,20 @@ pub struct MultihomingSection {
     /// Others have 1.
     #[serde(default)]
     pub weights: BTreeMap<IpAddr, u32>,
+    /// With `stripe`: by which addresses, of this host or of the peer, flows are `plain`; by all others they are
+    /// `secure` then.
+    #[serde(default)]
+    pub stacks: BTreeMap<IpAddr, PlaceStackWord>,
+}
+
+/// How a flow goes by a place, as the file has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlaceStackWord {
+    /// As it is.
+    Plain,
+    /// Sealed.
+    Secure,
 }
 
 /// A policy, as the file has it.
@@ -309,12 +323,19 @@ impl MultihomingSection {
     fn policy(&self) -> Policy {
         match (self.policy, self.address) {
             (PolicyWord::Pin, Some(address)) => Policy::Pin(address),
-            (PolicyWord::Stripe, _) => Policy::Stripe,
+            (PolicyWord::Stripe, _) if self.stacks.is_empty() => Policy::Stripe,
+            // Places that cannot be were refused when the file was read.
+            (PolicyWord::Stripe, _) => self.read_plain().map_or(Policy::Stripe, Policy::StripePartly),
             (PolicyWord::Redundant, _) => Policy::Redundant,
             // Weights that are none were refused when the file was read.
             (PolicyWord::Weighted, _) => self.read_weights().map_or(Policy::Stripe, Policy::Weighted),
             (PolicyWord::Pin | PolicyWord::FailOver, _) => Policy::FailOver,
         }
+    }
+
+    fn read_plain(&self) -> Result<PlainPlaces, PlainPlacesError> {
+        let plain = self.stacks.iter().filter(|(_, stack)| **stack == PlaceStackWord::Plain);
+        PlainPlaces::new(plain.map(|(address, _)| *address))
     }
 
     fn read_weights(&self) -> Result<Weights, WeightsError> {
@@ -328,6 +349,16 @@ impl MultihomingSection {
             self.read_weights().map_err(|error| (error.to_string(), advice.to_owned()))?;
         } else if !self.weights.is_empty() {
             return Err(("only `weighted` takes weights".to_owned(), "remove `weights`".to_owned()));
+        }
+        if !self.stacks.is_empty() {
+            if self.policy != PolicyWord::Stripe {
+                return Err(("only `stripe` takes stacks of its places".to_owned(), "remove `stacks`".to_owned()));
+            }
+            let advice = "write `stacks` as in { \"192.0.2.1\" = \"plain\" }: up to four addresses, one plain at least";
+            let plain = self.read_plain().map_err(|error| (error.to_string(), advice.to_owned()))?;
+            if plain.is_empty() {
+                return Err(("`stacks` has no place that is `plain`".to_owned(), advice.to_owned()));
+            }
         }
         match (self.policy, self.address) {
             _ if self.names.is_empty() => Err((

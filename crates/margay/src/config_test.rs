@@ -193,10 +193,17 @@ fn mistakes_in_policies_are_pointed_at() {
         ("weighted", "weights = { \"192.0.2.1\" = 256 }", "1 to 255"),
         ("weighted", "weights = { eth0 = 2 }", "invalid IP address syntax"),
         ("redundant", "weights = { \"192.0.2.1\" = 2 }", "only `weighted` takes weights"),
+        ("weighted", "weights = { \"192.0.2.1\" = 2 }\nstacks = { \"192.0.2.1\" = \"plain\" }", "only `stripe` takes"),
+        ("stripe", "stacks = { \"192.0.2.1\" = \"secure\" }", "no place that is `plain`"),
+        ("stripe", "stacks = { \"192.0.2.1\" = \"fec\" }", "unknown variant `fec`"),
     ] {
         let (what, ..) = wrong(&format!("{several}policy = \"{policy}\"\n{weights}\n"));
         assert!(what.contains(words), "{what}");
     }
+    let stacks = "stacks = { \"192.0.2.1\" = \"plain\", \"198.51.100.1\" = \"secure\" }";
+    let config = parse(&format!("{several}policy = \"stripe\"\n{stacks}\n")).expect("stacks");
+    let plain = PlainPlaces::new([[192, 0, 2, 1].into()]).expect("one");
+    assert_eq!(config.policies()[0].1, Policy::StripePartly(plain));
     let two = "weights = { \"192.0.2.1\" = 2, \"192.0.2.9\" = 1 }";
     let config = parse(&format!("{several}policy = \"weighted\"\n{two}\n")).expect("weights");
     assert_eq!(config.policies()[0].1.to_string(), "weighted 192.0.2.1=2 192.0.2.9=1");

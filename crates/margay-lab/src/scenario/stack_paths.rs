@@ -1,5 +1,6 @@
 //! `stack-paths`: a flow of numbered datagrams over two links at once. Over two equal links it is striped; over one of
-//! 40 and one of 20 Mbit/s it goes by weights; and over two that lose one datagram of twenty each it is redundant.
+//! 40 and one of 20 Mbit/s it goes by weights; over two that lose one datagram of twenty each it is redundant; and over
+//! two of which one is trusted it is sealed by the other alone, as what is recorded on both shows.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -15,11 +16,12 @@ use crate::host::Host;
 use crate::interface;
 use crate::lab::Lab;
 use crate::program::{Program, wait_for};
+use crate::recorder::Recorder;
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound};
 use crate::series::Series;
 use crate::topology::Topology;
-use crate::traffic::{Came, Sent, now_ms};
+use crate::traffic::{Came, Sent, now_ms, read_frames};
 use crate::weather::Losses;
 
 /// The scenario.
@@ -30,13 +32,17 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 7] = [
+const BOUNDS: [Bound; 9] = [
     // What arrives over two links, for what arrives over one.
     bound("gain_equal", AtLeast(1.8)),
     // How far the share of a link is from its weight's share, of that.
     bound("weighted_share_error", AtMost(0.1)),
     bound("redundant_lost", AtMost(0.005)),
     bound("duplicated", Exactly(0.0)),
+    // Datagrams that are not as the stack of their link says, and kinds of datagrams that were not seen at all.
+    bound("mixed_wrong", Exactly(0.0)),
+    // More than one of the two carries.
+    bound("mixed_mbit", AtLeast(41.0)),
     // Jitter and loss of a flow with a rule about them.
     bound("measured", Exactly(1.0)),
     bound("wrong", Exactly(0.0)),
@@ -104,6 +110,8 @@ const FOR_ONE: u64 = 4000;
 const FOR_UNEQUAL: u64 = 6000;
 const FOR_TWO: u64 = 8000;
 const LITTLE: u64 = 1500;
+/// Packets that are recorded on a link, at most.
+const CAPTURED_MAX: usize = 2000;
 /// After a change of the policy, until it is measured.
 const SETTLING: Duration = Duration::from_millis(1500);
 
@@ -145,6 +153,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut unequal = Stage::build(&lab, 1)?;
     pair::attempt_part("links that lose", findings, |findings| over_lossy(&lab, &mut equal, findings));
     pair::attempt_part("equal links", findings, |findings| over_equal(&mut equal, findings));
+    pair::attempt_part("a plain link and a sealed one", findings, |findings| over_mixed(&mut equal, findings));
     pair::attempt_part("unequal links", findings, |findings| over_unequal(&mut unequal, findings));
     Ok(())
 }
@@ -286,6 +295,50 @@ fn over_equal(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     findings.set("striped_share", share);
     findings.set("gain_equal", both / one_link.max(1.0));
     Ok(())
+}
+
+/// By the first link as it is, by the second one sealed: as what the client sends and receives there shows.
+fn over_mixed(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
+    let run = stage.begin(FOR_ONE)?;
+    let plain = format!("{}=plain", stage.addresses[0]);
+    stage.order(&run, &["stripe", &plain])?;
+    let shown = agent::stack(stage.client, &run.flow)?;
+    ensure!(shown["stack"]["stack"] == "secure", "it is carried {}", shown["stack"]["stack"]);
+    let places = shown["places"].as_array().cloned().unwrap_or_default();
+    let stacks = stage.addresses.each_ref().map(|address| {
+        let own = places.iter().find(|place| place["local"] == **address);
+        own.and_then(|place| place["stack"].as_str()).unwrap_or_default().to_owned()
+    });
+    ensure!(stacks == ["plain", "secure"], "its places are {stacks:?}");
+    // The kind of message is the second byte, the stack of DATA the third; what carries no packet is shorter.
+    let filter = "udp port 54324 and udp[9] = 32 and greater 100";
+    let mut recorders = [0, 1].map(|link| Recorder::start_of(stage.client, link, filter, CAPTURED_MAX));
+    let (mbit, _) = stage.measure(&run)?;
+    findings.set("mixed_mbit", mbit);
+    let mut seen = Vec::new();
+    for recorder in &mut recorders {
+        let recorder = recorder.as_mut().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        seen.push(stacks_of(&recorder.finish()?)?);
+    }
+    stage.finish(run, findings)?;
+    findings.set("mixed_plain", seen[0].0 as f64);
+    findings.set("mixed_sealed", seen[1].1 as f64);
+    let unseen = usize::from(seen[0].0 == 0) + usize::from(seen[1].1 == 0);
+    findings.set("mixed_wrong", (seen[0].1 + seen[1].0 + unseen) as f64);
+    Ok(())
+}
+
+/// Of recorded DATA, how many datagrams are not sealed, and how many are.
+fn stacks_of(pcap: &Path) -> Result<(usize, usize)> {
+    let frames = read_frames(pcap)?;
+    let stack = |frame: &Vec<u8>| {
+        // Ethernet's header has 14 bytes, IPv4's the length that it says, UDP's 8.
+        let ip = frame.get(14..)?;
+        ip.get(usize::from(ip[0] & 15) * 4 + 10).copied()
+    };
+    let stacks: Vec<u8> = frames.iter().filter_map(stack).collect();
+    let sealed = stacks.iter().filter(|stack| margay_wire::is_sealed(**stack)).count();
+    Ok((stacks.len() - sealed, sealed))
 }
 
 fn over_unequal(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {

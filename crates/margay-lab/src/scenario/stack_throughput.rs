@@ -32,8 +32,9 @@ const BOUNDS: [Bound; 7] = [
     bound("encap_ratio", AtLeast(0.3)),
     bound("secure_ratio", AtLeast(0.22)),
     bound("fec_ratio", AtLeast(0.2)),
-    bound("encap_ratio_gso", AtLeast(0.5)),
-    bound("secure_ratio_gso", AtLeast(0.3)),
+    // Each byte is copied six times in place of two, and ciphered twice (docs/decisions/0096).
+    bound("encap_ratio_gso", AtLeast(0.4)),
+    bound("secure_ratio_gso", AtLeast(0.22)),
     bound("user_bytes_per_flow", AtMost(20_000.0)),
     bound("failed", Exactly(0.0)),
 ];
@@ -171,6 +172,16 @@ fn compare(
     if stack != "plain" {
         agent::set_stack(stage.client, &flow, stack)?;
     }
+    // A flow's first packets pass the core, and so does what comes behind them, as long as one waits there.
+    let begun = Instant::now();
+    let misses = || agent::metric(stage.client, "margay_datapath_egress_misses_total");
+    wait_for("the flow to be the cache's alone", LIMIT, || {
+        let before = misses()?;
+        sleep(Duration::from_millis(100));
+        ensure!(misses()? == before, "the core still has packets of it");
+        Ok(())
+    })?;
+    findings.set(&format!("begin_s_{figure}{end}"), begun.elapsed().as_secs_f64());
     let (rounds, turn) = if is_long() { (3, Duration::from_millis(200)) } else { (1, Duration::from_millis(100)) };
     let mut named = Taken::default();
     let before = plain.gbit_per_s.len();

@@ -61,7 +61,8 @@ pub enum FlowVerb {
         /// Which policy
         policy: PolicyWord,
         /// With `pin`: an address of this host, or of the peer. With `weighted`: such addresses with their weights, as
-        /// 192.0.2.1=2; places of other addresses have 1
+        /// 192.0.2.1=2; places of other addresses have 1. With `stripe`, if anything: by which addresses a flow goes as
+        /// it is, as 192.0.2.1=plain; by others it is sealed then
         #[arg(required_if_eq_any([("policy", "pin"), ("policy", "weighted")]), value_name = "ADDRESS")]
         addresses: Vec<Addressed>,
         #[command(flatten)]
@@ -91,24 +92,36 @@ pub enum PolicyWord {
     Redundant,
 }
 
-/// An address that a policy names, with a weight where it has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An address that a policy names, with what is said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addressed {
     address: IpAddr,
-    weight: Option<u32>,
+    said: Option<OfPlace>,
+}
+
+/// What is said of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum OfPlace {
+    Weight(u32),
+    /// A word, which the agent knows.
+    Stack(String),
 }
 
 impl FromStr for Addressed {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (address, weight) = text.split_once('=').map_or((text, None), |(address, weight)| (address, Some(weight)));
-        let number = |weight: &str| {
-            let fault = || format!("`{weight}` is no weight; it is a number from 1 to 255, as in {address}=2");
-            weight.parse::<u8>().ok().filter(|weight| *weight > 0).map(u32::from).ok_or_else(fault)
+        let (address, said) = text.split_once('=').map_or((text, None), |(address, said)| (address, Some(said)));
+        let read = |said: &str| {
+            if said.starts_with(|first: char| first.is_ascii_lowercase()) {
+                return Ok(OfPlace::Stack(said.to_owned()));
+            }
+            let fault = || format!("`{said}` is no weight; it is a number from 1 to 255, as in {address}=2");
+            let weight = said.parse::<u8>().ok().filter(|weight| *weight > 0);
+            weight.map(|weight| OfPlace::Weight(weight.into())).ok_or_else(fault)
         };
         let parsed = address.parse().map_err(|_| format!("`{address}` is no IP address"))?;
-        Ok(Self { address: parsed, weight: weight.map(number).transpose()? })
+        Ok(Self { address: parsed, said: said.map(read).transpose()? })
     }
 }
 
@@ -124,26 +137,32 @@ impl std::fmt::Display for PolicyWord {
     }
 }
 
-/// The address of a policy, or its weights.
-fn named(policy: PolicyWord, addresses: &[Addressed]) -> Result<(String, Vec<PlaceWeight>)> {
+/// What a policy names, as a request has it: an address, weights, or stacks of places.
+fn named(policy: PolicyWord, addresses: &[Addressed]) -> Result<FlowPolicyRequest> {
+    let mut request = FlowPolicyRequest { policy: policy.to_string(), ..FlowPolicyRequest::default() };
     match (policy, addresses) {
-        (PolicyWord::Pin, [Addressed { address, weight: None }]) => Ok((address.to_string(), Vec::new())),
+        (PolicyWord::Pin, [Addressed { address, said: None }]) => request.address = address.to_string(),
         (PolicyWord::Pin, _) => miette::bail!("`pin` takes one address, without a weight"),
         (PolicyWord::Weighted, _) => {
-            let weight = |one: &Addressed| {
-                let weight =
-                    one.weight.ok_or_else(|| miette::miette!("{0} has no weight; write {0}=2", one.address))?;
-                Ok(PlaceWeight { address: one.address.to_string(), weight })
+            let weight = |one: &Addressed| match one.said {
+                Some(OfPlace::Weight(weight)) => Ok(PlaceWeight { address: one.address.to_string(), weight }),
+                _ => Err(miette::miette!("{0} has no weight; write {0}=2", one.address)),
             };
-            Ok((String::new(), addresses.iter().map(weight).collect::<Result<_>>()?))
+            request.weights = addresses.iter().map(weight).collect::<Result<_>>()?;
         }
-        (_, []) => Ok((String::new(), Vec::new())),
-        _ => miette::bail!("only `pin` and `weighted` take addresses"),
+        (PolicyWord::Stripe, _) => {
+            let stack = |one: &Addressed| match &one.said {
+                Some(OfPlace::Stack(stack)) => {
+                    Ok(PlaceStack { address: one.address.to_string(), stack: stack.clone() })
+                }
+                _ => Err(miette::miette!("`stripe` takes places that are plain, as {}=plain, or none", one.address)),
+            };
+            request.stacks = addresses.iter().map(stack).collect::<Result<_>>()?;
+        }
+        (_, []) => {}
+        _ => miette::bail!("only `pin`, `stripe` and `weighted` take addresses"),
     }
-}
-
-fn shown(one: &Addressed) -> serde_json::Value {
-    json!({ "address": one.address.to_string(), "weight": one.weight })
+    Ok(request)
 }
 
 pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<()> {
@@ -176,11 +195,14 @@ pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<(
             out.done(json.json, &json!({ "flow": flow, "to": to }), &sentence)
         }
         FlowVerb::Policy { flow, policy, addresses, json } => {
-            let (address, weights) = named(policy, &addresses)?;
-            let weights_shown: Vec<_> = addresses.iter().filter(|_| !weights.is_empty()).map(shown).collect();
-            let value =
-                json!({ "flow": flow, "policy": policy.to_string(), "address": address, "weights": weights_shown });
-            let request = FlowPolicyRequest { flow: flow.clone(), policy: policy.to_string(), address, weights };
+            let request = FlowPolicyRequest { flow: flow.clone(), ..named(policy, &addresses)? };
+            let weight = |one: &PlaceWeight| json!({ "address": one.address, "weight": one.weight });
+            let stack = |one: &PlaceStack| json!({ "address": one.address, "stack": one.stack });
+            let value = json!({
+                "flow": flow, "policy": request.policy, "address": request.address,
+                "weights": request.weights.iter().map(weight).collect::<Vec<_>>(),
+                "stacks": request.stacks.iter().map(stack).collect::<Vec<_>>(),
+            });
             client.flow_policy(request).await.map_err(refused)?;
             let sentence =
                 format!("{flow} has the policy {policy}; `margay flow show {flow}` shows what becomes of it");
@@ -436,9 +458,10 @@ pub fn describe(place: &PlaceInfo) -> String {
     let carried = bytes(place.sent_bytes + place.received_bytes);
     let (rtt_ms, later_ms) = (place.round_trip_us as f64 / 1e3, place.later_us as f64 / 1e3);
     let weight = if place.weight > 0 { format!("weight {}, ", place.weight) } else { String::new() };
+    let stack = if place.stack.is_empty() { String::new() } else { format!("{}, ", place.stack) };
     format!(
-        "{} > {}: {}, {weight}{} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than \
-         the quickest",
+        "{} > {}: {}, {stack}{weight}{} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms \
+         later than the quickest",
         place.local,
         place.remote,
         place.state,

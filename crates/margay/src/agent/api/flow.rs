@@ -6,12 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use margay_control::api::v1::{
     FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest, FlowMigrateReply, FlowMigrateRequest,
-    FlowPolicyReply, FlowPolicyRequest, PlaceWeight,
+    FlowPolicyReply, FlowPolicyRequest, PlaceStack, PlaceWeight,
 };
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::stripe::Sharing;
-use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role, Stack, Weights};
+use margay_core::{
+    Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlainPlaces, Policy, Role, Stack, Weights,
+};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
@@ -133,7 +135,10 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
     let id = parse_id(&request.flow)?;
     let policy = match request.policy.as_str() {
         "fail-over" => Policy::FailOver,
-        "stripe" => Policy::Stripe,
+        "stripe" => stripe(&request.stacks)?,
+        other if !request.stacks.is_empty() => {
+            return Err(misuse(format!("places of their own stack are for `stripe` alone, and this is `{other}`")));
+        }
         "weighted" => Policy::Weighted(weights(&request.weights)?),
         "redundant" => Policy::Redundant,
         "pin" => Policy::Pin(super::path::parse_address(&request.address)?),
@@ -144,6 +149,28 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
     };
     agent.core.0.with_sal(|sal, now| sal.set_flow_policy(now, id, policy)).map_err(misuse)?;
     Ok(FlowPolicyReply {})
+}
+
+fn stripe(said: &[PlaceStack]) -> Result<Policy, Status> {
+    let mut plain = Vec::new();
+    for one in said {
+        let address = super::path::parse_address(&one.address)?;
+        match one.stack.as_str() {
+            "plain" => plain.push(address),
+            // As all that are not named, where one is plain.
+            "secure" => {}
+            other => {
+                let what = format!("a place of a striped flow is `plain` or `secure`, and {address} is `{other}`");
+                return Err(misuse(what));
+            }
+        }
+    }
+    if plain.is_empty() && !said.is_empty() {
+        let what = "no place is `plain`: have the flow sealed (`margay stack set FLOW secure`), and give it `stripe`";
+        return Err(misuse(what.to_owned()));
+    }
+    let plain = PlainPlaces::new(plain).map_err(misuse)?;
+    Ok(if plain.is_empty() { Policy::Stripe } else { Policy::StripePartly(plain) })
 }
 
 fn weights(said: &[PlaceWeight]) -> Result<Weights, Status> {

@@ -15,6 +15,7 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
         return Vec::new();
     }
     let counted = agent.core.0.stripe_counters(flow.flow).unwrap_or_default();
+    let is_mixed = flow.places.iter().any(|place| place.sends_plain);
     let info = |known: &margay_core::StripePlace| {
         let counted = counted.get(known.place).copied().unwrap_or_default();
         let sending = counted.sending.unwrap_or_default();
@@ -34,6 +35,7 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
             rate: sending.rate,
             later_us: sending.later_us,
             share: 0,
+            stack: if is_mixed { if known.sends_plain { "plain" } else { "secure" }.to_owned() } else { String::new() },
             weight: if flow.sharing == Sharing::Weighted { known.weight.into() } else { 0 },
         }
     };

@@ -9,6 +9,7 @@ use margay_wire::{FlowId, MoveFlags, SessionId};
 
 use crate::association::location::Scope;
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::session::{Act, Holder, LockError, LockGuardId};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -29,17 +30,13 @@ pub(crate) struct FlowLock {
 pub(crate) type FlowLocks = BTreeMap<FlowId, FlowLock>;
 
 impl Sal {
-    fn session_kept_here(&self, id: FlowId) -> Option<SessionId> {
-        self.flows.get(id).filter(|flow| flow.role == Role::Initiator).map(|flow| flow.session)
-    }
-
     /// Takes the lock of a flow's session for an act of `host`, or keeps the one that this act has.
     ///
     /// # Errors
     ///
     /// Another act has the lock, or too many sessions are locked.
     pub(crate) fn lock_flow(&mut self, now: Instant, id: FlowId, act: Act, host: HostId) -> Result<(), LockError> {
-        let Some(session) = self.session_kept_here(id) else { return Ok(()) };
+        let Some(session) = self.flows.session_kept_here(id) else { return Ok(()) };
         if let Some(held) = self.flow_locks.get(&id).filter(|held| held.act == act)
             && self.locks.renew(held.guard, now, LEASE).is_ok()
         {
@@ -56,7 +53,7 @@ impl Sal {
     ///
     /// Another act has it.
     pub(crate) fn may_lock_flow(&self, now: Instant, id: FlowId, act: Act) -> Result<(), LockError> {
-        let Some(session) = self.session_kept_here(id) else { return Ok(()) };
+        let Some(session) = self.flows.session_kept_here(id) else { return Ok(()) };
         let is_own =
             self.flow_locks.get(&id).is_some_and(|held| held.act == act && self.locks.is_held_by(held.guard, now));
         if is_own { Ok(()) } else { self.locks.is_free(session, now) }
@@ -86,7 +83,7 @@ impl Sal {
         if scope.is_host() || ask.is_none_or(|ask| ask.broken || ask.answered.is_some()) {
             return Ok(());
         }
-        let own = self.host_id();
+        let own = self.config.host_id();
         self.lock_flow(now, scope.flow, Act::Move, own).map_err(|_| DropReason::Locked)
     }
 
@@ -96,5 +93,11 @@ impl Sal {
             // The lease may have ended by itself: then the lock is free already.
             let _ = self.locks.release(held.guard, now);
         }
+    }
+}
+
+impl FlowTable {
+    fn session_kept_here(&self, id: FlowId) -> Option<SessionId> {
+        self.get(id).filter(|flow| flow.role == Role::Initiator).map(|flow| flow.session)
     }
 }

@@ -63,7 +63,7 @@ impl Sal {
         if self.flows.len() >= self.config.limits.flows {
             return Err(DropReason::Full);
         }
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, ServiceId::default(), Role::Initiator, tuple_of(id), now);
         let nonce = self.rng.u64();

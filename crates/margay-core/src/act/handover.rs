@@ -613,7 +613,7 @@ impl Sal {
             idle_ms: millis(flow.active),
             egress: None,
             ingress: None,
-            give_up_after: self.told_of(flow),
+            give_up_after: self.patience.told_of(&self.associations, flow),
             chain: flow.chain.as_deref().map(ChainRecord::of),
             delta: flow.delta.as_deref().map(|delta| delta.shown_at(now, Instant::ZERO)),
             legs: [app, wire].into_iter().chain(direct).collect(),
@@ -658,7 +658,7 @@ impl Sal {
         self.check_is_free(record.flow, &app, is_aside)?;
         let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
         // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends.
-        let is_free = cipher.is_none() || keys.host == self.host_id();
+        let is_free = cipher.is_none() || keys.host == self.config.host_id();
         let association = same.or_else(|| self.associations.by_host(keys.host).filter(|_| is_free));
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
         let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
@@ -675,7 +675,7 @@ impl Sal {
         if is_aside {
             flow.directions = Directions::PartedAside;
         }
-        flow.seen = record.seen(self.demands_secure(&record.service));
+        flow.seen = record.seen(self.secure.demands_secure(&record.service));
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));
@@ -687,11 +687,11 @@ impl Sal {
             self.flows.get_mut(record.flow).into_iter().for_each(|flow| flow.side = side);
         }
         if let Some(ports) = ports {
-            self.adopt_ports(now, record.flow, &ports);
+            self.flows.adopt_ports(&mut self.associations, &mut self.ports, now, record.flow, &ports);
         }
         if let Some(cipher) = cipher {
             self.keep_sealed(now, record.flow);
-            self.seal_flow(record.flow, cipher);
+            self.flows.seal_flow(&self.associations, &self.config, record.flow, cipher);
             self.tell_epoch(now, association);
         }
         if record.give_up_after.is_some() {
@@ -704,7 +704,7 @@ impl Sal {
             None => {}
         }
         let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
-        self.announce_path(association);
+        self.locations.announce_path(&self.associations, &mut self.queue, association);
         self.queue.update(EntryUpdate::Install(entry));
         self.begin_policy(now, record.flow);
         self.begin_rules(now, record.flow);

@@ -30,16 +30,21 @@ use margay_wire::{
 use crate::act::moving::redirect::WISHES_MAX;
 use crate::act::moving::rendezvous::SEEKS_MAX;
 use crate::association::Association;
+use crate::association::AssociationTable;
 use crate::association::auth::Verified;
 use crate::association::draft::{Draft, Reply, answered_from, relay_part};
+use crate::association::location::LocationTable;
 use crate::association::location::Routes;
 use crate::association::location::{
     ADDRESSES_MAX, Ask, Cause, Location, MoveEvent, Moving, Numbered, PAIRS_MAX, Pair, Scope,
 };
+use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::session::Act;
 use crate::session::event::Event;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
@@ -67,7 +72,9 @@ impl Sal {
     /// [`set_routes`](Self::set_routes) about these.
     pub fn remotes(&self) -> Vec<IpAddr> {
         let mut remotes = Vec::new();
-        for association in self.associations.in_use().filter(|association| self.is_followed(association.host)) {
+        for association in
+            self.associations.in_use().filter(|association| self.associations.is_followed(association.host))
+        {
             remotes.push(association.remote.ip());
             if let Some(location) = self.locations.get(Scope::of(association.host)) {
                 remotes.extend(location.addresses.iter().chain(&location.rendezvous).map(SocketAddr::ip));
@@ -98,7 +105,7 @@ impl Sal {
         let mut hosts: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
         hosts.sort_unstable();
         hosts.dedup();
-        for host in hosts.into_iter().filter(|host| self.is_followed(*host)).collect::<Vec<_>>() {
+        for host in hosts.into_iter().filter(|host| self.associations.is_followed(*host)).collect::<Vec<_>>() {
             if !self.follow_route(now, host, &before, has_changed) && has_changed {
                 self.tell_addresses(host);
             }
@@ -108,21 +115,9 @@ impl Sal {
         self.notices.tell_again(now, has_changed);
     }
 
-    /// Whether it matters where a peer and this host find each other: there are flows, or it is a router.
-    pub(crate) fn is_followed(&self, host: HostId) -> bool {
-        self.associations
-            .all_with(host)
-            .any(|association| !association.is_self() && (association.flows > 0 || association.router))
-    }
-
-    /// The pair in use with a host.
-    pub(crate) fn pair_of(&self, host: HostId) -> Option<Pair> {
-        self.associations.by_host(host).map(|association| Pair { local: association.local, remote: association.remote })
-    }
-
     /// Looks whether the pair in use is still what it should be. True when a move began.
     fn follow_route(&mut self, now: Instant, host: HostId, before: &Routes, has_changed: bool) -> bool {
-        let Some(present) = self.pair_of(host) else { return false };
+        let Some(present) = self.associations.pair_of(host) else { return false };
         let wished = self.routes.get(&present.remote.ip()).copied().flatten();
         let is_moving = self.locations.get(Scope::of(host)).is_some_and(|location| location.state != Moving::Settled);
         if present.local.is_none() && !is_moving {
@@ -166,7 +161,7 @@ impl Sal {
     /// host sends from. After a new start the peer is told, since it may have another address in mind; so it is when
     /// that may just have been another one.
     fn learn_local(&mut self, now: Instant, host: HostId, wished: Option<IpAddr>, has_changed: bool) -> bool {
-        if let Some(pair) = self.pair_of(host).filter(|_| has_changed) {
+        if let Some(pair) = self.associations.pair_of(host).filter(|_| has_changed) {
             // Nobody has chosen where packets leave from, so that they leave from another address already.
             let pair = Pair { local: wished, ..pair };
             self.guard_moved(now, Scope::of(host), pair);
@@ -191,7 +186,7 @@ impl Sal {
     /// Pairs by which a peer may be reached, the best first: the address in use, its others, and then from every
     /// address of this host.
     pub(crate) fn pairs_for(&self, host: HostId) -> Vec<Pair> {
-        let Some(present) = self.pair_of(host) else { return Vec::new() };
+        let Some(present) = self.associations.pair_of(host) else { return Vec::new() };
         let listed = self.locations.get(Scope::of(host)).map(|location| location.addresses.clone()).unwrap_or_default();
         let mut remotes = alloc::vec![present.remote];
         remotes.extend(listed.into_iter().filter(|remote| *remote != present.remote));
@@ -219,43 +214,18 @@ impl Sal {
 
     /// Begins a move, in the place of one that is under way.
     pub(crate) fn leave(&mut self, now: Instant, scope: Scope, cause: Cause, broken: bool, pairs: Vec<Pair>) {
-        self.begin_move(now, scope, cause, broken, pairs);
+        self.locations.begin_move(now, scope, cause, broken, pairs);
         if scope.is_host() {
-            self.announce_paths(scope.host);
+            self.locations.announce_paths(&self.associations, &mut self.queue, scope.host);
         }
         self.ask(now, scope);
-    }
-
-    /// The same without a word of it yet.
-    pub(crate) fn begin_move(&mut self, now: Instant, scope: Scope, cause: Cause, broken: bool, pairs: Vec<Pair>) {
-        self.locations.with(scope, |location| {
-            let was_broken = location.ask.as_ref().is_some_and(|ask| ask.broken);
-            if !location.take(MoveEvent::Leave) {
-                return;
-            }
-            location.number = location.next_number();
-            location.suspicion = None;
-            let broken = broken || was_broken;
-            location.ask = Some(Ask {
-                cause,
-                broken,
-                unheard: false,
-                pairs,
-                asked: now,
-                tries: 0,
-                next: now,
-                answered: None,
-                wish: None,
-                unconfirmed: 0,
-            });
-        });
     }
 
     /// A round of RSYN, or of RSYN-DONE.
     pub(crate) fn ask(&mut self, now: Instant, scope: Scope) {
         let is_needed = match self.flows.get(scope.flow) {
             Some(flow) => flow.carries_data(),
-            None => scope.is_host() && self.is_followed(scope.host),
+            None => scope.is_host() && self.associations.is_followed(scope.host),
         };
         if !is_needed {
             self.drop_move(scope);
@@ -278,7 +248,7 @@ impl Sal {
         });
         match round {
             Some((_, tries, None, Cause::Sought)) if tries > WISHES_MAX => self.drop_move(scope),
-            Some((_, tries, None, _)) if tries > SEEKS_MAX && self.is_unheard(scope) => self.drop_move(scope),
+            Some((_, tries, None, _)) if tries > SEEKS_MAX && self.locations.is_unheard(scope) => self.drop_move(scope),
             Some((_, 0, Some((answered, _)), _)) => {
                 // The peer has answered over this pair, and may have committed to it.
                 let others = self.pairs_for(scope.host).into_iter().filter(|pair| *pair != answered);
@@ -306,7 +276,7 @@ impl Sal {
         });
         self.unlock_flow(self.now, scope.flow, Act::Move);
         if scope.is_host() {
-            self.announce_paths(scope.host);
+            self.locations.announce_paths(&self.associations, &mut self.queue, scope.host);
         }
     }
 
@@ -325,20 +295,6 @@ impl Sal {
                 self.prove_direct(now, scope.host);
             }
         }
-    }
-
-    fn flow_numbers(&self, scope: Scope) -> (FlowId, FlowId) {
-        (self.flows.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow), scope.flow)
-    }
-
-    /// This host's addresses, as the value of ADDRESSES.
-    pub(crate) fn own_addresses(&self) -> Vec<u8> {
-        let own = self.config.local_addresses.iter().take(ADDRESSES_MAX);
-        let mut bytes = alloc::vec![0; own.len() * ENTRY_LEN];
-        for (address, entry) in own.zip(bytes.chunks_exact_mut(ENTRY_LEN)) {
-            Addresses::emit_one(SocketAddr::new(*address, PORT), 0, entry);
-        }
-        bytes
     }
 
     /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there
@@ -371,19 +327,12 @@ impl Sal {
         }
     }
 
-    /// A message under the association answers one of this start.
-    pub(crate) fn note_fresh(&mut self, association: u32) {
-        if let Some(association) = self.associations.get_mut(association) {
-            association.is_fresh = true;
-        }
-    }
-
     /// This host has other addresses, though none that it uses with the peer has gone; or another router.
     pub(crate) fn tell_addresses(&mut self, host: HostId) {
         let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else { return };
-        let addresses = self.own_addresses();
+        let addresses = self.config.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();
-        let extensions: Vec<_> = own.chain(self.own_rendezvous()).collect();
+        let extensions: Vec<_> = own.chain(self.associations.own_rendezvous(&self.config)).collect();
         let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
         draft.extensions = &extensions;
         self.seal_and_send(local_id, draft);
@@ -400,11 +349,11 @@ impl Sal {
         let unspecified = IpAddr::V6(core::net::Ipv6Addr::UNSPECIFIED);
         let address = SocketAddr::new(pair.local.unwrap_or(unspecified), PORT);
         let location = Extension::Move(MoveRepr { number: location.number, token: 0, address, flags });
-        let (peer_flow, own_flow) = self.flow_numbers(scope);
-        let addresses = self.own_addresses();
+        let (peer_flow, own_flow) = self.flows.flow_numbers(scope);
+        let addresses = self.config.own_addresses();
         let mut extensions = alloc::vec![location];
         extensions.extend(Addresses::parse(&addresses).map(Extension::Addresses));
-        extensions.extend(self.own_rendezvous());
+        extensions.extend(self.associations.own_rendezvous(&self.config));
         let mut draft = Draft::new(Kind::Rsyn, peer_flow, own_flow);
         draft.flags = if resolvable.is_some() { Flags::RESOLVABLE } else { Flags::empty() };
         draft.resolvable = resolvable;
@@ -425,13 +374,13 @@ impl Sal {
 
     /// The mover may be behind an address translator that lets in its router alone.
     fn relay_answer(&mut self, scope: Scope, via: SocketAddr, mover: SocketAddr, answer: MoveRepr) {
-        let (peer_flow, own_flow) = self.flow_numbers(scope);
+        let (peer_flow, own_flow) = self.flows.flow_numbers(scope);
         let extensions = [Extension::Move(answer)];
         let mut draft = Draft::new(Kind::RsynAck, peer_flow, own_flow);
         draft.flags = Flags::RESOLVABLE | Flags::RELAY;
         draft.resolvable = Some(relay_part(mover));
         draft.extensions = &extensions;
-        let (epoch, hop_key) = (self.config.epoch, self.hop_key_of(via));
+        let (epoch, hop_key) = (self.config.epoch, self.associations.hop_key_of(via));
         let newest = self.associations.by_host(scope.host).map(|association| association.local_id);
         let Some(association) = newest.and_then(|id| self.associations.get_mut(id)) else { return };
         if let Some(mut datagram) = draft.seal(association, epoch) {
@@ -455,7 +404,7 @@ impl Sal {
     }
 
     fn send_move(&mut self, kind: Kind, flags: Flags, scope: Scope, pair: Pair, location: MoveRepr) {
-        let (peer_flow, own_flow) = self.flow_numbers(scope);
+        let (peer_flow, own_flow) = self.flows.flow_numbers(scope);
         let extensions = [Extension::Move(location)];
         let mut draft = Draft::new(kind, peer_flow, own_flow);
         draft.flags = flags;
@@ -477,21 +426,6 @@ impl Sal {
         u64::from_be_bytes(token)
     }
 
-    /// What a proved message about a move is of: all flows, or one that this host shares with the sender.
-    pub(crate) fn scope_of(&mut self, association: u32, message: &Message<'_>) -> Result<Scope, DropReason> {
-        let host = self.associations.get(association).map(|association| association.host);
-        let host = host.ok_or(DropReason::UnknownAssociation)?;
-        let flow = message.dst_flow;
-        if flow.0 == 0 {
-            return Ok(Scope::of(host));
-        }
-        let of_peer = |known: &&Flow| self.associations.is_same_peer(known.association, association);
-        if self.flows.get(flow).filter(of_peer).is_some_and(Flow::carries_data) {
-            return Ok(Scope { host, flow });
-        }
-        Err(DropReason::UnknownFlow)
-    }
-
     /// Somebody says that it is elsewhere now.
     pub(crate) fn handle_rsyn(
         &mut self,
@@ -503,7 +437,7 @@ impl Sal {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let epoch = message.auth().map_or(0, |auth| auth.epoch);
-        let scope = match self.scope_of(association, message) {
+        let scope = match self.flows.scope_of(&self.associations, association, message) {
             Err(DropReason::UnknownFlow) => {
                 self.fail_unknown(association, message, from);
                 return Err(DropReason::UnknownFlow);
@@ -532,7 +466,7 @@ impl Sal {
         let flags = self.seals(scope, pair);
         let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
-        self.expect(scope, Some(reply.direct));
+        self.locations.expect(&self.associations, &mut self.queue, scope, Some(reply.direct));
         if let Some(via) = reply.via {
             self.relay_answer(scope, via, reply.direct, answer);
         }
@@ -540,19 +474,10 @@ impl Sal {
         Ok(())
     }
 
-    /// A mover whose old place is dead sends data right behind its RSYN-DONE, and the data may be looked at first.
-    fn expect(&mut self, scope: Scope, source: Option<SocketAddr>) {
-        let has_changed =
-            self.locations.with(scope, |location| core::mem::replace(&mut location.expected, source) != source);
-        if has_changed && scope.is_host() {
-            self.announce_paths(scope.host);
-        }
-    }
-
     /// What a peer is told whose RSYN is of no later location than is known: how far the count is. Nothing where it is
     /// later, or the one in force said again.
     fn refusal_of(&mut self, scope: Scope, found: Numbered, pair: Pair) -> Option<MoveRepr> {
-        let own = self.host_id();
+        let own = self.config.host_id();
         let is_here = self.pair_in_use(scope).is_some_and(|known| known.remote == pair.remote);
         let (is_later, is_last, number) = self.locations.with(scope, |location| {
             let number = location.force.number.max(location.spent);
@@ -564,7 +489,7 @@ impl Sal {
 
     /// This host is moving itself, and the peer is not where its RSYNs go: now one goes there.
     fn ask_there_too(&mut self, scope: Scope, pair: Pair) {
-        let wished = self.wish_instead_of(scope, pair);
+        let wished = self.locations.wish_instead_of(scope, pair);
         let is_new = self.locations.with(scope, |location| match &mut location.ask {
             Some(ask) if ask.answered.is_none() && !ask.pairs.iter().any(|known| known.remote == pair.remote) => {
                 ask.pairs.truncate(PAIRS_MAX - 2);
@@ -601,7 +526,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
-        let scope = self.scope_of(association, message)?;
+        let scope = self.flows.scope_of(&self.associations, association, message)?;
         let source = answered_from(message, from);
         let arrival = self.arrival;
         if theirs.flags.contains(MoveFlags::STALE) {
@@ -629,13 +554,13 @@ impl Sal {
         });
         let (pair, is_placed, cause, rtt) = answered?;
         if theirs.flags.contains(MoveFlags::SEALED) {
-            self.note_sealing(now, scope);
+            self.stack_rules.note_sealing(now, scope);
         }
         if let Some(rtt) = rtt {
-            self.note_rtt(scope.host, rtt);
+            self.associations.note_rtt(scope.host, rtt);
         }
         if scope.is_host() {
-            self.note_seen(now, scope.host, theirs.address);
+            self.locations.note_seen(&self.associations, &self.config, now, scope.host, theirs.address);
         }
         self.ask(now, scope);
         if is_placed {
@@ -662,13 +587,6 @@ impl Sal {
         Ok(())
     }
 
-    pub(crate) fn note_rtt(&mut self, host: HostId, rtt: Duration) {
-        let newest = self.associations.by_host(host).map(|association| association.local_id);
-        if let Some(association) = newest.and_then(|id| self.associations.get_mut(id)) {
-            association.rtt = Some(rtt);
-        }
-    }
-
     /// RSYN-DONE: the mover is where it says; or the peer's word that it has committed to where this host is.
     pub(crate) fn handle_rsyn_done(
         &mut self,
@@ -678,7 +596,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
-        let scope = self.scope_of(association, message)?;
+        let scope = self.flows.scope_of(&self.associations, association, message)?;
         if message.flags.contains(Flags::CONFIRM) {
             return self.end_move(now, scope, from, &theirs);
         }
@@ -688,11 +606,11 @@ impl Sal {
         }
         self.may_move(now, scope, theirs.flags)?;
         // The token is of this start.
-        self.note_fresh(association);
-        let (own, pair) = (self.host_id(), Pair { local: self.arrival, remote: from });
+        self.associations.note_fresh(association);
+        let (own, pair) = (self.config.host_id(), Pair { local: self.arrival, remote: from });
         let found = Numbered { number: theirs.number, by: scope.host };
         let is_here = self.pair_in_use(scope).is_some_and(|pair| pair.remote == from);
-        let wish = self.wish_instead_of(scope, pair).map(|wished| (wished, 0));
+        let wish = self.locations.wish_instead_of(scope, pair).map(|wished| (wished, 0));
         let (is_later, is_last) = self.locations.with(scope, |location| {
             let result = (location.is_later(found, own), location.force == found);
             if result.0 {
@@ -713,7 +631,7 @@ impl Sal {
         if is_later {
             self.unlock_flow(now, scope.flow, Act::Move);
             if theirs.flags.contains(MoveFlags::SEALED) {
-                self.note_sealing(now, scope);
+                self.stack_rules.note_sealing(now, scope);
             }
             self.place(now, scope, pair, theirs.flags.contains(MoveFlags::BROKEN), Cause::Peer);
             self.pursue(now, scope, wish);
@@ -722,7 +640,7 @@ impl Sal {
     }
 
     fn end_move(&mut self, now: Instant, scope: Scope, from: SocketAddr, theirs: &MoveRepr) -> Result<(), DropReason> {
-        let own = self.host_id();
+        let own = self.config.host_id();
         let ended = self.locations.with(scope, |location| {
             let ask = location.ask.as_ref().filter(|_| location.number == theirs.number).ok_or(DropReason::Stale)?;
             let chosen = |(pair, token): &(Pair, u64)| pair.remote == from && *token == theirs.token;
@@ -739,7 +657,7 @@ impl Sal {
         if self.pair_in_use(scope) != Some(pair) || cause == Cause::Restart {
             self.place(now, scope, pair, broken, cause);
         } else if scope.is_host() {
-            self.watch_direct(scope.host);
+            self.locations.watch_direct(&self.associations, &mut self.queue, scope.host);
         }
         self.pursue(now, scope, wish);
         Ok(())
@@ -748,6 +666,111 @@ impl Sal {
     /// The pair that a scope's packets go by.
     pub(crate) fn pair_in_use(&self, scope: Scope) -> Option<Pair> {
         let side = self.flows.get(scope.flow).and_then(|flow| flow.side).and_then(|id| self.side_path(id));
-        side.map(|side| side.pair).or_else(|| self.pair_of(scope.host))
+        side.map(|side| side.pair).or_else(|| self.associations.pair_of(scope.host))
+    }
+}
+
+impl AssociationTable {
+    /// Whether it matters where a peer and this host find each other: there are flows, or it is a router.
+    pub(crate) fn is_followed(&self, host: HostId) -> bool {
+        self.all_with(host).any(|association| !association.is_self() && (association.flows > 0 || association.router))
+    }
+
+    /// The pair in use with a host.
+    pub(crate) fn pair_of(&self, host: HostId) -> Option<Pair> {
+        self.by_host(host).map(|association| Pair { local: association.local, remote: association.remote })
+    }
+
+    /// A message under the association answers one of this start.
+    pub(crate) fn note_fresh(&mut self, association: u32) {
+        if let Some(association) = self.get_mut(association) {
+            association.is_fresh = true;
+        }
+    }
+
+    pub(crate) fn note_rtt(&mut self, host: HostId, rtt: Duration) {
+        let newest = self.by_host(host).map(|association| association.local_id);
+        if let Some(association) = newest.and_then(|id| self.get_mut(id)) {
+            association.rtt = Some(rtt);
+        }
+    }
+}
+
+impl LocationTable {
+    /// The same without a word of it yet.
+    pub(crate) fn begin_move(&mut self, now: Instant, scope: Scope, cause: Cause, broken: bool, pairs: Vec<Pair>) {
+        self.with(scope, |location| {
+            let was_broken = location.ask.as_ref().is_some_and(|ask| ask.broken);
+            if !location.take(MoveEvent::Leave) {
+                return;
+            }
+            location.number = location.next_number();
+            location.suspicion = None;
+            let broken = broken || was_broken;
+            location.ask = Some(Ask {
+                cause,
+                broken,
+                unheard: false,
+                pairs,
+                asked: now,
+                tries: 0,
+                next: now,
+                answered: None,
+                wish: None,
+                unconfirmed: 0,
+            });
+        });
+    }
+
+    /// A mover whose old place is dead sends data right behind its RSYN-DONE, and the data may be looked at first.
+    fn expect(
+        &mut self,
+        associations: &AssociationTable,
+        queue: &mut OutputQueue,
+        scope: Scope,
+        source: Option<SocketAddr>,
+    ) {
+        let has_changed = self.with(scope, |location| core::mem::replace(&mut location.expected, source) != source);
+        if has_changed && scope.is_host() {
+            self.announce_paths(associations, queue, scope.host);
+        }
+    }
+}
+
+impl FlowTable {
+    fn flow_numbers(&self, scope: Scope) -> (FlowId, FlowId) {
+        (self.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow), scope.flow)
+    }
+
+    /// What a proved message about a move is of: all flows, or one that this host shares with the sender.
+    pub(crate) fn scope_of(
+        &self,
+        associations: &AssociationTable,
+        association: u32,
+        message: &Message<'_>,
+    ) -> Result<Scope, DropReason> {
+        let host = associations.get(association).map(|association| association.host);
+        let host = host.ok_or(DropReason::UnknownAssociation)?;
+        let flow = message.dst_flow;
+        if flow.0 == 0 {
+            return Ok(Scope::of(host));
+        }
+        let of_peer = |known: &&Flow| associations.is_same_peer(known.association, association);
+        if self.get(flow).filter(of_peer).is_some_and(Flow::carries_data) {
+            return Ok(Scope { host, flow });
+        }
+        Err(DropReason::UnknownFlow)
+    }
+}
+
+impl Config {
+    /// This host's addresses, as the value of ADDRESSES.
+    pub(crate) fn own_addresses(&self) -> Vec<u8> {
+        let own = self.local_addresses.iter().take(ADDRESSES_MAX);
+        let mut bytes = alloc::vec![0; own.len() * ENTRY_LEN];
+        for (address, entry) in own.zip(bytes.chunks_exact_mut(ENTRY_LEN)) {
+            Addresses::emit_one(SocketAddr::new(*address, PORT), 0, entry);
+        }
+        bytes
     }
 }

@@ -53,7 +53,7 @@ impl Sal {
         if self.flows.len() >= self.config.limits.flows {
             return false;
         }
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());
         let service = ServiceId::of_routers(authority);
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);

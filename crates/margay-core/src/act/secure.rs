@@ -19,12 +19,15 @@ use margay_wire::{
     StackRepr, epochs,
 };
 
+use crate::association::AssociationTable;
 use crate::association::draft::Draft;
 use crate::leg::carriage::Why;
 use crate::leg::seal::{Cipher, SealKeys};
 use crate::leg::stack::{Stack, Stacks};
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, seen};
+use crate::types::config::Config;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -98,36 +101,13 @@ impl Sal {
         self.secure = Demands { stacks, all, services };
         self.end_all_grants();
         let demands: Vec<(FlowId, bool)> =
-            self.flows.iter().map(|flow| (flow.id, self.demands_secure(&flow.service))).collect();
+            self.flows.iter().map(|flow| (flow.id, self.secure.demands_secure(&flow.service))).collect();
         for (id, is_demanded) in demands {
             self.note_demand(id, seen::DEMANDS, is_demanded);
             if is_demanded {
                 self.keep_as_demanded(id);
             }
         }
-    }
-
-    /// Bits for CAPABILITIES.
-    pub(crate) fn secure_stacks(&self) -> u32 {
-        self.secure.stacks
-    }
-
-    /// Bits for CAPABILITIES: `fec` that is sealed, with each of the ciphers.
-    pub(crate) fn secure_fec_stacks(&self) -> u32 {
-        let ciphers = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].into_iter();
-        let able = ciphers.filter(|cipher| self.secure.stacks & cipher.bit() != 0);
-        able.fold(0, |stacks, cipher| stacks | cipher.fec_bit())
-    }
-
-    /// Whether this host demands that flows to `service` are sealed.
-    pub(crate) fn demands_secure(&self, service: &ServiceId) -> bool {
-        self.secure.all || self.secure.services.iter().any(|prefix| prefix.contains(service))
-    }
-
-    /// What a SYN says of a flow that is to be sealed.
-    pub(crate) fn secure_request(&self, flow: &Flow) -> Option<Extension<'static>> {
-        let demands = flow.is_demanded_here();
-        Cipher::best(self.secure.stacks).map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands }))
     }
 
     /// What a responder makes of a SYN.
@@ -137,7 +117,7 @@ impl Sal {
         }
         // A related flow is as the one that it is related to.
         let is_related = |id| self.flows.get(id).is_some_and(Flow::is_sealed);
-        let is_demanded = self.demands_secure(service)
+        let is_demanded = self.secure.demands_secure(service)
             || self.rules_demand_of(message, service, from)
             || is_related(message.dst_flow);
         match stack_of(message) {
@@ -166,7 +146,7 @@ impl Sal {
     ) {
         let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
         let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
-        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| self.secure.demands_secure(&flow.service));
         self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
         self.note_demand(id, seen::DEMANDS, is_demanded);
         let service = self.flows.get(id).map(|flow| flow.service).unwrap_or_default();
@@ -174,18 +154,6 @@ impl Sal {
         self.note_demand(id, seen::RULED, is_ruled);
         if is_sealed {
             self.keep_sealed(now, id);
-        }
-    }
-
-    /// What an initiator makes of the SYN-ACK to its flow `id`.
-    pub(crate) fn settle_stack(&self, id: FlowId, message: &Message<'_>) -> Verdict {
-        let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::SECURE));
-        match stack_of(message) {
-            None | Some(STACK_ENCAP) if !is_demanded => Verdict::Plain,
-            Some(stack) => Cipher::of_stack(stack)
-                .filter(|cipher| self.secure.stacks & cipher.bit() != 0)
-                .map_or(Verdict::Refused, Verdict::Sealed),
-            None => Verdict::Refused,
         }
     }
 
@@ -197,20 +165,95 @@ impl Sal {
         self.park_direct(now, id, Why::Secure);
     }
 
+    /// Peers whose agents have started again: their sealed flows get the keys of the new epoch.
+    pub(crate) fn seal_again(&mut self) {
+        for association in core::mem::take(&mut self.associations.renewed) {
+            let is_sealed = |flow: &&Flow| flow.association == association && flow.seal.is_some();
+            let sealed: Vec<FlowId> = self.flows.iter().filter(is_sealed).map(|flow| flow.id).collect();
+            for id in sealed {
+                let Some(cipher) = self.flows.get(id).and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher)
+                else {
+                    continue;
+                };
+                self.flows.derive_seal(&self.associations, &self.config, id, cipher);
+                if self.flows.get(id).is_some_and(|flow| flow.stacks.has_sealed()) {
+                    self.flows.install_again(&mut self.queue, id);
+                }
+            }
+        }
+    }
+
+    /// The flow cache cannot open what came for a sealed flow: one end does not know yet that the agent of the other
+    /// has started again. Both are told by one PROBE and its answer, which are tagged.
+    pub(crate) fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
+        let Some(flow) = self.flows.get(flow).filter(|flow| flow.seal.is_some()) else { return };
+        let local_id = flow.association;
+        self.tell_epoch(now, local_id);
+    }
+
+    /// Lets a peer know this agent's epoch, and asks for its own.
+    pub(crate) fn tell_epoch(&mut self, now: Instant, association: u32) {
+        let Some(known) = self.associations.get_mut(association).filter(|known| !known.is_self()) else { return };
+        if known.epoch_told.is_some_and(|at| now.since(at) < ASK_AGAIN) {
+            return;
+        }
+        known.epoch_told = Some(now);
+        self.seal_and_send(association, Draft::new(Kind::Probe, FlowId(0), FlowId(0)));
+    }
+}
+
+impl Demands {
+    /// Bits for CAPABILITIES.
+    pub(crate) fn secure_stacks(&self) -> u32 {
+        self.stacks
+    }
+
+    /// Bits for CAPABILITIES: `fec` that is sealed, with each of the ciphers.
+    pub(crate) fn secure_fec_stacks(&self) -> u32 {
+        let ciphers = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].into_iter();
+        let able = ciphers.filter(|cipher| self.stacks & cipher.bit() != 0);
+        able.fold(0, |stacks, cipher| stacks | cipher.fec_bit())
+    }
+
+    /// Whether this host demands that flows to `service` are sealed.
+    pub(crate) fn demands_secure(&self, service: &ServiceId) -> bool {
+        self.all || self.services.iter().any(|prefix| prefix.contains(service))
+    }
+
+    /// What a SYN says of a flow that is to be sealed.
+    pub(crate) fn secure_request(&self, flow: &Flow) -> Option<Extension<'static>> {
+        let demands = flow.is_demanded_here();
+        Cipher::best(self.stacks).map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands }))
+    }
+
+    /// What an initiator makes of the SYN-ACK to its flow `id`.
+    pub(crate) fn settle_stack(&self, flows: &FlowTable, id: FlowId, message: &Message<'_>) -> Verdict {
+        let is_demanded = flows.get(id).is_some_and(|flow| flow.has(seen::SECURE));
+        match stack_of(message) {
+            None | Some(STACK_ENCAP) if !is_demanded => Verdict::Plain,
+            Some(stack) => Cipher::of_stack(stack)
+                .filter(|cipher| self.stacks & cipher.bit() != 0)
+                .map_or(Verdict::Refused, Verdict::Sealed),
+            None => Verdict::Refused,
+        }
+    }
+}
+
+impl FlowTable {
     /// A flow whose association and peer are known is sealed from its first packet on.
-    pub(crate) fn seal_flow(&mut self, id: FlowId, cipher: Cipher) {
-        self.derive_seal(id, cipher);
-        if let Some(flow) = self.flows.get_mut(id) {
+    pub(crate) fn seal_flow(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
+        self.derive_seal(associations, config, id, cipher);
+        if let Some(flow) = self.get_mut(id) {
             flow.seen |= seen::SECURE;
             flow.stacks = Stacks::only(Stack::Secure);
         }
     }
 
     /// Gives a flow the keys of the present epochs.
-    pub(crate) fn derive_seal(&mut self, id: FlowId, cipher: Cipher) {
-        let Some(flow) = self.flows.get(id) else { return };
-        let Some(association) = self.associations.get(flow.association) else { return };
-        let (own, peer) = (self.config.epoch, association.peer_epoch);
+    pub(crate) fn derive_seal(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
+        let Some(flow) = self.get(id) else { return };
+        let Some(association) = associations.get(flow.association) else { return };
+        let (own, peer) = (config.epoch, association.peer_epoch);
         let is_initiator = flow.role == Role::Initiator;
         let (initiator_flow, responder_flow) =
             if is_initiator { (flow.id, flow.peer_flow) } else { (flow.peer_flow, flow.id) };
@@ -236,45 +279,9 @@ impl Sal {
             send_epochs: epochs(own, peer),
             open_epochs: epochs(peer, own),
         };
-        if let Some(flow) = self.flows.get_mut(id) {
+        if let Some(flow) = self.get_mut(id) {
             flow.seal = Some(Box::new(keys));
         }
-    }
-
-    /// Peers whose agents have started again: their sealed flows get the keys of the new epoch.
-    pub(crate) fn seal_again(&mut self) {
-        for association in core::mem::take(&mut self.associations.renewed) {
-            let is_sealed = |flow: &&Flow| flow.association == association && flow.seal.is_some();
-            let sealed: Vec<FlowId> = self.flows.iter().filter(is_sealed).map(|flow| flow.id).collect();
-            for id in sealed {
-                let Some(cipher) = self.flows.get(id).and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher)
-                else {
-                    continue;
-                };
-                self.derive_seal(id, cipher);
-                if self.flows.get(id).is_some_and(|flow| flow.stacks.has_sealed()) {
-                    self.install_again(id);
-                }
-            }
-        }
-    }
-
-    /// The flow cache cannot open what came for a sealed flow: one end does not know yet that the agent of the other
-    /// has started again. Both are told by one PROBE and its answer, which are tagged.
-    pub(crate) fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
-        let Some(flow) = self.flows.get(flow).filter(|flow| flow.seal.is_some()) else { return };
-        let local_id = flow.association;
-        self.tell_epoch(now, local_id);
-    }
-
-    /// Lets a peer know this agent's epoch, and asks for its own.
-    pub(crate) fn tell_epoch(&mut self, now: Instant, association: u32) {
-        let Some(known) = self.associations.get_mut(association).filter(|known| !known.is_self()) else { return };
-        if known.epoch_told.is_some_and(|at| now.since(at) < ASK_AGAIN) {
-            return;
-        }
-        known.epoch_told = Some(now);
-        self.seal_and_send(association, Draft::new(Kind::Probe, FlowId(0), FlowId(0)));
     }
 }
 

@@ -246,11 +246,11 @@ impl Sal {
             Ok(gone) => self.counters.associations_displaced += gone as u64,
             Err(reason) => return self.counters.drop(reason),
         }
-        self.announce_path(setup.local_id);
+        self.locations.announce_path(&self.associations, &mut self.queue, setup.local_id);
         self.events.push(Event::AssociationUp(host));
         if setup.router && !self.config.router {
             // It has seen a stream only, and is to reach this host by UDP, now and later.
-            self.keep_router(now, host);
+            self.locations.keep_router(now, host);
             self.ask_present(now, host);
         }
     }
@@ -266,7 +266,7 @@ impl Sal {
         association.datagram_max = self.config.datagram_max;
         // An empty table has room for one.
         if self.associations.insert(association).is_ok() {
-            self.announce_path(local_id);
+            self.locations.announce_path(&self.associations, &mut self.queue, local_id);
         }
     }
 
@@ -409,12 +409,12 @@ impl Sal {
             let scope = Scope { host: association.host, flow: flow.id };
             let pair = self.pair_in_use(scope);
             (info.local, info.remote) = (pair.and_then(|pair| pair.local), pair.map(|pair| pair.remote));
-            let passage = self.passage_of_flow(flow);
+            let passage = self.locations.passage_of_flow(&self.associations, flow);
             if passage != Passage::Open && info.carriage.sends() {
                 info.carriage = Carriage::Encapsulated;
                 info.why = if passage == Passage::Held { Why::Held } else { Why::Nowhere };
             }
-            let unsealed = self.is_late_to_seal(flow.id).then_some(Trouble::Unsealed);
+            let unsealed = self.stack_rules.is_late_to_seal(flow.id).then_some(Trouble::Unsealed);
             let with_peer = self.trouble_with(association.host).filter(|_| flow.side.is_none());
             info.trouble = unsealed.or(with_peer);
             let locations = [scope, Scope::of(association.host)].map(|scope| self.locations.get(scope));
@@ -505,15 +505,15 @@ impl Sal {
             addresses: location.map(|location| location.addresses.clone()).unwrap_or_default(),
             rendezvous: location.and_then(|location| location.rendezvous),
             moving: location.map_or(Moving::Settled, |location| location.state),
-            passage: self.passage_of(association.host),
+            passage: self.locations.passage_of(association.host),
             is_suspected: location.is_some_and(|location| location.suspicion.is_some()),
             trouble: self.trouble_with(association.host),
             flapping: location.and_then(|location| location.flapping),
             moved: location.and_then(|location| location.moved),
             moves: location.map_or(0, |location| location.moves),
             rtt: association.rtt,
-            loss_ppm: self.worst_loss(association.host),
-            timing: self.worst_timing(association.host),
+            loss_ppm: self.losses.worst_loss(&self.flows, &self.associations, association.host),
+            timing: self.losses.worst_timing(&self.flows, &self.associations, association.host),
             datagram_max: association.datagram_max,
             epoch: association.peer_epoch,
             flows: association.flows,
@@ -545,6 +545,6 @@ impl Sal {
 
     /// This host's identity.
     pub fn host(&self) -> HostId {
-        self.host_id()
+        self.config.host_id()
     }
 }

@@ -129,7 +129,7 @@ impl Sal {
             Input::Direct { flow, event } => self.handle_direct(now, flow, event),
             Input::PathDirect(path) => self.handle_path_direct(path),
             Input::Silence { flow, unanswered } => self.handle_silence(now, flow, unanswered),
-            Input::Answer(flow) => self.handle_answer(flow),
+            Input::Answer(flow) => self.locations.handle_answer(&self.flows, &self.associations, flow),
             Input::Unreachable(remote) => self.handle_unreachable(now, remote),
             Input::StrangeSeal(flow) => self.handle_strange_seal(now, flow),
             Input::StrangeStack(flow) => self.handle_strange_stack(now, flow),

@@ -43,7 +43,7 @@ use crate::resolve::segment::{Relay, is_for_all};
 use crate::resolve::source::SourceTable;
 use crate::resolve::way::{Relation, Sender};
 use crate::session::SessionLocks;
-use crate::session::event::Event;
+use crate::session::event::{Event, EventQueue};
 use crate::session::flow::FlowTable;
 use crate::table::lifetime::Lifetimes;
 use crate::table::{Resolution, Rule, ServiceTable};
@@ -63,8 +63,6 @@ use crate::types::role::Lifecycle;
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// Events that wait to be polled; when nobody listens the oldest go.
-const EVENTS_MAX: usize = 4096;
 /// Sessions that are locked at a time: hand-overs and changes of stacks have smaller bounds of their own.
 const LOCKS_MAX: usize = 8192;
 
@@ -186,24 +184,6 @@ pub struct Sal {
     next_sweep: Instant,
 }
 
-/// Events in order, bounded: the oldest go first, since nothing depends on them.
-pub(crate) struct EventQueue(alloc::collections::VecDeque<Event>);
-
-impl EventQueue {
-    pub fn push(&mut self, event: Event) {
-        if self.0.len() >= EVENTS_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(event);
-    }
-
-    pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
-        for event in events {
-            self.push(event);
-        }
-    }
-}
-
 impl Sal {
     /// A core for the host that `config` describes. `unix_s` is the wall clock at `now`, for certificates; `seed` must
     /// be unpredictable and never used twice.
@@ -230,7 +210,7 @@ impl Sal {
             instances: HashMap::with_hasher(instance_hasher),
             sources,
             queue: OutputQueue::new(limits.outputs),
-            events: EventQueue(alloc::collections::VecDeque::new()),
+            events: EventQueue::default(),
             counters: Counters::default(),
             cookies: CookieJar::new(rng.bytes()),
             half_open: HalfOpen::default(),
@@ -323,7 +303,7 @@ impl Sal {
             return verdict;
         }
         if packet.is_tcp() && !packet.is_tcp_syn() {
-            self.refuse(packet, Unreachable::Port);
+            self.queue.refuse(packet, Unreachable::Port);
             return AppVerdict::Drop(DropReason::UnknownFlow);
         }
         self.initiate(now, packet)
@@ -400,9 +380,9 @@ impl Sal {
             Kind::Ack => self.handle_ack(now, from, &message),
             Kind::Error => self.handle_error(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
-            Kind::Rst if self.is_half_open_here(message.dst_flow) => self.handle_ack(now, from, &message),
+            Kind::Rst if self.flows.is_half_open_here(message.dst_flow) => self.handle_ack(now, from, &message),
             _ => {
-                if let Some(resolvable) = self.rsyn_for_another(&message) {
+                if let Some(resolvable) = self.config.rsyn_for_another(&message) {
                     return self.forward_rsyn(from, &resolvable, datagram);
                 }
                 let verified = auth::authenticate(&mut self.associations, &message, now)?;
@@ -492,7 +472,10 @@ impl Sal {
     /// The next thing to do, its bytes in `buf`, which holds at least 65,536 bytes.
     pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
         self.drop_gone_paths();
-        let next = self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes));
+        let next = self
+            .queue
+            .pop(buf)
+            .or_else(|| self.associations.take_route_news(&mut self.table).then_some(Output::Routes));
         let next = next.or_else(|| self.delays.take_news().then_some(Output::Questions));
         let next = next.or_else(|| self.chains.take_news().then_some(Output::Leases));
         next.or_else(|| self.quiet_ends.take_news().then_some(Output::QuietEnds))
@@ -501,13 +484,13 @@ impl Sal {
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
         let is_asked = self.delays.has_news() || self.chains.has_news();
-        let has_news = self.has_route_news() || is_asked || self.quiet_ends.has_news();
+        let has_news = self.associations.has_route_news(&self.table) || is_asked || self.quiet_ends.has_news();
         has_news || !self.queue.is_empty() || self.associations.has_gone()
     }
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.0.pop_front()
+        self.events.pop()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout), unless something else comes first.
@@ -530,7 +513,7 @@ impl Sal {
             .chain(self.stack_changes.next_deadline())
             .chain(self.losses.next_deadline())
             .chain(self.reconfigurations.next_deadline())
-            .chain(self.guards_deadline())
+            .chain(self.stack_rules.guards_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()
@@ -565,7 +548,7 @@ impl Sal {
         sender: Sender,
     ) -> Resolution<'_> {
         let way = self.way_on(sender);
-        let usable = |rule: &Rule| self.unusable(rule, protocol, port, way).is_none();
+        let usable = |rule: &Rule| self.config.unusable(rule, protocol, port, way).is_none();
         self.table.resolve_last(service, sticky, usable, |rule| self.has_failed(service, rule))
     }
 
@@ -580,16 +563,6 @@ impl Sal {
         match address {
             IpAddr::V6(address) => self.config.ranges.service_of_v6(address),
             IpAddr::V4(_) => None,
-        }
-    }
-
-    /// A flow identifier that is random and free: knowing one says nothing of others (DESIGN §3.5).
-    pub(crate) fn fresh_flow_id(&mut self) -> FlowId {
-        loop {
-            let id = FlowId(self.rng.u32());
-            if id.0 != 0 && self.flows.get(id).is_none() && !self.grants.has(id) {
-                return id;
-            }
         }
     }
 
@@ -611,5 +584,17 @@ impl Sal {
     pub fn set_wall_clock(&mut self, now: Instant, unix_s: u64) {
         self.now = now;
         self.wall = (now, unix_s);
+    }
+}
+
+impl Grants {
+    /// A flow identifier that is random and free: knowing one says nothing of others (DESIGN §3.5).
+    pub(crate) fn fresh_flow_id(&self, flows: &FlowTable, rng: &mut Rng) -> FlowId {
+        loop {
+            let id = FlowId(rng.u32());
+            if id.0 != 0 && flows.get(id).is_none() && !self.has(id) {
+                return id;
+            }
+        }
     }
 }

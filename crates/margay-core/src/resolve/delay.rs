@@ -260,7 +260,7 @@ impl Sal {
             if self.refuse_unresolved(packet) {
                 return AppVerdict::Drop(DropReason::NoService);
             }
-            self.refuse(packet, Unreachable::Port);
+            self.queue.refuse(packet, Unreachable::Port);
             let why = "no resolver says now who serves this name; `margay trace NAME` shows what they answered";
             self.connect_failed(service, packet, why.to_string());
             return AppVerdict::Drop(DropReason::NoService);
@@ -270,7 +270,7 @@ impl Sal {
         match self.delay(now, service, Held { sender, bytes: packet.whole.to_vec() }, copies, (rule, resolver)) {
             Ok(()) => AppVerdict::Consumed,
             Err(reason) => {
-                self.refuse(packet, Unreachable::Host);
+                self.queue.refuse(packet, Unreachable::Host);
                 self.connect_failed(service, packet, "too many packets wait for resolvers; try again".to_string());
                 AppVerdict::Drop(reason)
             }
@@ -465,7 +465,7 @@ impl Sal {
                     if self.refuse_unresolved(&packet) {
                         continue;
                     }
-                    self.refuse(&packet, Unreachable::Port);
+                    self.queue.refuse(&packet, Unreachable::Port);
                     let why = "the resolvers did not say in time who serves this name; `margay trace NAME` shows what \
                                they answered";
                     self.connect_failed(service, &packet, why.to_string());

@@ -7,6 +7,7 @@ use crate::machine::sal::Sal;
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::{Sender, WayOn};
 use crate::table::{Action, Allow, AllowItem, NextHop, Rule, RuleId};
+use crate::types::config::Config;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, ServiceId};
 
@@ -75,32 +76,6 @@ pub struct Considered<'a> {
 }
 
 impl Sal {
-    /// Why a rule cannot take a packet; `None`: it can, if it has a weight.
-    pub(crate) fn unusable(&self, rule: &Rule, protocol: u8, port: u16, way: WayOn) -> Option<Unusable> {
-        match &rule.action {
-            Action::Demux(demux) if demux.protocol.is_some_and(|wanted| wanted != protocol) => Some(Unusable::Protocol),
-            Action::Demux(demux) if !demux.answers(port) => Some(Unusable::Port),
-            Action::Forward(_) | Action::ForwardAll(_) => self.cannot_forward(rule, way),
-            Action::Delay(_) if way.sender != Sender::Own && !self.config.router => Some(Unusable::NotForOthers),
-            Action::Demux(_) | Action::Box(_) | Action::Delay(_) | Action::Drop => None,
-        }
-    }
-
-    /// The same for one that leads to another host.
-    pub(crate) fn cannot_forward(&self, rule: &Rule, way: WayOn) -> Option<Unusable> {
-        let hop = rule.action.next_hop()?;
-        // What others ask for on a segment is passed on by relays, whatever the table says.
-        if way.sender != Sender::Own && (!self.config.router || hop.address == SEGMENT) {
-            return Some(Unusable::NotForOthers);
-        }
-        if way.is_back(hop.address) {
-            return Some(Unusable::Back);
-        }
-        let makes_copies = matches!(rule.action, Action::ForwardAll(_)) && matches!(way.sender, Sender::Router(_));
-        let why = makes_copies.then_some(Unusable::Copies);
-        why.or((hop.router && way.is_inward()).then_some(Unusable::Inward))
-    }
-
     /// Every rule that covers the name, in the order in which they are asked, and what becomes of it.
     pub fn explain(&self, probe: &Probe) -> Vec<Considered<'_>> {
         let Probe { service, protocol, port, sticky, sender } = *probe;
@@ -116,7 +91,7 @@ impl Sal {
             decided = decided.or(priority.map(|priority| (prefix, priority)));
             for (id, rule) in set.iter() {
                 let no_weight = (rule.weight == 0).then_some(Unusable::NoWeight);
-                let unusable = no_weight.or_else(|| self.unusable(rule, protocol, port, way));
+                let unusable = no_weight.or_else(|| self.config.unusable(rule, protocol, port, way));
                 let has_failed = self.has_failed(&service, rule) && Some(id) != chosen;
                 let unusable = unusable.or(has_failed.then_some(Unusable::Unanswered));
                 let verdict = match (unusable, decided) {
@@ -134,7 +109,7 @@ impl Sal {
 
     /// Whether what is sent on to a next hop is tagged there, so that answers find back through this router.
     pub fn is_hop_known(&self, hop: &NextHop) -> bool {
-        self.hop_key_to(hop.host, hop.address).is_some()
+        self.associations.hop_key_to(hop.host, hop.address).is_some()
     }
 
     /// Whether a host may connect to a listener; `None` where that depends on what it will show when they meet.
@@ -152,6 +127,34 @@ impl Sal {
             Allow::List(items) if items.iter().all(|item| matches!(item, AllowItem::Host(_))) => Some(false),
             Allow::List(_) => None,
         }
+    }
+}
+
+impl Config {
+    /// Why a rule cannot take a packet; `None`: it can, if it has a weight.
+    pub(crate) fn unusable(&self, rule: &Rule, protocol: u8, port: u16, way: WayOn) -> Option<Unusable> {
+        match &rule.action {
+            Action::Demux(demux) if demux.protocol.is_some_and(|wanted| wanted != protocol) => Some(Unusable::Protocol),
+            Action::Demux(demux) if !demux.answers(port) => Some(Unusable::Port),
+            Action::Forward(_) | Action::ForwardAll(_) => self.cannot_forward(rule, way),
+            Action::Delay(_) if way.sender != Sender::Own && !self.router => Some(Unusable::NotForOthers),
+            Action::Demux(_) | Action::Box(_) | Action::Delay(_) | Action::Drop => None,
+        }
+    }
+
+    /// The same for one that leads to another host.
+    pub(crate) fn cannot_forward(&self, rule: &Rule, way: WayOn) -> Option<Unusable> {
+        let hop = rule.action.next_hop()?;
+        // What others ask for on a segment is passed on by relays, whatever the table says.
+        if way.sender != Sender::Own && (!self.router || hop.address == SEGMENT) {
+            return Some(Unusable::NotForOthers);
+        }
+        if way.is_back(hop.address) {
+            return Some(Unusable::Back);
+        }
+        let makes_copies = matches!(rule.action, Action::ForwardAll(_)) && matches!(way.sender, Sender::Router(_));
+        let why = makes_copies.then_some(Unusable::Copies);
+        why.or((hop.router && way.is_inward()).then_some(Unusable::Inward))
     }
 }
 

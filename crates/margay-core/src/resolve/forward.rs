@@ -7,12 +7,14 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
 
+use crate::association::AssociationTable;
 use crate::association::Neighbour;
 use crate::association::draft::{Arrival, Draft, Reply};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
 use crate::resolve::way::Sender;
 use crate::table::{Action, Resolution};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::hop;
 use crate::types::key::HostId;
@@ -136,34 +138,15 @@ impl Sal {
         if self.came_to_all {
             return Reply { via: Some(from), is_detour: true, ..Reply::straight(reply_to) };
         }
-        if !self.is_hop_tagged(from, resolvable, datagram) {
+        if !self.associations.is_hop_tagged(from, resolvable, datagram) {
             self.counters.drop(DropReason::BadHopTag);
             return Reply::straight(from);
         }
         let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
         // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it
         // would only use up what an answer may have of bytes.
-        let via = Some(via).filter(|via| self.hop_key_of(*via).is_some());
+        let via = Some(via).filter(|via| self.associations.hop_key_of(*via).is_some());
         Reply { via, ..Reply::straight(reply_to) }
-    }
-
-    pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
-        let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
-        match (self.hop_key_of(from), tagged) {
-            (Some(key), Some(tagged)) => hop::is_valid(&key, tagged, &resolvable.hop_tag),
-            _ => false,
-        }
-    }
-
-    /// The hop key shared with the router or host at `address`.
-    pub(crate) fn hop_key_of(&self, address: SocketAddr) -> Option<[u8; 16]> {
-        self.associations.hop_key(Neighbour::At(address))
-    }
-
-    /// The hop key shared with a next hop: the host's, or that of whoever is known to be at the address.
-    pub(crate) fn hop_key_to(&self, host: Option<HostId>, address: SocketAddr) -> Option<[u8; 16]> {
-        let of_host = host.and_then(|host| self.associations.hop_key(Neighbour::Host(host)));
-        of_host.or_else(|| self.hop_key_of(address))
     }
 
     pub(crate) fn forward(
@@ -180,24 +163,18 @@ impl Sal {
         }
         let mut onward = *resolvable;
         onward.hop_limit -= 1;
-        let passed_a_router = resolvable.via.is_some() && self.is_hop_tagged(from, resolvable, datagram);
+        let passed_a_router = resolvable.via.is_some() && self.associations.is_hop_tagged(from, resolvable, datagram);
         if passed_a_router {
             onward.via = resolvable.via.map(|via| if via.ip().is_unspecified() { from } else { via });
         } else {
             onward.reply_to = Some(from);
             onward.via = Some(VIA_SENDER);
         }
-        let hop_key = self.hop_key_to(host, to);
+        let hop_key = self.associations.hop_key_to(host, to);
         let copy = rewrite(datagram, &onward, hop_key).ok_or(DropReason::Malformed)?;
         self.counters.forwarded += 1;
         self.transmit(to, copy, kind);
         Ok(())
-    }
-
-    /// The resolvable part of an RSYN that is for another host than this one, which only passes it on.
-    pub(crate) fn rsyn_for_another(&self, message: &Message<'_>) -> Option<ResolvableRepr> {
-        let of_another = |part: &ResolvableRepr| !ServiceId(part.service).is_at_host(self.host_id());
-        message.resolvable.filter(|part| message.kind == Kind::Rsyn && of_another(part))
     }
 
     /// An RSYN for a host that is registered here: to where its own association leads. Nothing is kept.
@@ -261,7 +238,7 @@ impl Sal {
     pub(crate) fn relay(&mut self, from: SocketAddr, message: &Message<'_>, datagram: &[u8]) -> Result<(), DropReason> {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let initiator = resolvable.reply_to.ok_or(DropReason::Malformed)?;
-        if !self.is_hop_tagged(from, &resolvable, datagram) {
+        if !self.associations.is_hop_tagged(from, &resolvable, datagram) {
             return Err(DropReason::BadHopTag);
         }
         if resolvable.hop_limit <= 1 {
@@ -275,6 +252,35 @@ impl Sal {
         self.counters.relayed += 1;
         self.transmit(initiator, copy, message.kind);
         Ok(())
+    }
+}
+
+impl AssociationTable {
+    pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
+        let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
+        match (self.hop_key_of(from), tagged) {
+            (Some(key), Some(tagged)) => hop::is_valid(&key, tagged, &resolvable.hop_tag),
+            _ => false,
+        }
+    }
+
+    /// The hop key shared with the router or host at `address`.
+    pub(crate) fn hop_key_of(&self, address: SocketAddr) -> Option<[u8; 16]> {
+        self.hop_key(Neighbour::At(address))
+    }
+
+    /// The hop key shared with a next hop: the host's, or that of whoever is known to be at the address.
+    pub(crate) fn hop_key_to(&self, host: Option<HostId>, address: SocketAddr) -> Option<[u8; 16]> {
+        let of_host = host.and_then(|host| self.hop_key(Neighbour::Host(host)));
+        of_host.or_else(|| self.hop_key_of(address))
+    }
+}
+
+impl Config {
+    /// The resolvable part of an RSYN that is for another host than this one, which only passes it on.
+    pub(crate) fn rsyn_for_another(&self, message: &Message<'_>) -> Option<ResolvableRepr> {
+        let of_another = |part: &ResolvableRepr| !ServiceId(part.service).is_at_host(self.host_id());
+        message.resolvable.filter(|part| message.kind == Kind::Rsyn && of_another(part))
     }
 }
 

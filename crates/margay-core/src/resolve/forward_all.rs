@@ -23,7 +23,7 @@ impl Sal {
     /// Who gets a copy of what goes by a rule, beside its own next hop.
     pub(crate) fn beside(&self, rule: RuleId, sender: Sender) -> Vec<(RuleId, NextHop)> {
         let way = self.way_on(sender);
-        let usable = self.table.beside(rule).filter(|(_, rule)| self.cannot_forward(rule, way).is_none());
+        let usable = self.table.beside(rule).filter(|(_, rule)| self.config.cannot_forward(rule, way).is_none());
         usable.filter_map(|(id, rule)| Some((id, *rule.action.next_hop()?))).take(COPIES_MAX - 1).collect()
     }
 

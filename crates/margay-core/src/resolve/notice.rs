@@ -18,8 +18,10 @@ use crate::machine::sal::Sal;
 use crate::resolve::forward::rewrite;
 use crate::resolve::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::session::flow::Setup;
+use crate::table::ServiceTable;
 use crate::table::{Action, Demux, HAND_OVER_PORT, Rule, is_answering};
 use crate::trust::certificate::Authenticated;
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::hop::HOP_LIMIT;
 use crate::types::key::{HostId, HostPublic};
@@ -166,7 +168,7 @@ impl Sal {
                 Some(Heard {
                     prefix: *prefix,
                     host: *host,
-                    address: self.usable_address(entry)?,
+                    address: self.config.usable_address(entry)?,
                     authenticated: entry.authenticated,
                     at: entry.at,
                     hops: entry.hops,
@@ -181,10 +183,6 @@ impl Sal {
     /// How many names are remembered, those that are served no longer among them.
     pub fn heard_count(&self) -> usize {
         self.notices.heard.len()
-    }
-
-    fn usable_address(&self, entry: &Entry) -> Option<SocketAddr> {
-        entry.addresses.iter().copied().find(|address| self.has_family_of(address.ip()))
     }
 
     /// The host that a first packet to a name goes to before the segment is asked: of those that were heard of for the
@@ -370,7 +368,7 @@ impl Sal {
     /// Says what is to be said now.
     pub(crate) fn notices_due(&mut self, now: Instant) {
         if self.notices.look.take().is_some() {
-            self.look_for_names(now);
+            self.notices.look_for_names(&self.table, now);
         }
         let due: Vec<Prefix> =
             self.notices.own.iter().filter(|(_, own)| own.next <= now).map(|(prefix, _)| *prefix).collect();
@@ -389,29 +387,8 @@ impl Sal {
         }
     }
 
-    /// Which names are served here now.
-    fn look_for_names(&mut self, now: Instant) {
-        let is_served = |rule: &Rule| {
-            let takes_clients = |demux: &Demux| demux.service_port != Some(HAND_OVER_PORT);
-            matches!(&rule.action, Action::Demux(demux) if takes_clients(demux)) && !is_answering(rule)
-        };
-        let served = self.table.iter().filter(|(prefix, _, rule)| prefix.bits >= SERVICE_BITS && is_served(rule));
-        let mut served: Vec<Prefix> = served.map(|(prefix, _, _)| prefix).collect();
-        served.sort_unstable();
-        served.dedup();
-        served.truncate(OWN_MAX);
-        for (prefix, own) in &mut self.notices.own {
-            if own.withdrawn == served.binary_search(prefix).is_ok() {
-                *own = Own { said: 0, withdrawn: !own.withdrawn, next: now };
-            }
-        }
-        for prefix in served {
-            self.notices.own.entry(prefix).or_insert(Own { said: 0, withdrawn: false, next: now });
-        }
-    }
-
     fn say_notice(&mut self, prefix: Prefix, withdrawn: bool) {
-        let addresses = self.own_addresses();
+        let addresses = self.config.own_addresses();
         let Ok(told) = Addresses::parse(&addresses) else { return };
         self.notices.sequence += 1;
         let mut notice = NoticeRepr {
@@ -441,6 +418,35 @@ impl Sal {
         draft.extensions = &extensions;
         if let Some(datagram) = draft.write(None).filter(|whole| whole.len() <= usize::from(self.config.datagram_max)) {
             self.transmit(SEGMENT, datagram, Kind::Notice);
+        }
+    }
+}
+
+impl Config {
+    fn usable_address(&self, entry: &Entry) -> Option<SocketAddr> {
+        entry.addresses.iter().copied().find(|address| self.has_family_of(address.ip()))
+    }
+}
+
+impl Notices {
+    /// Which names are served here now.
+    fn look_for_names(&mut self, table: &ServiceTable, now: Instant) {
+        let is_served = |rule: &Rule| {
+            let takes_clients = |demux: &Demux| demux.service_port != Some(HAND_OVER_PORT);
+            matches!(&rule.action, Action::Demux(demux) if takes_clients(demux)) && !is_answering(rule)
+        };
+        let served = table.iter().filter(|(prefix, _, rule)| prefix.bits >= SERVICE_BITS && is_served(rule));
+        let mut served: Vec<Prefix> = served.map(|(prefix, _, _)| prefix).collect();
+        served.sort_unstable();
+        served.dedup();
+        served.truncate(OWN_MAX);
+        for (prefix, own) in &mut self.own {
+            if own.withdrawn == served.binary_search(prefix).is_ok() {
+                *own = Own { said: 0, withdrawn: !own.withdrawn, next: now };
+            }
+        }
+        for prefix in served {
+            self.own.entry(prefix).or_insert(Own { said: 0, withdrawn: false, next: now });
         }
     }
 }

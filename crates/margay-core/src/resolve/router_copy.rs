@@ -1,8 +1,10 @@
 //! What a copy of this router's tables outside the core needs: a program in the kernel that forwards as the core does,
 //! say (docs/decisions/0022). It is told of changes, and asks for them in parts.
 
+use crate::association::AssociationTable;
 use crate::association::Neighbour;
 use crate::machine::sal::Sal;
+use crate::table::ServiceTable;
 use crate::table::changes::Part;
 use crate::table::{Outcome, RuleId};
 use crate::types::name::Prefix;
@@ -37,13 +39,15 @@ impl Sal {
     pub fn note_copy_use(&mut self, rule: RuleId, packets: u64, last: Option<Instant>) {
         self.table.add_use(rule, packets, last);
     }
+}
 
-    pub(crate) fn has_route_news(&self) -> bool {
-        self.table.has_news() || self.associations.has_news()
+impl AssociationTable {
+    pub(crate) fn has_route_news(&self, table: &ServiceTable) -> bool {
+        table.has_news() || self.has_news()
     }
 
-    pub(crate) fn take_route_news(&mut self) -> bool {
+    pub(crate) fn take_route_news(&mut self, table: &mut ServiceTable) -> bool {
         // Both, so that one word stands for both.
-        self.table.changes().take_news() | self.associations.changes().take_news()
+        table.changes().take_news() | self.changes().take_news()
     }
 }

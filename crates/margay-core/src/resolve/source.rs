@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 
 use hashbrown::HashMap;
 
+use crate::association::AssociationTable;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::key::HostId;
@@ -88,7 +89,7 @@ impl Sal {
             .as_ref()
             .is_some_and(|membership| membership.not_after_s > unix_s && membership.authority == block);
         // Of its own programs the agent has asked itself already.
-        let may = association.host == self.host_id()
+        let may = association.host == self.config.host_id()
             || (block != [0; 8] && is_member)
             || claimed.is_at_host(association.host);
         may.then_some(claimed)
@@ -100,7 +101,7 @@ impl Sal {
         let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
         match flow.role {
             Role::Initiator => Some(flow.service),
-            Role::Responder => self.client_of(flow),
+            Role::Responder => self.associations.client_of(flow),
         }
     }
 
@@ -109,9 +110,11 @@ impl Sal {
         let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
         (flow.role == Role::Responder).then_some(flow.service)
     }
+}
 
+impl AssociationTable {
     fn client_of(&self, flow: &Flow) -> Option<ServiceId> {
-        let host = self.associations.get(flow.association).filter(|_| flow.carries_data())?.host;
+        let host = self.get(flow.association).filter(|_| flow.carries_data())?.host;
         let unnamed = || ServiceId::at_host(host, flow.app.destination.port().into());
         Some(flow.source.as_deref().copied().unwrap_or_else(unnamed))
     }

@@ -95,7 +95,7 @@ impl Sal {
         code: ErrorCode,
     ) {
         let (Some(resolvable), Some(exchange)) = (message.resolvable, message.key_exchange()) else { return };
-        if resolvable.via.is_none() || !self.is_hop_tagged(from, &resolvable, datagram) {
+        if resolvable.via.is_none() || !self.associations.is_hop_tagged(from, &resolvable, datagram) {
             return;
         }
         let Some(router) = self.neighbour_at(from) else { return };

@@ -1,6 +1,7 @@
 //! What the core reports, and the views that it gives of its tables.
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -28,6 +29,9 @@ use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
+
+/// Events that wait to be polled; when nobody listens the oldest go.
+const EVENTS_MAX: usize = 4096;
 
 /// Something that happened. Nothing needs to be done about it; logs, metrics and watchers live on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -302,4 +306,28 @@ pub struct AssociationInfo {
     pub router: bool,
     /// When it was last heard, with a right tag.
     pub heard: Instant,
+}
+
+/// Events in order, bounded: the oldest go first, since nothing depends on them.
+#[derive(Default)]
+pub(crate) struct EventQueue(VecDeque<Event>);
+
+impl EventQueue {
+    pub fn push(&mut self, event: Event) {
+        if self.0.len() >= EVENTS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(event);
+    }
+
+    pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            self.push(event);
+        }
+    }
+
+    /// The oldest event.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.0.pop_front()
+    }
 }

@@ -38,7 +38,7 @@ impl Sal {
             service,
             protocol: packet.tuple.protocol,
             port: packet.tuple.destination.port(),
-            host: self.host_id(),
+            host: self.config.host_id(),
             groups: &groups,
             packet: &seen,
         };

@@ -90,7 +90,7 @@ impl Sal {
         let rule = self.chain_rule_of(service, packet);
         let rule = rule.filter(|rule| !rule.boxes.is_empty())?;
         let boxes = self.boxes_from_here(rule);
-        let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.host_id()).collect();
+        let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.config.host_id()).collect();
         let origin =
             self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes, change: 0 });
         let client = SocketAddr::new(self.client_address(&packet.tuple), packet.tuple.source.port());

@@ -225,7 +225,9 @@ impl Sal {
     pub(crate) fn box_certificate(&self, flow: &Flow) -> Vec<u8> {
         let one = match flow.chain.as_deref() {
             Some(Chained { place: Place::Right { at }, boxes, .. }) => boxes.get(*at),
-            Some(Chained { place: Place::First, boxes, hosts, .. }) if hosts.first() == Some(&self.host_id()) => {
+            Some(Chained { place: Place::First, boxes, hosts, .. })
+                if hosts.first() == Some(&self.config.host_id()) =>
+            {
                 boxes.first()
             }
             _ => None,

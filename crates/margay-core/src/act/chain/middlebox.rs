@@ -59,9 +59,11 @@ impl Sal {
         }
         let address = own_family.or_else(|| self.stands_for(&destination, !client.is_ipv4()))?;
         let random = self.rng.u32();
-        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.is_taken(&tuple.reversed());
+        let taken = |tuple: &Tuple| {
+            self.grants.is_taken(&self.flows, tuple) || self.grants.is_taken(&self.flows, &tuple.reversed())
+        };
         let service = SocketAddr::new(address, session.service_port);
-        box_tuple(protocol, client, service, self.own(), random, taken)
+        box_tuple(protocol, client, service, self.config.own(), random, taken)
     }
 
     /// The virtual address of this host that stands for a name.
@@ -220,8 +222,8 @@ impl Sal {
 
     /// The right half of a left one, before it is begun, and the number of the box between them, from 0.
     fn right_of(&mut self, now: Instant, left: FlowId) -> Option<(Flow, usize, Wanted)> {
-        let id = self.fresh_flow_id();
-        let own = self.host_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
+        let own = self.config.host_id();
         let left = self.flows.get(left)?;
         let chained = left.chain.as_deref()?;
         let Place::Left { at } = chained.place else { return None };
@@ -393,7 +395,7 @@ impl Sal {
         (late.retries, late.give_up) = (1, now + SETUP_TIMEOUT);
         self.flows.set_deadline(right, Some(now + retry_after(0)));
         self.send_ack_again(right);
-        self.prepare_pinhole(now, right, is_first_contact);
+        self.flows.prepare_pinhole(&mut self.ports, &mut self.queue, now, right, is_first_contact);
         self.counters.chains_joined += 1;
     }
 
@@ -449,7 +451,7 @@ impl Sal {
         let Setup::Late(late) = &flow.setup else { return };
         let association = flow.association;
         let message_3 = late.ack.clone();
-        let host_id = self.host_id().0;
+        let host_id = self.config.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: association, message: &message_3 };
         let is_new = !message_3.is_empty();
         let extensions = [Extension::KeyExchange(exchange)];

@@ -58,7 +58,7 @@ impl Sal {
             && let Some(proxy) = boxes.get_mut(at).filter(|proxy| proxy.is_ahead())
         {
             proxy.flags |= BoxFlags::PASSED;
-            hosts.push(self.host_id());
+            hosts.push(self.config.host_id());
         }
         (boxes, hosts)
     }

@@ -173,7 +173,7 @@ impl Sal {
         if tuple == right.app {
             return true;
         }
-        if self.is_taken(&tuple) || self.is_taken(&tuple.reversed()) {
+        if self.grants.is_taken(&self.flows, &tuple) || self.grants.is_taken(&self.flows, &tuple.reversed()) {
             return false;
         }
         right.app = tuple;

@@ -18,6 +18,8 @@ use crate::cache::packet::{self, AppPacket, Unreachable, tcp_flags};
 use crate::leg::carriage::Why;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::event::EventQueue;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, LifeEvent, Setup, seen};
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
@@ -69,7 +71,7 @@ impl Sal {
         }
         if flow.carries_data() {
             let (entry, association) = (flow.entry(), flow.association);
-            self.announce_path(association);
+            self.locations.announce_path(&self.associations, &mut self.queue, association);
             self.queue.update(EntryUpdate::Install(entry));
             return AppVerdict::Forward(id);
         }
@@ -96,7 +98,7 @@ impl Sal {
     /// The application's TCP showed its numbers: the exact RST ends it (RFC 5961).
     fn answer_failed(&mut self, id: FlowId, packet: &AppPacket<'_>) -> AppVerdict {
         if packet.tcp_flags() & tcp_flags::RST == 0 {
-            self.refuse(packet, Unreachable::Port);
+            self.queue.refuse(packet, Unreachable::Port);
             self.counters.resets += 1;
         }
         self.take_flow(id);
@@ -114,7 +116,7 @@ impl Sal {
                 flow.seen &= !seen::FIN_INGRESS;
                 self.flows.set_deadline(id, Some(now + LINGER_RESET));
             }
-            self.end(id, (LifeEvent::Reset, RemoveReason::Reset), now + LINGER_RESET);
+            self.flows.end(&mut self.events, id, (LifeEvent::Reset, RemoveReason::Reset), now + LINGER_RESET);
             return;
         }
         if flags & tcp_flags::FIN == 0 {
@@ -127,21 +129,12 @@ impl Sal {
         if before != 0 && after != before {
             let linger = if flow.direct.why == Why::Granted { LINGER_GRANTED } else { LINGER };
             flow.closed_at = now;
-            self.end(id, (LifeEvent::SecondFin, RemoveReason::Closed), now + linger);
+            self.flows.end(&mut self.events, id, (LifeEvent::SecondFin, RemoveReason::Closed), now + linger);
         } else if before == 0
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
             flow.lifecycle = next;
             self.events.push(Event::FlowChanged(id));
-        }
-    }
-
-    fn end(&mut self, id: FlowId, (event, reason): (LifeEvent, RemoveReason), until: Instant) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        if let Some(next) = flow.lifecycle.after(event) {
-            flow.lifecycle = next;
-            self.flows.set_deadline(id, Some(until));
-            self.events.push(Event::FlowEnded { flow: id, reason });
         }
     }
 
@@ -292,10 +285,6 @@ impl Sal {
         Ok(())
     }
 
-    pub(crate) fn is_half_open_here(&self, id: FlowId) -> bool {
-        self.flows.get(id).is_some_and(|flow| matches!(flow.setup, Setup::Responder(_)))
-    }
-
     /// DATA that the cache could not place.
     pub(crate) fn handle_data_miss(
         &mut self,
@@ -330,7 +319,7 @@ impl Sal {
             if !entry.directions.has_ingress() && !entry.directions.gives_up() {
                 return self.hold_overtaking(now, data.dst_flow, from, datagram);
             }
-            self.announce_path(association);
+            self.locations.announce_path(&self.associations, &mut self.queue, association);
             self.queue.update(EntryUpdate::Install(entry));
             self.queue.ingress(from, datagram.to_vec());
             return Ok(());
@@ -456,9 +445,24 @@ impl Sal {
         for scope in gone {
             self.locations.remove(scope);
         }
-        self.forget_terms();
-        self.forget_fences();
-        self.keep_peers(now);
+        self.patience.forget_terms(&self.associations);
+        self.fences.forget_fences(&self.flows, &self.associations);
+        self.locations.keep_peers(&self.associations, &self.config, now);
+    }
+}
+
+impl FlowTable {
+    fn end(&mut self, events: &mut EventQueue, id: FlowId, (event, reason): (LifeEvent, RemoveReason), until: Instant) {
+        let Some(flow) = self.get_mut(id) else { return };
+        if let Some(next) = flow.lifecycle.after(event) {
+            flow.lifecycle = next;
+            self.set_deadline(id, Some(until));
+            events.push(Event::FlowEnded { flow: id, reason });
+        }
+    }
+
+    pub(crate) fn is_half_open_here(&self, id: FlowId) -> bool {
+        self.get(id).is_some_and(|flow| matches!(flow.setup, Setup::Responder(_)))
     }
 }
 

@@ -89,7 +89,7 @@ impl Sal {
             set.iter().any(|(_, rule)| {
                 rule.weight == 0
                     && matches!(rule.action, Action::Demux(_))
-                    && self.unusable(rule, session.protocol, session.service_port, way).is_none()
+                    && self.config.unusable(rule, session.protocol, session.service_port, way).is_none()
             })
         })
     }

@@ -13,10 +13,12 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Extension, FlowId};
 
+use crate::association::AssociationTable;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
 use crate::session::give_up::GiveUpCause;
 use crate::trust::certificate::CertificateError;
 use crate::types::key::{HostId, HostPublic, HostSecret};
@@ -211,28 +213,6 @@ impl Sal {
         }
     }
 
-    /// FENCE_NUMBER of the SYN-ACK for a service here.
-    pub(crate) fn own_fence(&self, service: &ServiceId) -> Option<Extension<'static>> {
-        let holding = self.fences.own.iter().filter(|(prefix, _)| prefix.contains(service));
-        holding.max_by_key(|(prefix, _)| prefix.bits).map(|(_, number)| Extension::FenceNumber(*number))
-    }
-
-    /// What the instance has said in its SYN-ACK.
-    pub(crate) fn note_fence(&mut self, id: FlowId, number: Option<u64>) {
-        let Some((flow, number)) = self.flows.get(id).zip(number) else { return };
-        if let Some(peer) = self.associations.get(flow.association) {
-            self.fences.note_told(peer.host, flow.asked(), number);
-        }
-    }
-
-    /// Who holds a name, where a host that says that it does so is a former holder.
-    pub(crate) fn holder_since(&self, host: HostId, service: &ServiceId, told: Option<u64>) -> Option<HostId> {
-        let told = told?;
-        let later =
-            |(prefix, held): &(&Prefix, &Held)| prefix.contains(service) && held.holder != host && told < held.number;
-        self.fences.held.iter().find(later).map(|(_, held)| held.holder)
-    }
-
     /// A holder says that a name is its own. Where that holds, flows with former holders end: programs here get an
     /// error at once, whatever those holders say. The same notice again ends flows that were begun since. Of a session
     /// that goes through boxes, the flow to the name's own host ends so, or the one to the box whose name it is; the
@@ -243,11 +223,11 @@ impl Sal {
     /// Why it does not hold; nothing has changed.
     pub fn handle_fence(&mut self, now: Instant, notice: &FenceNotice) -> Result<Fenced, FenceError> {
         self.now = now;
-        let own = self.host_id();
+        let own = self.config.host_id();
         let is_new = self.fences.weigh(notice, own).transpose()?.is_some();
         if is_new {
             self.check_fence(notice)?;
-            self.make_room_for_fence(&notice.prefix)?;
+            self.fences.make_room_for_fence(&self.flows, &self.associations, &notice.prefix)?;
             let held = Held { number: notice.number, holder: notice.holder() };
             self.fences.held.insert(notice.prefix, held);
             if held.holder != own {
@@ -267,20 +247,9 @@ impl Sal {
         Ok(())
     }
 
-    fn make_room_for_fence(&mut self, prefix: &Prefix) -> Result<(), FenceError> {
-        if self.fences.held.len() >= HELD_MAX && !self.fences.held.contains_key(prefix) {
-            self.forget_fences();
-        }
-        if self.fences.held.len() < HELD_MAX || self.fences.held.contains_key(prefix) {
-            Ok(())
-        } else {
-            Err(FenceError::Full)
-        }
-    }
-
     /// With a new notice, also those whose holder has said no number: they are older.
     fn end_flows_with_former(&mut self, now: Instant, notice: &FenceNotice, is_new: bool) -> Fenced {
-        let own = self.host_id();
+        let own = self.config.host_id();
         let holder = notice.holder();
         let mut served = Vec::new();
         let mut initiated: BTreeMap<HostId, Vec<FlowId>> = BTreeMap::new();
@@ -324,26 +293,68 @@ impl Sal {
         }
     }
 
+    /// Flows of programs here with a peer have ended, since it is given up.
+    pub(crate) fn note_given_up(&mut self, peer: HostId, flows: usize, cause: GiveUpCause) {
+        self.counters.given_up(cause);
+        self.events.push(Event::GivenUp { peer, flows, cause });
+    }
+}
+
+impl Fences {
+    /// FENCE_NUMBER of the SYN-ACK for a service here.
+    pub(crate) fn own_fence(&self, service: &ServiceId) -> Option<Extension<'static>> {
+        let holding = self.own.iter().filter(|(prefix, _)| prefix.contains(service));
+        holding.max_by_key(|(prefix, _)| prefix.bits).map(|(_, number)| Extension::FenceNumber(*number))
+    }
+
+    /// What the instance has said in its SYN-ACK.
+    pub(crate) fn note_fence(
+        &mut self,
+        flows: &FlowTable,
+        associations: &AssociationTable,
+        id: FlowId,
+        number: Option<u64>,
+    ) {
+        let Some((flow, number)) = flows.get(id).zip(number) else { return };
+        if let Some(peer) = associations.get(flow.association) {
+            self.note_told(peer.host, flow.asked(), number);
+        }
+    }
+
+    /// Who holds a name, where a host that says that it does so is a former holder.
+    pub(crate) fn holder_since(&self, host: HostId, service: &ServiceId, told: Option<u64>) -> Option<HostId> {
+        let told = told?;
+        let later =
+            |(prefix, held): &(&Prefix, &Held)| prefix.contains(service) && held.holder != host && told < held.number;
+        self.held.iter().find(later).map(|(_, held)| held.holder)
+    }
+
+    fn make_room_for_fence(
+        &mut self,
+        flows: &FlowTable,
+        associations: &AssociationTable,
+        prefix: &Prefix,
+    ) -> Result<(), FenceError> {
+        if self.held.len() >= HELD_MAX && !self.held.contains_key(prefix) {
+            self.forget_fences(flows, associations);
+        }
+        if self.held.len() < HELD_MAX || self.held.contains_key(prefix) { Ok(()) } else { Err(FenceError::Full) }
+    }
+
     /// Forgets holders of names that no flow is of, and what hosts have said with which this one shares nothing any
     /// more.
-    pub(crate) fn forget_fences(&mut self) {
-        let mut unused: Vec<Prefix> = self.fences.held.keys().copied().collect();
-        for flow in self.flows.iter() {
+    pub(crate) fn forget_fences(&mut self, flows: &FlowTable, associations: &AssociationTable) {
+        let mut unused: Vec<Prefix> = self.held.keys().copied().collect();
+        for flow in flows.iter() {
             if unused.is_empty() {
                 break;
             }
             unused.retain(|prefix| !prefix.contains(&flow.asked()));
         }
         for prefix in unused {
-            self.fences.held.remove(&prefix);
+            self.held.remove(&prefix);
         }
-        self.fences.told.retain(|host, _| self.associations.by_host(*host).is_some());
-    }
-
-    /// Flows of programs here with a peer have ended, since it is given up.
-    pub(crate) fn note_given_up(&mut self, peer: HostId, flows: usize, cause: GiveUpCause) {
-        self.counters.given_up(cause);
-        self.events.push(Event::GivenUp { peer, flows, cause });
+        self.told.retain(|host, _| associations.by_host(*host).is_some());
     }
 }
 

@@ -10,10 +10,12 @@ use core::time::Duration;
 
 use margay_wire::{Extension, FlowId, TermsRepr};
 
+use crate::association::AssociationTable;
 use crate::association::location::Scope;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
 use crate::session::give_up::{GIVE_UP_AFTER, GiveUpAfter, GiveUpCause};
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, ServiceId};
@@ -110,33 +112,15 @@ impl Sal {
         };
     }
 
-    /// TERMS of the SYN-ACK for a service here.
-    pub(crate) fn own_terms(&self, service: &ServiceId) -> Option<Extension<'static>> {
-        let serving = self.patience.own.iter().filter(|(served, _)| served.contains(service));
-        let (_, terms) = serving.max_by_key(|(served, _)| served.bits)?;
-        Some(Extension::Terms(TermsRepr { give_up_after_ms: terms.ms() }))
-    }
-
     /// What the instance has said in its SYN-ACK, or that it says nothing.
     pub(crate) fn note_terms(&mut self, id: FlowId, terms: Option<TermsRepr>) {
         self.note_told(id, terms.map(|terms| GiveUpAfter::of_ms(terms.give_up_after_ms)));
-    }
-
-    /// What the service of a flow of a program here has said.
-    pub(crate) fn told_of(&self, flow: &Flow) -> Option<GiveUpAfter> {
-        let host = self.associations.get(flow.association).filter(|_| flow.role == Role::Initiator)?.host;
-        self.patience.told.get(&host)?.get(&flow.asked()).copied()
     }
 
     pub(crate) fn note_told(&mut self, id: FlowId, told: Option<GiveUpAfter>) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.role == Role::Initiator) else { return };
         let Some(peer) = self.associations.get(flow.association) else { return };
         self.patience.note_told(peer.host, flow.asked(), told);
-    }
-
-    /// Forgets what hosts have said with which this one shares nothing any more.
-    pub(crate) fn forget_terms(&mut self) {
-        self.patience.told.retain(|host, told| !told.is_empty() && self.associations.by_host(*host).is_some());
     }
 
     /// Sets the peers that no router lists, of those that flows of programs here are with. One of them is asked for a
@@ -154,7 +138,7 @@ impl Sal {
 
     /// Whether nothing comes from a peer, which is asked again and again by every way.
     pub fn is_silent(&self, host: HostId) -> bool {
-        self.is_unheard(Scope::of(host))
+        self.locations.is_unheard(Scope::of(host))
     }
 
     /// Peers that no router lists and that have been silent for half of the time: whether packets of flows with them
@@ -162,14 +146,9 @@ impl Sal {
     pub fn doubted_peers(&self, now: Instant) -> Vec<HostId> {
         let is_doubted = |(host, absence): &(&HostId, &Absence)| {
             let shortest = self.patience.shortest(**host);
-            shortest.is_some_and(|shortest| self.silent_for(now, **host, absence) >= shortest / 2)
+            shortest.is_some_and(|shortest| self.associations.silent_for(now, **host, absence) >= shortest / 2)
         };
         self.patience.absent.iter().filter(is_doubted).map(|(host, _)| *host).collect()
-    }
-
-    fn silent_for(&self, now: Instant, host: HostId, absence: &Absence) -> Duration {
-        let heard = self.associations.all_with(host).map(|association| association.heard).max();
-        now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard))
     }
 
     /// Packets of flows with a peer have come since the flow cache was asked last.
@@ -184,7 +163,8 @@ impl Sal {
     pub fn rebind_datagrams(&mut self, now: Instant, host: HostId, service: &ServiceId) -> usize {
         self.now = now;
         let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.asked() == *service;
-        let flows: Vec<FlowId> = self.initiated_with(host).filter(is_it).map(|flow| flow.id).collect();
+        let flows: Vec<FlowId> =
+            self.flows.initiated_with(&self.associations, host).filter(is_it).map(|flow| flow.id).collect();
         for id in &flows {
             self.remove_flow(*id, RemoveReason::GivenUp);
         }
@@ -207,14 +187,7 @@ impl Sal {
 
     /// The open flows of programs here with a peer.
     pub fn flows_initiated_with(&self, host: HostId) -> Vec<FlowId> {
-        self.initiated_with(host).map(|flow| flow.id).collect()
-    }
-
-    fn initiated_with(&self, host: HostId) -> impl Iterator<Item = &Flow> {
-        let is_with = move |flow: &&Flow| {
-            self.associations.get(flow.association).is_some_and(|known| known.host == host && !known.is_self())
-        };
-        self.flows.iter().filter(|flow| is_open_initiator(flow)).filter(is_with)
+        self.flows.initiated_with(&self.associations, host).map(|flow| flow.id).collect()
     }
 
     /// Looks at the peers that no router lists.
@@ -223,9 +196,9 @@ impl Sal {
         self.patience.next_look = now + pause;
         for (host, absence) in self.patience.absent.clone() {
             let Some(shortest) = self.patience.shortest(host) else { continue };
-            let silent = self.silent_for(now, host, &absence);
+            let silent = self.associations.silent_for(now, host, &absence);
             // It has been asked for half of the time at least.
-            let is_asked = now.since(absence.since) >= shortest / 2 && self.is_unheard(Scope::of(host));
+            let is_asked = now.since(absence.since) >= shortest / 2 && self.locations.is_unheard(Scope::of(host));
             if silent >= shortest && is_asked {
                 self.give_up(now, host, silent);
             } else if silent >= shortest / 2 {
@@ -237,7 +210,8 @@ impl Sal {
     /// Ends the flows with a silent peer whose time is over.
     fn give_up(&mut self, now: Instant, host: HostId, silent: Duration) {
         let is_over = |flow: &&Flow| self.patience.limit(host, &flow.asked()).is_some_and(|limit| silent >= limit);
-        let flows: Vec<FlowId> = self.initiated_with(host).filter(is_over).map(|flow| flow.id).collect();
+        let flows: Vec<FlowId> =
+            self.flows.initiated_with(&self.associations, host).filter(is_over).map(|flow| flow.id).collect();
         if flows.is_empty() {
             return;
         }
@@ -245,6 +219,42 @@ impl Sal {
             self.fail_flow(now, *id, RemoveReason::GivenUp);
         }
         self.note_given_up(host, flows.len(), GiveUpCause::Silent(silent));
+    }
+}
+
+impl Patience {
+    /// TERMS of the SYN-ACK for a service here.
+    pub(crate) fn own_terms(&self, service: &ServiceId) -> Option<Extension<'static>> {
+        let serving = self.own.iter().filter(|(served, _)| served.contains(service));
+        let (_, terms) = serving.max_by_key(|(served, _)| served.bits)?;
+        Some(Extension::Terms(TermsRepr { give_up_after_ms: terms.ms() }))
+    }
+
+    /// What the service of a flow of a program here has said.
+    pub(crate) fn told_of(&self, associations: &AssociationTable, flow: &Flow) -> Option<GiveUpAfter> {
+        let host = associations.get(flow.association).filter(|_| flow.role == Role::Initiator)?.host;
+        self.told.get(&host)?.get(&flow.asked()).copied()
+    }
+
+    /// Forgets what hosts have said with which this one shares nothing any more.
+    pub(crate) fn forget_terms(&mut self, associations: &AssociationTable) {
+        self.told.retain(|host, told| !told.is_empty() && associations.by_host(*host).is_some());
+    }
+}
+
+impl AssociationTable {
+    fn silent_for(&self, now: Instant, host: HostId, absence: &Absence) -> Duration {
+        let heard = self.all_with(host).map(|association| association.heard).max();
+        now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard))
+    }
+}
+
+impl FlowTable {
+    fn initiated_with(&self, associations: &AssociationTable, host: HostId) -> impl Iterator<Item = &Flow> {
+        let is_with = move |flow: &&Flow| {
+            associations.get(flow.association).is_some_and(|known| known.host == host && !known.is_self())
+        };
+        self.iter().filter(|flow| is_open_initiator(flow)).filter(is_with)
     }
 }
 

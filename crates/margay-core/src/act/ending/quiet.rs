@@ -120,7 +120,7 @@ impl Sal {
 
     fn lock_for_quiet_end(&mut self, now: Instant, id: FlowId) -> Result<(), LockError> {
         let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
-        let host = association.map_or(self.host_id(), |association| association.host);
+        let host = association.map_or(self.config.host_id(), |association| association.host);
         self.lock_flow(now, id, Act::Drain, host)
     }
 
@@ -325,7 +325,7 @@ mod test {
     /// The lock of a flow's session, taken for another act.
     fn take_lock(sal: &mut Sal, flow: FlowId, act: Act, now: Instant) -> LockGuardId {
         let session = sal.flow(flow).expect("there").session;
-        let holder = Holder { host: sal.host_id(), act };
+        let holder = Holder { host: sal.config.host_id(), act };
         sal.locks.acquire(session, holder, now, Duration::from_secs(1)).expect("free")
     }
 

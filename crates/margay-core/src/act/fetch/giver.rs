@@ -6,11 +6,14 @@ use core::net::SocketAddr;
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, SessionId};
 
 use super::{HAND_OVERS_MAX, HandOverError, LEASE, PARTED, TCP, handover};
+use crate::act::fetch::Fetches;
 use crate::act::setup::{SETUP_TIMEOUT, retry_after};
 use crate::association::auth::Verified;
 use crate::cache::entry::{EntryUpdate, RemoveReason};
+use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::event::EventQueue;
 use crate::session::flow::Flow;
 use crate::session::hand_over::{HandOver, Ticket};
 use crate::types::drop_reason::DropReason;
@@ -167,7 +170,7 @@ impl Sal {
         if !matches!(known.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) || !known.carries_data() {
             return Err(HandOverError::NotOpen);
         }
-        if taker == self.host_id() {
+        if taker == self.config.host_id() {
             return Err(HandOverError::Here);
         }
         let giving = &self.fetches.giving;
@@ -250,7 +253,7 @@ impl Sal {
             _ => now + LEASE,
         };
         match (before, after) {
-            (_, GivingState::Frozen) => self.freeze(ticket, flow),
+            (_, GivingState::Frozen) => self.fetches.freeze(&mut self.queue, &mut self.events, ticket, flow),
             (_, GivingState::Parted) => self.events.push(Event::HandOver(HandOver::Gone(ticket))),
             (GivingState::Parted, GivingState::Over) => self.end_giving(ticket, RemoveReason::HandedOver),
             (_, GivingState::Over) if event == GivingEvent::TimeOut => {
@@ -268,21 +271,11 @@ impl Sal {
                 }
                 self.queue.thaw(flow);
                 if was_frozen {
-                    self.install_again(flow);
+                    self.flows.install_again(&mut self.queue, flow);
                 }
             }
             _ => {}
         }
-    }
-
-    /// From here on nothing of the flow leaves this host, nor reaches its socket.
-    fn freeze(&mut self, ticket: Ticket, flow: FlowId) {
-        if let Some(giving) = self.fetches.giving.get_mut(&ticket) {
-            giving.was_frozen = true;
-        }
-        self.queue.update(EntryUpdate::Remove { flow, reason: RemoveReason::HandedOver });
-        self.queue.freeze(flow);
-        self.events.push(Event::HandOver(HandOver::Fetched(ticket)));
     }
 
     fn end_giving(&mut self, ticket: Ticket, reason: RemoveReason) {
@@ -335,5 +328,17 @@ impl Sal {
                 GivingState::Frozen | GivingState::Parted | GivingState::Over => {}
             }
         }
+    }
+}
+
+impl Fetches {
+    /// From here on nothing of the flow leaves this host, nor reaches its socket.
+    fn freeze(&mut self, queue: &mut OutputQueue, events: &mut EventQueue, ticket: Ticket, flow: FlowId) {
+        if let Some(giving) = self.giving.get_mut(&ticket) {
+            giving.was_frozen = true;
+        }
+        queue.update(EntryUpdate::Remove { flow, reason: RemoveReason::HandedOver });
+        queue.freeze(flow);
+        events.push(Event::HandOver(HandOver::Fetched(ticket)));
     }
 }

@@ -6,12 +6,15 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{HAND_OVERS_MAX, LEASE, TCP, handover, tuple_between};
 use crate::act::setup::Start;
+use crate::association::AssociationTable;
 use crate::association::auth::Verified;
 use crate::cache::entry::{EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::Unreachable;
+use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, seen};
 use crate::session::hand_over::Ticket;
 use crate::session::{Act, Holder, LockGuardId};
@@ -55,13 +58,6 @@ pub(crate) struct Fetching {
 }
 
 impl Sal {
-    /// The flow that a message about a hand-over is of, if this host is the one that began it, with this peer.
-    fn fetchable(&self, message: &Message<'_>, association: u32) -> Option<&Flow> {
-        self.flows.get(message.dst_flow).filter(|flow| {
-            flow.role == Role::Initiator && self.associations.is_same_peer(flow.association, association)
-        })
-    }
-
     /// A giver asks for a session of this host's to be fetched.
     pub(super) fn asked_to_fetch(
         &mut self,
@@ -73,7 +69,7 @@ impl Sal {
         let ticket = Ticket(repr.ticket);
         if let Some(fetching) = self.fetches.fetching.get(&ticket) {
             let (is_its, is_ready) = (fetching.old == message.dst_flow, fetching.is_ready);
-            if !is_its || self.fetchable(message, association).is_none() {
+            if !is_its || self.flows.fetchable(&self.associations, message, association).is_none() {
                 return Err(DropReason::Unexpected);
             }
             if is_ready {
@@ -101,7 +97,7 @@ impl Sal {
             return Err(ErrorCode::Overloaded);
         }
         let taker = HostId(repr.host);
-        let old = self.fetchable(message, association).ok_or(ErrorCode::UnknownFlow)?;
+        let old = self.flows.fetchable(&self.associations, message, association).ok_or(ErrorCode::UnknownFlow)?;
         let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         if old.app.protocol != TCP || !is_open || !old.has(seen::CONFIRMED) || old.has(seen::FAILED) {
             return Err(ErrorCode::Closed);
@@ -109,7 +105,7 @@ impl Sal {
         let Flow { id: old_id, session, service, app, .. } = *old;
         let is_sealed = old.is_sealed();
         let giver = self.associations.get(association).map(|giver| giver.host).ok_or(ErrorCode::UnknownFlow)?;
-        if taker == giver || !self.has_family_of(repr.address.ip()) {
+        if taker == giver || !self.config.has_family_of(repr.address.ip()) {
             return Err(ErrorCode::Refused);
         }
         if self.fetches.fetching.len() >= HAND_OVERS_MAX || self.flows.len() >= self.config.limits.flows {
@@ -117,7 +113,7 @@ impl Sal {
         }
         let holder = Holder { host: giver, act: Act::HandOver };
         let guard = self.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let nonce = self.rng.u64();
         let between = tuple_between(id, app.source.port(), app.destination.port());
         let until = now + LEASE;
@@ -156,15 +152,8 @@ impl Sal {
             self.abandon_fetch(self.now, ticket, ErrorCode::NoCommonStack);
             return;
         }
-        self.set_held(old, true);
+        self.flows.set_held(&mut self.queue, old, true);
         self.tell_ready(ticket);
-    }
-
-    fn set_held(&mut self, id: FlowId, is_held: bool) {
-        if let Some(flow) = self.flows.get_mut(id) {
-            flow.is_held = is_held;
-            self.install_again(id);
-        }
     }
 
     /// A packet of a program whose session is on its way.
@@ -204,7 +193,7 @@ impl Sal {
         self.fetches.note_stay(ticket, now);
         // It may have ended by itself: then it is free already.
         let _ = self.locks.release(fetching.guard, now);
-        self.set_held(fetching.old, false);
+        self.flows.set_held(&mut self.queue, fetching.old, false);
         fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
         if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
             self.say_fail(fetching.new, ErrorCode::Closed);
@@ -233,7 +222,7 @@ impl Sal {
         let association = message.association();
         let is_fetched = self.fetches.fetching.get(&Ticket(repr.ticket)).is_some_and(|one| one.old == message.dst_flow);
         // Otherwise it is still open, and the giver hears of it.
-        if !is_fetched || self.fetchable(message, association).is_none() {
+        if !is_fetched || self.flows.fetchable(&self.associations, message, association).is_none() {
             self.give_word(message, association, repr);
         }
         Ok(())
@@ -248,7 +237,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let association = message.association();
         let ticket = Ticket(repr.ticket);
-        let is_its = self.fetchable(message, association).is_some();
+        let is_its = self.flows.fetchable(&self.associations, message, association).is_some();
         if is_its && self.fetches.fetching.get(&ticket).is_some_and(|one| one.old == message.dst_flow) {
             self.abandon_fetch(now, ticket, ErrorCode::Closed);
         }
@@ -259,7 +248,7 @@ impl Sal {
     /// The connection is at the giver as long as its flow is here: the flow goes when this host commits, and with it
     /// all memory of the hand-over that this answer needs. That it stays is said once and for all.
     fn give_word(&mut self, message: &Message<'_>, association: u32, repr: HandoverRepr) {
-        let stays = self.fetchable(message, association).is_some();
+        let stays = self.flows.fetchable(&self.associations, message, association).is_some();
         if stays {
             self.fetches.note_stay(Ticket(repr.ticket), self.now);
         }
@@ -279,7 +268,7 @@ impl Sal {
         let association = message.association();
         let ticket = Ticket(repr.ticket);
         let id = message.dst_flow;
-        let is_its = self.fetchable(message, association).is_some();
+        let is_its = self.flows.fetchable(&self.associations, message, association).is_some();
         let Some(fetching) = self.fetches.fetching.get(&ticket) else {
             // The confirmation was lost, or nothing was committed: the flow is there, or it is not.
             if !is_its {
@@ -328,10 +317,10 @@ impl Sal {
         new.active = now;
         new.source = source;
         new.seen |= kept;
-        self.begin_direct(now, fetching.new, false);
-        self.install_again(fetching.new);
+        self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
+        self.flows.install_again(&mut self.queue, fetching.new);
         fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
-        self.begin_pinholes(now, fetching.new);
+        self.flows.begin_pinholes(&mut self.ports, &mut self.queue, now, fetching.new);
         self.begin_policy(now, fetching.new);
         self.begin_rules(now, fetching.new);
         self.events.push(Event::FlowOpened(fetching.new));
@@ -342,5 +331,20 @@ impl Sal {
         let due: Vec<Ticket> =
             self.fetches.fetching.iter().filter(|(_, one)| one.until <= now).map(|(ticket, _)| *ticket).collect();
         due.into_iter().for_each(|ticket| self.abandon_fetch(now, ticket, ErrorCode::Closed));
+    }
+}
+
+impl FlowTable {
+    /// The flow that a message about a hand-over is of, if this host is the one that began it, with this peer.
+    fn fetchable(&self, associations: &AssociationTable, message: &Message<'_>, association: u32) -> Option<&Flow> {
+        self.get(message.dst_flow)
+            .filter(|flow| flow.role == Role::Initiator && associations.is_same_peer(flow.association, association))
+    }
+
+    fn set_held(&mut self, queue: &mut OutputQueue, id: FlowId, is_held: bool) {
+        if let Some(flow) = self.get_mut(id) {
+            flow.is_held = is_held;
+            self.install_again(queue, id);
+        }
     }
 }

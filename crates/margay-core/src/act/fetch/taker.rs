@@ -10,8 +10,10 @@ use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Setup};
 use crate::session::hand_over::{HandOver, Ticket};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::role::Role;
@@ -34,13 +36,6 @@ impl Awaited {
 }
 
 impl Sal {
-    /// A session is to come to this host, and has a flow here already: of an earlier stay, which ended while the agent
-    /// was dead, or of a hand-over that the initiator has given up since. It stays until the initiator is proved.
-    pub(crate) fn may_be_left_behind(&self, id: FlowId, message: &Message<'_>) -> bool {
-        let comes_from_elsewhere = message.handover().is_some_and(|repr| repr.host != self.host_id().0);
-        comes_from_elsewhere && self.flows.get(id).is_some_and(|flow| flow.peer_flow != message.src_flow)
-    }
-
     /// The initiator says that its session is at another host, and is proved: what is here of it is of the past.
     fn forget_left_behind(&mut self, id: FlowId) {
         let Some((session, association)) = self.flows.get(id).map(|flow| (flow.session, flow.association)) else {
@@ -116,8 +111,8 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         self.fetches.awaited.remove(&ticket);
-        self.begin_direct(now, id, false);
-        self.install_again(id);
+        self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
+        self.flows.install_again(&mut self.queue, id);
         self.begin_policy(now, id);
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
@@ -145,8 +140,17 @@ impl Sal {
             }
             awaited.next = Some(now + retry_after(awaited.tries));
             awaited.tries += 1;
-            let own = handover(ticket, self.host_id());
+            let own = handover(ticket, self.config.host_id());
             self.say_of_hand_over(id, Kind::RsynDone, Flags::empty(), own, None);
         }
+    }
+}
+
+impl FlowTable {
+    /// A session is to come to this host, and has a flow here already: of an earlier stay, which ended while the agent
+    /// was dead, or of a hand-over that the initiator has given up since. It stays until the initiator is proved.
+    pub(crate) fn may_be_left_behind(&self, config: &Config, id: FlowId, message: &Message<'_>) -> bool {
+        let comes_from_elsewhere = message.handover().is_some_and(|repr| repr.host != config.host_id().0);
+        comes_from_elsewhere && self.get(id).is_some_and(|flow| flow.peer_flow != message.src_flow)
     }
 }

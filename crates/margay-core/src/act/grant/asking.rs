@@ -12,6 +12,7 @@ use crate::act::handover::unspecified;
 use crate::act::path::policy::Policy;
 use crate::act::setup::Start;
 use crate::cache::entry::{GRANT_RECORD_LEN, Grant, PathId};
+use crate::leg::flow_ports::FlowPorts;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
 use crate::resolve::segment::SEGMENT;
@@ -19,6 +20,7 @@ use crate::resolve::way::Sender;
 use crate::session::flow::Flow;
 use crate::table::{Resolution, RuleId};
 use crate::types::name::ServiceId;
+use crate::types::rng::Rng;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::{Tuple, tuple_of};
@@ -162,7 +164,7 @@ impl Sal {
     /// Whether flows may be set up without the core at all: nothing that it alone knows of a program's socket would be
     /// lost.
     fn may_ask(&self) -> bool {
-        self.is_direct_on()
+        self.ports.is_direct_on()
             && self.sources.is_empty()
             && self.flows.len() < self.config.limits.flows / 2
             && self.grants.len() < GRANTS_MAX / 2
@@ -170,14 +172,14 @@ impl Sal {
 
     fn ask_for_grant(&mut self, now: Instant, destination: SocketAddr, count: u16) {
         let Some(service) = self.service_of(destination.ip()) else { return };
-        let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
+        let (nonce, id) = (self.rng.u64(), self.grants.fresh_flow_id(&self.flows, &mut self.rng));
         let pin = self.instances.get(&destination.ip()).map(|instance| instance.pin);
         let Some((next_hop, rule)) = self.way_to_grants(&service, destination, sticky(id, nonce)) else { return };
         if let Some(rule) = rule {
             self.table.note_use(now, rule);
         }
-        let Some(port) = self.random_row() else { return };
-        let first_flow = self.fresh_block(count);
+        let Some(port) = self.ports.random_row(&mut self.rng) else { return };
+        let first_flow = self.grants.fresh_block(&self.flows, &mut self.rng, count);
         let wanted = GrantRepr { first_flow, port, count, lifetime_ms: LIFETIME.as_millis() as u16 };
         let session = SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);
@@ -200,7 +202,7 @@ impl Sal {
         sticky: u64,
     ) -> Option<(SocketAddr, Option<RuleId>)> {
         let is_plain = self.policy_of(service) == Policy::FailOver
-            && !self.demands_secure(service)
+            && !self.secure.demands_secure(service)
             && !self.stack_rules.has_any_of(service);
         if !is_plain || self.is_chained_name(service) {
             return None;
@@ -216,17 +218,6 @@ impl Sal {
         }
     }
 
-    /// The first of as many ports in a row as a grant may have. Rows begin at multiples of their length: a kernel finds
-    /// a grant by any port of its row.
-    fn random_row(&mut self) -> Option<u16> {
-        let range = self.ports.range.clone().filter(|_| self.ports.is_on)?;
-        let first = range.start().div_ceil(GRANT_FLOWS_MAX);
-        // The row of the last port is whole only if the range ends with it.
-        let end = (u32::from(*range.end()) + 1) / u32::from(GRANT_FLOWS_MAX);
-        let row = self.rng.u32().checked_rem(end.checked_sub(first.into())?)?;
-        Some((first + row as u16) * GRANT_FLOWS_MAX)
-    }
-
     /// What the answer to an asking flow grants, if it may be used here.
     pub(crate) fn read_grant(
         &mut self,
@@ -239,14 +230,14 @@ impl Sal {
         let (asks, answer) = asks.zip(message.grant())?;
         let flow = self.flows.get(id)?;
         let (session, service) = (flow.session, flow.service);
-        let path = self.wire_path(association)?;
+        let path = self.associations.wire_path(association)?;
         let known = self.associations.get(association)?;
         let (host, remote) = (known.host, known.remote.ip());
         let key = grant_key(known, session, id, message.src_flow);
         // Larger headers on the way than here: what a program sends would not fit.
         let grows = asks.destination.is_ipv4() && remote.is_ipv6();
         let is_narrow = known.datagram_max != self.config.datagram_max;
-        if grows || is_narrow || self.grants.is_silent(now, host) || !self.is_hinted(now, association) {
+        if grows || is_narrow || self.grants.is_silent(now, host) || !self.associations.is_hinted(now, association) {
             return None;
         }
         let source = SocketAddr::new(unspecified(asks.destination.ip()), 0);
@@ -293,6 +284,19 @@ impl Sal {
     pub(crate) fn asked(&mut self, id: FlowId) {
         let has_got = self.grants.all.contains_key(&id);
         self.grants.demands.end(id, (!has_got).then_some(self.now + REST));
+    }
+}
+
+impl FlowPorts {
+    /// The first of as many ports in a row as a grant may have. Rows begin at multiples of their length: a kernel finds
+    /// a grant by any port of its row.
+    fn random_row(&self, rng: &mut Rng) -> Option<u16> {
+        let range = self.range.clone().filter(|_| self.is_on)?;
+        let first = range.start().div_ceil(GRANT_FLOWS_MAX);
+        // The row of the last port is whole only if the range ends with it.
+        let end = (u32::from(*range.end()) + 1) / u32::from(GRANT_FLOWS_MAX);
+        let row = rng.u32().checked_rem(end.checked_sub(first.into())?)?;
+        Some((first + row as u16) * GRANT_FLOWS_MAX)
     }
 }
 

@@ -7,19 +7,24 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, FlowId, GRANT_FLOWS_MAX, GrantRepr};
 
 use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP, grant_key};
+use crate::act::grant::Grants;
 use crate::act::path::policy::Policy;
 use crate::act::secure::Verdict;
 use crate::act::setup::{ResponderSetup, SETUP_TIMEOUT};
 use crate::association::draft::Arrival;
 use crate::cache::entry::{GRANT_RECORD_LEN, Grant, PathId, RemoveReason};
+use crate::leg::flow_ports::FlowPorts;
 use crate::machine::sal::Sal;
 use crate::resolve::way::Sender;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Setup};
 use crate::table::surrogate::{Place, responder_tuple};
 use crate::table::{Action, Demux, Rule};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
+use crate::types::rng::Rng;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::{Tuple, tuple_of};
@@ -74,7 +79,7 @@ impl Sal {
             self.refuse_syn(arrival, known, code);
             return Err(DropReason::NotAllowed);
         };
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, tuple_of(id), now);
         flow.peer_flow = message.src_flow;
         flow.association = known;
@@ -109,8 +114,8 @@ impl Sal {
         let is_its = |given: &&Given| given.host == host;
         let (held, kept) = (self.grants.all.values().map(Box::as_ref).filter(is_its))
             .fold((0, 0), |(held, kept), given| (held + 1, kept + u32::from(given.grant.count)));
-        if !self.is_direct_on()
-            || !self.is_hinted(now, known)
+        if !self.ports.is_direct_on()
+            || !self.associations.is_hinted(now, known)
             || is_narrow
             || is_elsewhere
             || !is_plain
@@ -125,50 +130,12 @@ impl Sal {
         }
         let service_port = arrival.message.session()?.service_port;
         let place = demux.place_for(client);
-        let app = self.listener_tuple(client, place)?;
-        let port = self.port_for_row(now, host, wanted.port, count)?;
-        let first_flow = self.fresh_block(count);
+        let app = self.config.listener_tuple(client, place)?;
+        let port = self.ports.port_for_row(&mut self.rng, now, host, wanted.port, count)?;
+        let first_flow = self.grants.fresh_block(&self.flows, &mut self.rng, count);
         let lifetime_ms = wanted.lifetime_ms.min(LIFETIME.as_millis() as u16);
         let given = GrantRepr { first_flow, port, count, lifetime_ms };
         Some(Offer { wanted, ends: self.grants.ends, demux: (place, service_port), given, app })
-    }
-
-    /// A port of this end's with which a row of the peer's is free.
-    fn port_for_row(&mut self, now: Instant, host: HostId, row: u16, count: u16) -> Option<u16> {
-        let range = self.ports.range.clone().filter(|_| self.ports.is_on)?;
-        self.ports.wake(now);
-        (0..WIRE_PORT_TRIES).find_map(|_| {
-            let port = self.random_port(&range);
-            self.ports.are_free((host, port, row), count).then_some(port)
-        })
-    }
-
-    /// A flow as the listener has it, with the client's own address. Its port stands for any.
-    fn listener_tuple(&self, client: IpAddr, place: Place) -> Option<Tuple> {
-        let asked = SocketAddr::new(client, PORT_MIN);
-        let tuple = responder_tuple(TCP, asked, place, self.own(), 0, |_| false)?;
-        (tuple.destination == asked).then_some(tuple)
-    }
-
-    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a
-    /// connection that the listener closed first lingers for a minute.
-    fn listener_ports(&mut self, tuple: &Tuple, count: u16) -> Option<[u16; GRANT_FLOWS_MAX as usize]> {
-        let mut ports = [0; GRANT_FLOWS_MAX as usize];
-        let mut found = 0;
-        for _ in 0..PORT_TRIES {
-            let port = self.grants.next_port.max(PORT_MIN);
-            self.grants.next_port = port.wrapping_add(1);
-            let destination = SocketAddr::new(tuple.destination.ip(), port);
-            if self.grants.keeps(destination) || self.flows.by_tuple(&Tuple { destination, ..*tuple }).is_some() {
-                continue;
-            }
-            *ports.get_mut(found)? = port;
-            found += 1;
-            if found == usize::from(count) {
-                return Some(ports);
-            }
-        }
-        None
     }
 
     /// The initiator has proved itself, and that it `asks` for a grant. False if what it was offered is not to be had
@@ -191,7 +158,7 @@ impl Sal {
             let Action::Demux(demux) = &rule.action else { return false };
             demux.place_for(offer.app.destination.ip()) == place
                 && rule.weight > 0
-                && self.unusable(rule, TCP, port, way).is_none()
+                && self.config.unusable(rule, TCP, port, way).is_none()
                 && self.is_allowed(association, service, &demux.allow)
         };
         self.table.lookup(service).is_some_and(|set| set.iter().any(|(_, rule)| serves(rule)))
@@ -203,12 +170,13 @@ impl Sal {
             (flow.session, flow.service, flow.association, flow.peer_flow);
         let Some(known) = self.associations.get(association) else { return false };
         let (host, key) = (known.host, grant_key(known, session, peer_grant, id));
-        if !self.is_direct_on() || offer.ends != self.grants.ends || !self.is_served(&service, association, offer) {
+        if !self.ports.is_direct_on() || offer.ends != self.grants.ends || !self.is_served(&service, association, offer)
+        {
             return false;
         }
-        let Some(path) = self.wire_path(association) else { return false };
+        let Some(path) = self.associations.wire_path(association) else { return false };
         // What agents have set up since it was offered has some of the ports by now.
-        let Some(ports) = self.listener_ports(&offer.app, offer.given.count) else { return false };
+        let Some(ports) = self.grants.listener_ports(&self.flows, &offer.app, offer.given.count) else { return false };
         let lifetime = Duration::from_millis(offer.given.lifetime_ms.into());
         let grant = Grant {
             id,
@@ -229,5 +197,54 @@ impl Sal {
         let is_given = self.take_up_grant(now, given);
         self.counters.grants_given += u64::from(is_given);
         is_given
+    }
+}
+
+impl FlowPorts {
+    /// A port of this end's with which a row of the peer's is free.
+    fn port_for_row(&mut self, rng: &mut Rng, now: Instant, host: HostId, row: u16, count: u16) -> Option<u16> {
+        let range = self.range.clone().filter(|_| self.is_on)?;
+        self.wake(now);
+        (0..WIRE_PORT_TRIES).find_map(|_| {
+            let port = rng.random_port(&range);
+            self.are_free((host, port, row), count).then_some(port)
+        })
+    }
+}
+
+impl Config {
+    /// A flow as the listener has it, with the client's own address. Its port stands for any.
+    fn listener_tuple(&self, client: IpAddr, place: Place) -> Option<Tuple> {
+        let asked = SocketAddr::new(client, PORT_MIN);
+        let tuple = responder_tuple(TCP, asked, place, self.own(), 0, |_| false)?;
+        (tuple.destination == asked).then_some(tuple)
+    }
+}
+
+impl Grants {
+    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a
+    /// connection that the listener closed first lingers for a minute.
+    fn listener_ports(
+        &mut self,
+        flows: &FlowTable,
+        tuple: &Tuple,
+        count: u16,
+    ) -> Option<[u16; GRANT_FLOWS_MAX as usize]> {
+        let mut ports = [0; GRANT_FLOWS_MAX as usize];
+        let mut found = 0;
+        for _ in 0..PORT_TRIES {
+            let port = self.next_port.max(PORT_MIN);
+            self.next_port = port.wrapping_add(1);
+            let destination = SocketAddr::new(tuple.destination.ip(), port);
+            if self.keeps(destination) || flows.by_tuple(&Tuple { destination, ..*tuple }).is_some() {
+                continue;
+            }
+            *ports.get_mut(found)? = port;
+            found += 1;
+            if found == usize::from(count) {
+                return Some(ports);
+            }
+        }
+        None
     }
 }

@@ -36,15 +36,19 @@ use crate::act::ending::closing::LINGER_GRANTED;
 use crate::act::path::direct::Direct;
 use crate::act::setup::SETUP_TIMEOUT;
 use crate::association::Association;
+use crate::association::AssociationTable;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Entry, EntryUpdate, Grant, GrantKey, RemoveReason, Survey};
+use crate::cache::queue::OutputQueue;
 use crate::leg::carriage::{Carriage, DirectEvent, Why};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, seen};
 use crate::types::direction::Direction;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, ServiceId};
+use crate::types::rng::Rng;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -322,23 +326,6 @@ impl Sal {
         self.grants.len()
     }
 
-    /// A number for flow 0 of so many, all of them free.
-    fn fresh_block(&mut self, count: u16) -> FlowId {
-        loop {
-            let first = self.rng.u32();
-            let Some(last) = first.checked_add(u32::from(count) - 1).filter(|_| first != 0) else { continue };
-            if self.is_free_block(first, last) {
-                return FlowId(first);
-            }
-        }
-    }
-
-    fn is_free_block(&self, first: u32, last: u32) -> bool {
-        let is_free = |number: u32| self.flows.get(FlowId(number)).is_none() && !self.grants.has(FlowId(number));
-        let begins_inside = self.grants.by_first.range(FlowId(first)..=FlowId(last)).next().is_some();
-        !begins_inside && (first..=last).all(is_free)
-    }
-
     /// Both ends have agreed on a grant: the kernel may open flows by it. False where a number or a pair of ports has
     /// been taken meanwhile.
     fn take_up_grant(&mut self, now: Instant, mut given: Given) -> bool {
@@ -347,12 +334,12 @@ impl Sal {
         let ports = (given.host, local_port, remote_port);
         if self.grants.len() >= GRANTS_MAX
             || self.grants.all.contains_key(&id)
-            || !self.is_free_block(first, last)
+            || !self.grants.is_free_block(&self.flows, first, last)
             || !self.ports.claim_all(now, ports, given.is_initiators(), first..=last)
         {
             return false;
         }
-        self.hold_grant(&given);
+        self.associations.hold_grant(&given);
         given.grant.record = record::encode(&given);
         given.survey = Some(now + SURVEYS);
         self.queue.update(EntryUpdate::Grant(Box::new(given.grant)));
@@ -364,13 +351,6 @@ impl Sal {
         self.grants.deadlines.insert((Grants::deadline_of(&given), id));
         self.grants.all.insert(id, Box::new(given));
         true
-    }
-
-    /// Keeps what a grant names until it is forgotten. The path record may be another association's, whose own flows
-    /// are over: without it, the kernels would open nothing by the grant, nor find what they have opened.
-    fn hold_grant(&mut self, given: &Given) {
-        self.associations.hold(given.association);
-        self.associations.hold(given.grant.path.0);
     }
 
     /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple
@@ -421,8 +401,8 @@ impl Sal {
         let entry = flow.entry();
         self.associations.hold(association);
         self.flows.insert(flow);
-        self.note_proof(association, Some(now));
-        self.note_data_passes(host);
+        self.associations.note_proof(association, Some(now));
+        self.locations.note_data_passes(host);
         self.counters.flows_granted += 1;
         Some(entry)
     }
@@ -431,7 +411,7 @@ impl Sal {
     fn announce_opened(&mut self, now: Instant, id: FlowId) {
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
-        if !self.is_direct_on() {
+        if !self.ports.is_direct_on() {
             self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
         }
     }
@@ -461,15 +441,6 @@ impl Sal {
         }
     }
 
-    /// Asks the kernel what has become of the flows of a grant.
-    fn survey(&mut self, now: Instant, id: FlowId) {
-        let Some(unsettled) = self.grants.all.get(&id).map(|given| given.unsettled()) else { return };
-        self.grants.change(id, |given| given.survey = (unsettled != 0).then_some(now + SURVEYS));
-        if unsettled != 0 {
-            self.queue.survey(id, unsettled);
-        }
-    }
-
     /// What the kernel's cache says to [`Output::Survey`](crate::Output::Survey).
     pub(crate) fn handle_survey(&mut self, now: Instant, id: FlowId, survey: Survey) {
         let Some(given) = self.grants.all.get_mut(&id) else { return };
@@ -494,8 +465,8 @@ impl Sal {
         if is_news {
             // Flows that are over before the core is told of them use their name, too. At a responder it is no lease.
             self.note_use_of_lease(destination);
-            self.note_proof(association, Some(now));
-            self.note_data_passes(host);
+            self.associations.note_proof(association, Some(now));
+            self.locations.note_data_passes(host);
         }
         for _ in 0..brief.count_ones() {
             self.counters.flows_granted += 1;
@@ -618,7 +589,9 @@ impl Sal {
     pub(crate) fn grants_due(&mut self, now: Instant) {
         while let Some(&(at, id)) = self.grants.deadlines.first().filter(|(at, _)| *at <= now) {
             match self.grants.all.get(&id) {
-                Some(given) if given.survey.is_some_and(|survey| survey <= now) => self.survey(now, id),
+                Some(given) if given.survey.is_some_and(|survey| survey <= now) => {
+                    self.grants.survey(&mut self.queue, now, id)
+                }
                 Some(given) if given.over.is_some() => self.end_grant(now, id),
                 Some(_) => self.stop_grant(id, SETTLING),
                 None => {
@@ -635,5 +608,42 @@ impl Sal {
         } else {
             self.remove_flow(id, RemoveReason::Closed);
         }
+    }
+}
+
+impl Grants {
+    /// A number for flow 0 of so many, all of them free.
+    fn fresh_block(&self, flows: &FlowTable, rng: &mut Rng, count: u16) -> FlowId {
+        loop {
+            let first = rng.u32();
+            let Some(last) = first.checked_add(u32::from(count) - 1).filter(|_| first != 0) else { continue };
+            if self.is_free_block(flows, first, last) {
+                return FlowId(first);
+            }
+        }
+    }
+
+    fn is_free_block(&self, flows: &FlowTable, first: u32, last: u32) -> bool {
+        let is_free = |number: u32| flows.get(FlowId(number)).is_none() && !self.has(FlowId(number));
+        let begins_inside = self.by_first.range(FlowId(first)..=FlowId(last)).next().is_some();
+        !begins_inside && (first..=last).all(is_free)
+    }
+
+    /// Asks the kernel what has become of the flows of a grant.
+    fn survey(&mut self, queue: &mut OutputQueue, now: Instant, id: FlowId) {
+        let Some(unsettled) = self.all.get(&id).map(|given| given.unsettled()) else { return };
+        self.change(id, |given| given.survey = (unsettled != 0).then_some(now + SURVEYS));
+        if unsettled != 0 {
+            queue.survey(id, unsettled);
+        }
+    }
+}
+
+impl AssociationTable {
+    /// Keeps what a grant names until it is forgotten. The path record may be another association's, whose own flows
+    /// are over: without it, the kernels would open nothing by the grant, nor find what they have opened.
+    fn hold_grant(&mut self, given: &Given) {
+        self.hold(given.association);
+        self.hold(given.grant.path.0);
     }
 }

@@ -71,7 +71,7 @@ impl Sal {
         // Which of them were taken nobody knows: that nothing was answered says nothing.
         given.silent = u8::MAX;
         (given.survey, given.over) = (Some(now + SURVEYS), Some(now + SETTLING));
-        self.hold_grant(&given);
+        self.associations.hold_grant(&given);
         self.grants.by_first.insert(grant.first_flow, grant.id);
         self.grants.shown.extend(given.shown());
         self.grants.deadlines.insert((Grants::deadline_of(&given), grant.id));

@@ -183,7 +183,7 @@ impl Sal {
             let id = association.local_id;
             // A table at its bound refuses the rest: those peers are met anew.
             if self.associations.insert_beside(association).is_ok() {
-                self.announce_path(id);
+                self.locations.announce_path(&self.associations, &mut self.queue, id);
             }
         }
         Ok(count)

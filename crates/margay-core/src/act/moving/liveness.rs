@@ -10,11 +10,14 @@ use core::time::Duration;
 use margay_wire::{Addresses, Extension, Flags, FlowId, Kind, Message, MoveFlags, MoveRepr};
 
 use crate::association::Association;
+use crate::association::AssociationTable;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
+use crate::association::location::LocationTable;
 use crate::association::location::{Cause, Location, Moving, PAIRS_MAX, Pair, Scope, Suspicion, Trouble};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
@@ -69,27 +72,9 @@ impl Sal {
     pub(crate) fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
         let hosts: BTreeSet<HostId> = self.associations.at_ip(remote).map(|association| association.host).collect();
         for host in hosts {
-            if self.pair_of(host).is_some_and(|pair| pair.remote.ip() == remote) {
+            if self.associations.pair_of(host).is_some_and(|pair| pair.remote.ip() == remote) {
                 self.suspect(now, host, None);
             }
-        }
-    }
-
-    /// Data of a flow that went encapsulated and unanswered for long has been answered.
-    pub(crate) fn handle_answer(&mut self, id: FlowId) {
-        let association = self.flows.get(id).filter(|flow| flow.side.is_none()).map(|flow| flow.association);
-        if let Some(host) = association.and_then(|id| self.associations.get(id)).map(|association| association.host) {
-            self.note_data_passes(host);
-        }
-    }
-
-    /// Data passes by the pair in use.
-    pub(crate) fn note_data_passes(&mut self, host: HostId) {
-        let is_doubted = |location: &Location| location.lost_until.is_some() || !location.tried.is_empty();
-        if self.locations.get(Scope::of(host)).is_some_and(is_doubted) {
-            self.locations.with(Scope::of(host), |location| {
-                (location.tried, location.deaf, location.lost_until) = (Vec::new(), false, None);
-            });
         }
     }
 
@@ -99,7 +84,7 @@ impl Sal {
         if location.flapping.is_some_and(|until| self.now < until) {
             return Some(Trouble::Flapping);
         }
-        if self.is_unheard(Scope::of(host)) {
+        if self.locations.is_unheard(Scope::of(host)) {
             let own = self.associations.by_host(host)?;
             let is_other = |other: &Association| other.host != host && other.heard > own.heard;
             let has_other = self.associations.at_address(own.remote).any(is_other);
@@ -139,7 +124,9 @@ impl Sal {
     }
 
     fn begin_suspicion(&mut self, now: Instant, host: HostId, found: Option<Pair>, of_data: bool) {
-        let Some(present) = self.pair_of(host).filter(|_| self.is_followed(host)) else { return };
+        let Some(present) = self.associations.pair_of(host).filter(|_| self.associations.is_followed(host)) else {
+            return;
+        };
         let mut pairs = alloc::vec![present];
         let others = found.into_iter().chain(self.pairs_for(host));
         pairs.extend(others.filter(|pair| *pair != present));
@@ -152,7 +139,7 @@ impl Sal {
 
     /// Asks whether the pair in use is alive, and how the peer sees this host; the others only if there is no answer.
     pub(crate) fn ask_present(&mut self, now: Instant, host: HostId) {
-        let Some(present) = self.pair_of(host) else { return };
+        let Some(present) = self.associations.pair_of(host) else { return };
         let number = self.rng.u32();
         let is_begun = self.locations.with(Scope::of(host), |location| {
             if location.suspicion.is_some() {
@@ -185,7 +172,7 @@ impl Sal {
 
     fn send_probe(&mut self, host: HostId, pair: Pair, probe: MoveRepr, flags: Flags) {
         // Where else it can be reached, should this pair die.
-        let addresses = self.own_addresses();
+        let addresses = self.config.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses);
         let extensions: Vec<_> = core::iter::once(Extension::Move(probe)).chain(own).collect();
         let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
@@ -205,32 +192,32 @@ impl Sal {
         let host = self.associations.get(association).map(|association| association.host);
         let host = host.ok_or(DropReason::UnknownAssociation)?;
         if let Some(said) = message.stripe() {
-            let scope = self.scope_of(association, message)?;
+            let scope = self.flows.scope_of(&self.associations, association, message)?;
             return self.handle_stripe(now, from, scope, message, said);
         }
         if let Some(arrivals) = message.arrivals() {
-            let scope = self.scope_of(association, message)?;
-            return self.note_arrivals(scope.flow, arrivals);
+            let scope = self.flows.scope_of(&self.associations, association, message)?;
+            return self.flows.note_arrivals(&mut self.queue, scope.flow, arrivals);
         }
         if let Some(loss) = message.loss() {
-            let scope = self.scope_of(association, message)?;
+            let scope = self.flows.scope_of(&self.associations, association, message)?;
             let is_answer = message.flags.contains(Flags::CONFIRM);
             return self.note_loss(scope.flow, loss, message.timing(), is_answer);
         }
         let probe = message.location();
         if let Some(probe) = probe {
             let is_answer = message.flags.contains(Flags::CONFIRM);
-            if is_answer && self.hear_elder(now, host, probe.number) {
+            if is_answer && self.twins.hear_elder(&self.associations, &mut self.events, now, host, probe.number) {
                 return Ok(());
             }
             if !is_answer && probe.flags.contains(MoveFlags::TWIN) {
-                self.note_twin(now, host, probe.address);
+                self.twins.note_twin(&mut self.events, now, host, probe.address);
             }
         }
         let asked =
             self.locations.get(Scope::of(host)).and_then(|location| location.suspicion.as_ref()).map(|s| s.number);
         if message.flags.contains(Flags::CONFIRM) && asked.is_some() && asked == probe.map(|probe| probe.number) {
-            self.note_fresh(association);
+            self.associations.note_fresh(association);
         }
         self.note_whereabouts(association, message);
         if message.flags.contains(Flags::CONFIRM) {
@@ -246,11 +233,11 @@ impl Sal {
             return Ok(());
         }
         if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED) {
-            let scope = self.scope_of(association, message).unwrap_or(Scope::of(host));
+            let scope = self.flows.scope_of(&self.associations, association, message).unwrap_or(Scope::of(host));
             self.hear_of_sealing(now, scope, pair, probe.flags);
             return Ok(());
         }
-        let is_known = self.pair_of(host).is_some_and(|known| known.remote == from);
+        let is_known = self.associations.pair_of(host).is_some_and(|known| known.remote == from);
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);
         // The first pair that a peer asks over is the one that it uses.
@@ -294,16 +281,16 @@ impl Sal {
             Some((false, false, rtt))
         });
         let Some((is_alive, was_silent, rtt)) = judged else { return Err(DropReason::Stale) };
-        self.note_rtt(host, rtt);
+        self.associations.note_rtt(host, rtt);
         if is_alive {
-            self.note_seen(now, host, probe.address);
+            self.locations.note_seen(&self.associations, &self.config, now, host, probe.address);
         }
         if was_silent {
             // The network was away, and is back: timers that have backed off would keep connections waiting.
-            self.restart_connections(now, host);
+            self.flows.restart_connections(&self.associations, &mut self.queue, now, host);
         }
         if is_alive && probe.flags.contains(MoveFlags::ELSEWHERE) {
-            let pairs = self.pair_of(host).into_iter().collect();
+            let pairs = self.associations.pair_of(host).into_iter().collect();
             self.leave(now, scope, Cause::Rebound, true, pairs);
         }
         Ok(())
@@ -326,10 +313,10 @@ impl Sal {
             Some(answered) if answered.is_empty() => {
                 let rounds =
                     self.locations.get(scope).and_then(|location| location.suspicion.as_ref()).map(|s| s.tries);
-                if rounds >= Some(SILENT_ROUNDS) && self.is_followed(host) {
+                if rounds >= Some(SILENT_ROUNDS) && self.associations.is_followed(host) {
                     return self.seek(now, host);
                 }
-                let others = if self.is_followed(host) { Some(self.pairs_for(host)) } else { None };
+                let others = if self.associations.is_followed(host) { Some(self.pairs_for(host)) } else { None };
                 self.locations.with(scope, |location| match (&mut location.suspicion, others) {
                     // Those that there are now.
                     (Some(suspicion), Some(others)) => suspicion.extend(others),
@@ -345,7 +332,7 @@ impl Sal {
     /// The same where data goes unanswered, and the pair in use has answered: another that answered as well is tried,
     /// each once.
     fn judge_data(&mut self, now: Instant, host: HostId) -> bool {
-        let Some(present) = self.pair_of(host) else { return false };
+        let Some(present) = self.associations.pair_of(host) else { return false };
         let scope = Scope::of(host);
         let judged = self.locations.with(scope, |location| {
             let suspicion = location.suspicion.as_ref().filter(|suspicion| suspicion.of_data && suspicion.is_alive)?;
@@ -371,6 +358,26 @@ impl Sal {
             Some(Doubt::Over(better)) => self.leave(now, scope, Cause::Unanswered, true, better),
         }
         true
+    }
+}
+
+impl LocationTable {
+    /// Data of a flow that went encapsulated and unanswered for long has been answered.
+    pub(crate) fn handle_answer(&mut self, flows: &FlowTable, associations: &AssociationTable, id: FlowId) {
+        let association = flows.get(id).filter(|flow| flow.side.is_none()).map(|flow| flow.association);
+        if let Some(host) = association.and_then(|id| associations.get(id)).map(|association| association.host) {
+            self.note_data_passes(host);
+        }
+    }
+
+    /// Data passes by the pair in use.
+    pub(crate) fn note_data_passes(&mut self, host: HostId) {
+        let is_doubted = |location: &Location| location.lost_until.is_some() || !location.tried.is_empty();
+        if self.get(Scope::of(host)).is_some_and(is_doubted) {
+            self.with(Scope::of(host), |location| {
+                (location.tried, location.deaf, location.lost_until) = (Vec::new(), false, None);
+            });
+        }
     }
 }
 

@@ -5,10 +5,13 @@ use core::time::Duration;
 
 use margay_wire::FlowId;
 
+use crate::association::AssociationTable;
 use crate::association::location::{Cause, Moved, Pair, Scope};
+use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
 use crate::types::key::HostId;
 use crate::types::role::Lifecycle;
 use crate::types::time::Instant;
@@ -48,7 +51,7 @@ impl Sal {
     }
 
     fn place_host(&mut self, now: Instant, host: HostId, pair: Pair, broken: bool, cause: Cause) {
-        let former = self.pair_of(host);
+        let former = self.associations.pair_of(host);
         let is_same = former == Some(pair);
         let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         for id in &ids {
@@ -63,25 +66,33 @@ impl Sal {
             }
         }
         if is_same {
-            self.watch_direct(host);
+            self.locations.watch_direct(&self.associations, &mut self.queue, host);
         } else {
-            self.join_wire_paths(host, &ids);
+            self.flows.join_wire_paths(&mut self.associations, &mut self.queue, host, &ids);
             self.hold_direct(now, host);
-            self.announce_paths(host);
+            self.locations.announce_paths(&self.associations, &mut self.queue, host);
         }
         if broken {
-            self.restart_connections(now, host);
+            self.flows.restart_connections(&self.associations, &mut self.queue, now, host);
         }
         self.prove_direct_now(now, host);
         if let Some(former) = former.filter(|_| !is_same && !broken) {
             self.return_pinned(now, host, former);
         }
     }
+}
 
+impl FlowTable {
     /// After a break: what was in flight is sent again. Connections that were silent for long had nothing in flight.
-    pub(crate) fn restart_connections(&mut self, now: Instant, host: HostId) {
+    pub(crate) fn restart_connections(
+        &self,
+        associations: &AssociationTable,
+        queue: &mut OutputQueue,
+        now: Instant,
+        host: HostId,
+    ) {
         let is_busy = |flow: &&Flow| {
-            let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
+            let is_its = associations.get(flow.association).is_some_and(|association| association.host == host);
             let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
             is_its
                 && is_open
@@ -90,9 +101,9 @@ impl Sal {
                 && flow.app.protocol == TCP
                 && now.since(flow.active) < BUSY
         };
-        let busy: Vec<FlowId> = self.flows.iter().filter(is_busy).map(|flow| flow.id).take(RESTARTS_MAX).collect();
+        let busy: Vec<FlowId> = self.iter().filter(is_busy).map(|flow| flow.id).take(RESTARTS_MAX).collect();
         for flow in busy {
-            self.queue.restart(flow);
+            queue.restart(flow);
         }
     }
 }

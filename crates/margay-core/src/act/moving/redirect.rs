@@ -5,6 +5,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use crate::association::location::LocationTable;
 use crate::association::location::{Ask, Cause, Moving, Pair, Scope};
 use crate::machine::sal::Sal;
 use crate::types::key::HostId;
@@ -30,25 +31,11 @@ const fn is_on_purpose(ask: &Ask) -> bool {
 }
 
 impl Sal {
-    /// A peer has moved, too, and found this host at the local address of `pair`, which it is leaving on purpose: the
-    /// pair that it wants instead.
-    pub(crate) fn wish_instead_of(&self, scope: Scope, pair: Pair) -> Option<Pair> {
-        let ask = self.locations.get(scope)?.ask.as_ref()?;
-        // Where the old address is lost, any place where they meet will do.
-        let wished = match ask.wish {
-            Some(wished) => wished.local?,
-            None if is_on_purpose(ask) => ask.pairs.first()?.local?,
-            None => return None,
-        };
-        let is_other = pair.local.is_some_and(|local| local != wished && local.is_ipv4() == wished.is_ipv4());
-        is_other.then_some(Pair { local: Some(wished), remote: pair.remote })
-    }
-
     /// They have met, but not there. `wish`: where instead, and how many moves to there were not confirmed.
     pub(crate) fn pursue(&mut self, now: Instant, scope: Scope, wish: Option<(Pair, u8)>) {
         if let Some((wished, unconfirmed)) = wish.filter(|(wished, _)| self.pair_in_use(scope) != Some(*wished)) {
             self.leave(now, scope, Cause::Sought, false, alloc::vec![wished]);
-            self.note_wish(scope, None, unconfirmed);
+            self.locations.note_wish(scope, None, unconfirmed);
         }
     }
 
@@ -64,23 +51,16 @@ impl Sal {
         self.leave(now, scope, Cause::Silence, true, pairs);
         // The peer has answered where it is now.
         let wished = wished.map(|wished| if wished.local == answered.local { answered } else { wished });
-        self.note_wish(scope, wished.filter(|_| unconfirmed < UNCONFIRMED_MAX), unconfirmed);
-    }
-
-    fn note_wish(&mut self, scope: Scope, wish: Option<Pair>, unconfirmed: u8) {
-        self.locations.with(scope, |location| {
-            if let Some(ask) = &mut location.ask {
-                (ask.wish, ask.unconfirmed) = (wish, unconfirmed);
-            }
-        });
+        self.locations.note_wish(scope, wished.filter(|_| unconfirmed < UNCONFIRMED_MAX), unconfirmed);
     }
 
     /// A peer takes `pair` for the one in use; where that is another by now, it missed a move, and hears of it again.
     pub(crate) fn redirect(&mut self, now: Instant, host: HostId, pair: Pair) {
-        let Some(present) = self.pair_of(host) else { return };
+        let Some(present) = self.associations.pair_of(host) else { return };
         let (Some(local), Some(arrival)) = (present.local, pair.local) else { return };
         let own = &self.config.local_addresses;
-        if local == arrival || !own.contains(&local) || !own.contains(&arrival) || !self.is_followed(host) {
+        if local == arrival || !own.contains(&local) || !own.contains(&arrival) || !self.associations.is_followed(host)
+        {
             return;
         }
         let is_settled = self.locations.get(Scope::of(host)).is_some_and(|location| {
@@ -90,5 +70,29 @@ impl Sal {
         if is_settled {
             self.leave(now, Scope::of(host), Cause::Sought, false, alloc::vec![present]);
         }
+    }
+}
+
+impl LocationTable {
+    /// A peer has moved, too, and found this host at the local address of `pair`, which it is leaving on purpose: the
+    /// pair that it wants instead.
+    pub(crate) fn wish_instead_of(&self, scope: Scope, pair: Pair) -> Option<Pair> {
+        let ask = self.get(scope)?.ask.as_ref()?;
+        // Where the old address is lost, any place where they meet will do.
+        let wished = match ask.wish {
+            Some(wished) => wished.local?,
+            None if is_on_purpose(ask) => ask.pairs.first()?.local?,
+            None => return None,
+        };
+        let is_other = pair.local.is_some_and(|local| local != wished && local.is_ipv4() == wished.is_ipv4());
+        is_other.then_some(Pair { local: Some(wished), remote: pair.remote })
+    }
+
+    fn note_wish(&mut self, scope: Scope, wish: Option<Pair>, unconfirmed: u8) {
+        self.with(scope, |location| {
+            if let Some(ask) = &mut location.ask {
+                (ask.wish, ask.unconfirmed) = (wish, unconfirmed);
+            }
+        });
     }
 }

@@ -7,9 +7,12 @@ use core::net::SocketAddr;
 
 use margay_wire::{Extension, ResolvableRepr};
 
+use crate::association::AssociationTable;
+use crate::association::location::LocationTable;
 use crate::association::location::{Cause, Pair, Scope};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::types::config::Config;
 use crate::types::hop::HOP_LIMIT;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
@@ -23,15 +26,6 @@ pub(crate) const SEEKS_MAX: u32 = 30;
 const SEEK_FIRST: u32 = 2;
 
 impl Sal {
-    /// This host's service router, where peers may ask for it when it has moved.
-    pub(crate) fn own_rendezvous(&self) -> Option<Extension<'static>> {
-        if self.config.router {
-            return None;
-        }
-        let router = self.associations.router()?;
-        Some(Extension::Rendezvous(router.remote))
-    }
-
     /// One of this host's routers wants to be asked no more, or again. Where peers shall ask another one than before
     /// for this host, all that it shares flows with are told.
     pub fn set_leaving(&mut self, now: Instant, router: HostId, is_leaving: bool) {
@@ -45,7 +39,7 @@ impl Sal {
         let mut peers: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
         peers.sort_unstable();
         peers.dedup();
-        peers.retain(|peer| self.is_followed(*peer));
+        peers.retain(|peer| self.associations.is_followed(*peer));
         peers.into_iter().for_each(|peer| self.tell_addresses(peer));
     }
 
@@ -82,19 +76,32 @@ impl Sal {
     pub(crate) fn seek(&mut self, now: Instant, host: HostId) {
         let pairs = self.pairs_for(host);
         self.events.push(Event::Silent(host));
-        self.begin_move(now, Scope::of(host), Cause::Silence, true, pairs);
+        self.locations.begin_move(now, Scope::of(host), Cause::Silence, true, pairs);
         self.locations.with(Scope::of(host), |location| {
             if let Some(ask) = &mut location.ask {
                 (ask.unheard, ask.tries) = (true, SEEK_FIRST);
             }
         });
-        self.announce_paths(host);
+        self.locations.announce_paths(&self.associations, &mut self.queue, host);
         self.ask(now, Scope::of(host));
     }
+}
 
+impl AssociationTable {
+    /// This host's service router, where peers may ask for it when it has moved.
+    pub(crate) fn own_rendezvous(&self, config: &Config) -> Option<Extension<'static>> {
+        if config.router {
+            return None;
+        }
+        let router = self.router()?;
+        Some(Extension::Rendezvous(router.remote))
+    }
+}
+
+impl LocationTable {
     /// Whether a peer is sought of which nothing has been heard.
     pub(crate) fn is_unheard(&self, scope: Scope) -> bool {
-        let ask = self.locations.get(scope).and_then(|location| location.ask.as_ref());
+        let ask = self.get(scope).and_then(|location| location.ask.as_ref());
         ask.is_some_and(|ask| ask.unheard && ask.answered.is_none())
     }
 }

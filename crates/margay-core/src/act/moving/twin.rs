@@ -14,12 +14,14 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message, MoveFlags, MoveRepr};
 
 use crate::association::Association;
+use crate::association::AssociationTable;
 use crate::association::draft::Draft;
 use crate::association::location::{PAIRS_MAX, Pair};
 use crate::association::twin::Twin;
 use crate::cache::packet::Unreachable;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::event::EventQueue;
 use crate::trust::handshake::Introduction;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -131,8 +133,8 @@ impl Sal {
 
     /// Where the elder may be: not where the newcomer is.
     fn elders_places(&self, host: HostId, newcomer: SocketAddr) -> Vec<Pair> {
-        let mut pairs: Vec<Pair> = self.pair_of(host).into_iter().collect();
-        pairs.extend(self.pairs_for(host).into_iter().filter(|pair| Some(*pair) != self.pair_of(host)));
+        let mut pairs: Vec<Pair> = self.associations.pair_of(host).into_iter().collect();
+        pairs.extend(self.pairs_for(host).into_iter().filter(|pair| Some(*pair) != self.associations.pair_of(host)));
         pairs.retain(|pair| pair.remote != newcomer);
         pairs.truncate(PAIRS_MAX);
         pairs
@@ -191,26 +193,6 @@ impl Sal {
         self.twins.in_hand = None;
     }
 
-    /// An answer to a probe: whether it is that of an elder, which is there.
-    pub(crate) fn hear_elder(&mut self, now: Instant, host: HostId, number: u32) -> bool {
-        let elder = self.associations.by_host(host).map(|association| association.remote);
-        let is_it = |inquiry: &&mut Inquiry| inquiry.number == number && inquiry.host == host;
-        let Some((inquiry, elder)) = self.twins.inquiries.iter_mut().find(is_it).zip(elder) else { return false };
-        if matches!(inquiry.state, State::Asking { .. }) {
-            (inquiry.state, inquiry.due) = (State::Here, now + VERDICT);
-            self.events.push(Event::Twin(Twin::KeptOut { host, elder, newcomer: inquiry.newcomer }));
-        }
-        true
-    }
-
-    /// A peer asks whether this host is there, because another one shows its key.
-    pub(crate) fn note_twin(&mut self, now: Instant, peer: HostId, newcomer: SocketAddr) {
-        if self.twins.told.is_none_or(|told| now.since(told) >= TOLD_REST) {
-            self.twins.told = Some(now);
-            self.events.push(Event::Twin(Twin::Elsewhere { peer, newcomer }));
-        }
-    }
-
     /// Tells a newcomer that has connected to this host that it is kept out. `once` is the association that its
     /// handshake would have made.
     pub(crate) fn say_kept_out(&mut self, id: FlowId, message: &Message<'_>, from: SocketAddr, mut once: Association) {
@@ -227,6 +209,35 @@ impl Sal {
     pub(crate) fn refuse_newcomers_answer(&mut self, now: Instant, id: FlowId) {
         if !self.others_may_answer(now, id, ErrorCode::KeptOut) {
             self.fail_connecting(id, Unreachable::Host, KEPT_OUT);
+        }
+    }
+}
+
+impl Twins {
+    /// An answer to a probe: whether it is that of an elder, which is there.
+    pub(crate) fn hear_elder(
+        &mut self,
+        associations: &AssociationTable,
+        events: &mut EventQueue,
+        now: Instant,
+        host: HostId,
+        number: u32,
+    ) -> bool {
+        let elder = associations.by_host(host).map(|association| association.remote);
+        let is_it = |inquiry: &&mut Inquiry| inquiry.number == number && inquiry.host == host;
+        let Some((inquiry, elder)) = self.inquiries.iter_mut().find(is_it).zip(elder) else { return false };
+        if matches!(inquiry.state, State::Asking { .. }) {
+            (inquiry.state, inquiry.due) = (State::Here, now + VERDICT);
+            events.push(Event::Twin(Twin::KeptOut { host, elder, newcomer: inquiry.newcomer }));
+        }
+        true
+    }
+
+    /// A peer asks whether this host is there, because another one shows its key.
+    pub(crate) fn note_twin(&mut self, events: &mut EventQueue, now: Instant, peer: HostId, newcomer: SocketAddr) {
+        if self.told.is_none_or(|told| now.since(told) >= TOLD_REST) {
+            self.told = Some(now);
+            events.push(Event::Twin(Twin::Elsewhere { peer, newcomer }));
         }
     }
 }

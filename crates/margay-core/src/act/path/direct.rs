@@ -26,6 +26,8 @@
 //! that the other has progress to watch. After a pause in which holes may have closed, the first datagram goes
 //! encapsulated again, and the flow is proved anew.
 
+mod pinhole;
+
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -34,18 +36,26 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, FlowPortRepr};
 
+use self::pinhole::PINHOLE_FIRST;
+use crate::act::fetch::Fetches;
 use crate::act::setup::ResponderSetup;
+use crate::association::AssociationTable;
 use crate::association::location::{Cause, Scope};
 use crate::cache::entry::{Directions, EntryUpdate, Passage, PathId, Wire};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket};
+use crate::cache::queue::OutputQueue;
 use crate::cache::waiting_packets::WaitingPackets;
 use crate::leg::carriage::{Carriage, DirectEvent, Why};
 use crate::leg::delta::Checksum;
+use crate::leg::flow_ports::FlowPorts;
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Setup};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
+use crate::types::rng::Rng;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -63,12 +73,6 @@ const QUEUED_BYTES: usize = 4 << 20;
 /// What of a flow may overtake its ACK: more than the first window of a connection, and no less than one packet may
 /// have.
 const HELD_DIRECT_BYTES: usize = 65_535;
-/// First wait for the answer to a pinhole, and the longest.
-const PINHOLE_FIRST: Duration = Duration::from_millis(500);
-/// A responder that has heard of no pinhole by then makes one of its own: it may itself be behind what lets in nobody
-/// who was not asked. Later than the answers to an initiator's first.
-const KNOCK_FIRST: Duration = Duration::from_millis(750);
-const PINHOLE_MAX: Duration = Duration::from_secs(8);
 /// Wait before a FENCE is said again, and how often it is.
 const FENCE_AGAIN: Duration = Duration::from_millis(200);
 const FENCES_MAX: u8 = 5;
@@ -168,11 +172,6 @@ fn hold_direct(setup: &mut ResponderSetup, packet: &AppPacket<'_>, packets_max: 
 }
 
 impl Sal {
-    /// Whether flows of this host may go direct now.
-    pub(crate) fn is_direct_on(&self) -> bool {
-        self.ports.is_on
-    }
-
     /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is
     /// encapsulated. Flows that are direct go back at once when it becomes `None`, and are tried again when it comes
     /// back. Packets that peers go on sending direct meanwhile still find their flows.
@@ -189,8 +188,8 @@ impl Sal {
                 self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
                 // Nor is one waited for that the peer was offered.
                 self.direct_event(now, id, DirectEvent::PeerBack, Why::NoCache);
-            } else if self.is_waiting_for_proof(id) {
-                self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+            } else if self.flows.is_waiting_for_proof(&self.ports, id) {
+                self.flows.set_direct_due(&mut self.ports, id, Some(now + PINHOLE_FIRST));
             }
         }
     }
@@ -198,31 +197,6 @@ impl Sal {
     /// Flows that this end sends direct.
     pub fn direct_count(&self) -> usize {
         self.flows.iter().filter(|flow| flow.direct.carriage.sends() && flow.carries_data()).count()
-    }
-
-    /// A flow that a pinhole could lift: a responder's only if it is a stream, since datagrams open their holes at
-    /// once.
-    fn is_waiting_for_proof(&self, id: FlowId) -> bool {
-        let is_waiting = |flow: &&Flow| {
-            let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-            (flow.role == Role::Initiator || flow.app.protocol == TCP)
-                && flow.direct.carriage == Carriage::Encapsulated
-                && flow.stripe.is_none()
-                && is_open
-                && flow.carries_data()
-        };
-        self.ports.is_on && self.flows.get(id).filter(is_waiting).is_some()
-    }
-
-    /// The initiator's port for a SYN, chosen before anybody knows who will answer.
-    pub(crate) fn offer_port(&mut self, app: &Tuple) -> Option<u16> {
-        let range = self.ports.range.clone().filter(|_| self.ports.is_on && matches!(app.protocol, TCP | UDP))?;
-        Some(self.random_port(&range))
-    }
-
-    pub(crate) fn random_port(&mut self, range: &RangeInclusive<u16>) -> u16 {
-        let span = u32::from(range.end() - range.start()) + 1;
-        range.start() + (self.rng.u32() % span) as u16
     }
 
     /// The responder's choice, once it knows the initiator's address and port.
@@ -235,11 +209,11 @@ impl Sal {
     ) {
         let Some(flow) = self.flows.get(id) else { return };
         let app = flow.app;
-        let refused = self.refusal(&app, peer, offered.is_some());
+        let refused = self.ports.refusal(&self.config, &app, peer, offered.is_some());
         let mut direct = Direct::never(refused.unwrap_or(Why::PortsTaken), now);
         if let (None, Some(range), Some(offered)) = (refused, self.ports.range.clone(), offered) {
             for _ in 0..PORT_TRIES {
-                let port = self.random_port(&range);
+                let port = self.rng.random_port(&range);
                 if self.ports.claim(now, (host, port, offered.port), id) {
                     direct.carriage = Carriage::Encapsulated;
                     direct.why = Why::Unproved;
@@ -250,16 +224,6 @@ impl Sal {
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.direct = direct;
-        }
-    }
-
-    fn refusal(&self, app: &Tuple, peer: IpAddr, offered: bool) -> Option<Why> {
-        let own = &self.config.local_addresses;
-        match () {
-            () if !self.ports.is_on || !matches!(app.protocol, TCP | UDP) => Some(Why::NoCache),
-            () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
-            () if !offered => Some(Why::PeerHasNone),
-            () => None,
         }
     }
 
@@ -276,7 +240,7 @@ impl Sal {
         let Some(known) = self.associations.get(association) else { return };
         let (host, peer) = (known.host, known.remote.ip());
         let mut direct = Direct::never(Why::PortsTaken, now);
-        match (self.refusal(&app, peer, answer.is_some()), local_port, answer) {
+        match (self.ports.refusal(&self.config, &app, peer, answer.is_some()), local_port, answer) {
             (Some(why), _, _) => direct.why = why,
             (None, Some(port), Some(answer)) if self.ports.claim(now, (host, port, answer.port), id) => {
                 direct.carriage = Carriage::Encapsulated;
@@ -287,122 +251,6 @@ impl Sal {
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.direct = direct;
-        }
-    }
-
-    /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives
-    /// whether this end does. Comes before the entry is installed, so that the entry says it.
-    pub(crate) fn begin_direct(&mut self, now: Instant, id: FlowId, peer_starts: bool) -> bool {
-        let is_whole =
-            |flow: &&crate::session::flow::Flow| flow.directions == Directions::Both && !self.fetches.is_between(id);
-        let Some(flow) = self.flows.get(id).filter(is_whole) else { return false };
-        let (association, role) = (flow.association, flow.role);
-        if flow.direct.carriage != Carriage::Encapsulated {
-            return false;
-        }
-        let Some(path) = self.wire_path(association) else {
-            if let Some(flow) = self.flows.get_mut(id) {
-                flow.direct.carriage = Carriage::Never;
-                flow.direct.why = Why::SharedAddress;
-            }
-            return false;
-        };
-        let hinted = self.is_hinted(now, association);
-        if peer_starts {
-            // The peer has proved the path lately, both ways. Whoever has lost its own proof, by a start of its agent
-            // or a flow that stalled, would have none again as long as every flow begins by the peer's.
-            self.note_proof(association, Some(now));
-        }
-        let Some(flow) = self.flows.get_mut(id) else { return false };
-        flow.direct.path = path;
-        let event = match (peer_starts, hinted) {
-            // What is set up for a session that runs has others' packets before its own.
-            _ if flow.app.protocol == UDP || flow.has(crate::session::flow::seen::LATER) => return false,
-            (true, _) => DirectEvent::PeerDirect,
-            (false, true) if role == Role::Initiator => DirectEvent::Start,
-            _ => return false,
-        };
-        if let Some(next) = flow.direct.carriage.after(event, role) {
-            flow.direct.carriage = next;
-            flow.direct.why = Why::Hinted;
-            flow.direct.begun = role == Role::Initiator;
-        }
-        flow.direct.carriage.sends()
-    }
-
-    /// After the entry is installed: an initiator without a hint opens its hole, and a responder of datagrams its own.
-    pub(crate) fn open_pinhole(&mut self, now: Instant, id: FlowId) {
-        let opens_first = |flow: &&Flow| {
-            flow.role == Role::Responder
-                && flow.app.protocol == UDP
-                && flow.stripe.is_none()
-                && flow.direct.carriage == Carriage::Encapsulated
-                && flow.carries_data()
-        };
-        if self.ports.is_on && self.flows.get(id).filter(opens_first).is_some() {
-            self.queue.pinhole(id);
-            return;
-        }
-        if !self.is_waiting_for_proof(id) {
-            return;
-        }
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        let tries = flow.direct.tries;
-        flow.direct.tries = tries.saturating_add(1);
-        let first = match flow.role {
-            Role::Initiator => {
-                self.queue.pinhole(id);
-                PINHOLE_FIRST
-            }
-            Role::Responder => {
-                // At first it only sets out to.
-                if tries > 0 {
-                    self.queue.knock(id);
-                }
-                KNOCK_FIRST
-            }
-        };
-        let wait = first.saturating_mul(1 << tries.min(8)).min(PINHOLE_MAX);
-        self.set_direct_due(id, Some(now + wait));
-    }
-
-    /// The first pinhole of an initiator. At first contact the peer's kernel knows this host's addresses only once the
-    /// peer's agent has read the ACK. A pinhole that overtakes the ACK is a stranger's there, and reset by the host. So
-    /// the first pinhole waits for the CONFIRM, or, where the CONFIRM is lost, until the second one would be due.
-    pub(crate) fn prepare_pinhole(&mut self, now: Instant, id: FlowId, is_first_contact: bool) {
-        if !is_first_contact {
-            self.open_pinhole(now, id);
-        } else if self.is_waiting_for_proof(id) {
-            self.set_direct_due(id, Some(now + PINHOLE_FIRST));
-        }
-    }
-
-    /// The peer knows the flow: the first pinhole goes, if it has waited for that.
-    pub(crate) fn begin_pinholes(&mut self, now: Instant, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| flow.direct.tries == 0) {
-            self.open_pinhole(now, id);
-        }
-    }
-
-    /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Self::adopt_direct) follows.
-    pub(crate) fn adopt_ports(&mut self, now: Instant, id: FlowId, ports: &Tuple) {
-        let (local_port, peer_port) = (ports.source.port(), ports.destination.port());
-        let association = self.flows.get(id).map_or(0, |flow| flow.association);
-        let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
-        if !self.ports.claim(now, (host, local_port, peer_port), id) {
-            return;
-        }
-        let path = self.wire_path_of_flow(id);
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.direct = Direct::never(Why::SharedAddress, now);
-        (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(host));
-        if let Some(path) = path {
-            flow.direct.path = path;
-            flow.direct.carriage = Carriage::Encapsulated;
-            flow.direct.why = Why::Unproved;
-            if flow.role == Role::Initiator {
-                self.set_direct_due(id, Some(now + PINHOLE_FIRST));
-            }
         }
     }
 
@@ -424,19 +272,19 @@ impl Sal {
         flow.direct.why = Why::Proved;
         let association = flow.association;
         // Otherwise it is of an association that is gone, or of a path aside: it goes on by what it has been given.
-        if self.take_up_wire_path(association, wire.path.0)
+        if self.flows.take_up_wire_path(&mut self.associations, &mut self.queue, association, wire.path.0)
             && let Some(flow) = self.flows.get_mut(id)
         {
             flow.direct.path = wire.path.0;
         }
-        self.set_direct_due(id, None);
-        self.install_again(id);
+        self.flows.set_direct_due(&mut self.ports, id, None);
+        self.flows.install_again(&mut self.queue, id);
         true
     }
 
     /// From here on nothing of the flow goes direct, such as where it is sealed. Its ports stay its own.
     pub(crate) fn park_direct(&mut self, now: Instant, id: FlowId, why: Why) {
-        self.set_direct_due(id, None);
+        self.flows.set_direct_due(&mut self.ports, id, None);
         let Some(flow) = self.flows.get_mut(id) else { return };
         let waiting = flow.direct.take_queued();
         let Direct { local_port, peer_port, peer, .. } = flow.direct;
@@ -452,8 +300,8 @@ impl Sal {
         let has_ports = flow.direct.peer.is_some();
         let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
         let Some(peer) = self.pair_in_use(Scope { host, flow: id }).map(|pair| pair.remote.ip()) else { return };
-        let path = if has_ports { self.wire_path_of_flow(id) } else { None };
-        let refused = self.refusal(&app, peer, has_ports);
+        let path = if has_ports { self.associations.wire_path_of_flow(&self.flows, id) } else { None };
+        let refused = self.ports.refusal(&self.config, &app, peer, has_ports);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.direct.since = now;
         (flow.direct.tries, flow.direct.heard) = (0, 0);
@@ -464,24 +312,6 @@ impl Sal {
             }
             None => (Carriage::Never, refused.unwrap_or(Why::SharedAddress)),
         };
-    }
-
-    /// The path record that a flow names for what goes direct: its own pair's, or else its association's.
-    fn wire_path_of_flow(&mut self, id: FlowId) -> Option<u32> {
-        let flow = self.flows.get(id)?;
-        let association = flow.association;
-        flow.side.map(|side| side.0).or_else(|| self.wire_path(association))
-    }
-
-    pub(crate) fn is_hinted(&self, now: Instant, association: u32) -> bool {
-        let proved = self.associations.get(association).and_then(|association| association.direct_proved);
-        proved.is_some_and(|at| now.since(at) < HINT)
-    }
-
-    pub(crate) fn note_proof(&mut self, association: u32, proved: Option<Instant>) {
-        if let Some(association) = self.associations.get_mut(association) {
-            association.direct_proved = proved;
-        }
     }
 
     /// The flow cache saw something of a flow's direct path.
@@ -537,12 +367,12 @@ impl Sal {
             flow.direct.since = now;
         }
         let queued = flow.direct.take_queued();
-        self.set_direct_due(id, None);
+        self.flows.set_direct_due(&mut self.ports, id, None);
         // What waited for the FENCE goes before whatever the new entry lets through.
         for packet in queued {
             self.deliver_direct(id, &packet);
         }
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         if next.sends() && !before.sends() {
             self.queue.fence(id);
         }
@@ -557,32 +387,23 @@ impl Sal {
         }
         match next {
             Carriage::Direct if is_tcp => {
-                self.note_proof(association, Some(now));
+                self.associations.note_proof(association, Some(now));
                 if let Some(host) = self.associations.get(association).map(|association| association.host) {
-                    self.note_data_passes(host);
+                    self.locations.note_data_passes(host);
                 }
             }
-            Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
+            Carriage::Sending => self.flows.set_direct_due(&mut self.ports, id, Some(now + FENCE_AGAIN)),
             Carriage::Encapsulated => {
                 if is_tcp && !is_over {
-                    self.note_proof(association, None);
+                    self.associations.note_proof(association, None);
                 }
                 if role == Role::Initiator && self.ports.is_on {
-                    self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+                    self.flows.set_direct_due(&mut self.ports, id, Some(now + PINHOLE_FIRST));
                 } else {
-                    self.open_pinhole(now, id);
+                    self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
                 }
             }
             Carriage::Starting | Carriage::Direct | Carriage::Offered | Carriage::Never => {}
-        }
-    }
-
-    pub(crate) fn install_again(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        if flow.carries_data() {
-            flow.generation += 1;
-            let entry = flow.entry();
-            self.queue.update(EntryUpdate::Install(entry));
         }
     }
 
@@ -602,12 +423,14 @@ impl Sal {
         if !range.contains(&packet.tuple.destination.port()) || !own.contains(&packet.tuple.destination.ip()) {
             return None;
         }
-        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(self.give_to_host(packet)) };
+        let Some(id) = self.flow_on_wire(&packet.tuple) else {
+            return Some(self.associations.give_to_host(&self.ports, &mut self.queue, packet));
+        };
         let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
         let is_strangers = is_reset
             && self.flows.get(id).is_some_and(|flow| {
                 let is_direct = !matches!(flow.direct.carriage, Carriage::Encapsulated | Carriage::Never);
-                !is_direct || self.passage_of_flow(flow) != Passage::Open
+                !is_direct || self.locations.passage_of_flow(&self.associations, flow) != Passage::Open
             });
         // None: it is of a grant, and the kernel has said nothing of it yet. It comes again.
         let is_its = |flow: &&mut Flow| flow.app.protocol == packet.tuple.protocol;
@@ -638,7 +461,7 @@ impl Sal {
             let is_first = flow.direct.queued.is_none();
             if flow.direct.queue(packet.whole) {
                 if is_first {
-                    self.set_direct_due(id, Some(now + FENCE_WAIT));
+                    self.flows.set_direct_due(&mut self.ports, id, Some(now + FENCE_WAIT));
                 }
                 return Some(AppVerdict::Consumed);
             }
@@ -657,26 +480,9 @@ impl Sal {
         }
         if carriage.accepts() && self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both) {
             // The cache has forgotten it, or it was the first one.
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
         Some(AppVerdict::Consumed)
-    }
-
-    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be
-    /// late for a flow that is over, or from where a peer is no longer: the host would reset what is still open at
-    /// the peer's end.
-    fn give_to_host(&mut self, packet: &AppPacket<'_>) -> AppVerdict {
-        let source = packet.tuple.source;
-        let is_peers = self.associations.is_any_at(source.ip());
-        let mut resting = self.ports.resting_by(packet.tuple.destination.port(), source.port());
-        let is_late = resting.any(|host| self.associations.is_at(host, source.ip()));
-        // Every empty datagram of a peer may be a pinhole.
-        let is_pinhole = packet.is_bare() && !packet.is_tcp();
-        if !is_peers || is_late || is_pinhole {
-            return AppVerdict::Drop(DropReason::UnknownFlow);
-        }
-        self.queue.inject(packet.whole.to_vec());
-        AppVerdict::Consumed
     }
 
     fn handle_pinhole(&mut self, now: Instant, id: FlowId, is_knock: bool) {
@@ -716,16 +522,6 @@ impl Sal {
         }
     }
 
-    fn set_direct_due(&mut self, id: FlowId, due: Option<Instant>) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        if let Some(old) = core::mem::replace(&mut flow.direct.due, due) {
-            self.ports.due.remove(&(old, id));
-        }
-        if let Some(due) = due {
-            self.ports.due.insert((due, id));
-        }
-    }
-
     /// Flows whose wait on the direct path is over.
     pub(crate) fn direct_due(&mut self, now: Instant) {
         while let Some(&(at, id)) = self.ports.due.first().filter(|(at, _)| *at <= now) {
@@ -745,9 +541,9 @@ impl Sal {
                 Carriage::Sending if tries < FENCES_MAX => {
                     flow.direct.tries += 1;
                     self.queue.fence(id);
-                    self.set_direct_due(id, Some(now + FENCE_AGAIN));
+                    self.flows.set_direct_due(&mut self.ports, id, Some(now + FENCE_AGAIN));
                 }
-                Carriage::Encapsulated => self.open_pinhole(now, id),
+                Carriage::Encapsulated => self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id),
                 _ => {}
             }
         }
@@ -761,6 +557,160 @@ impl Sal {
         if let Some(peer) = flow.direct.peer {
             self.ports.rest(self.now, (peer, flow.direct.local_port, flow.direct.peer_port));
         }
+    }
+}
+
+impl FlowPorts {
+    /// Whether flows of this host may go direct now.
+    pub(crate) fn is_direct_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// The initiator's port for a SYN, chosen before anybody knows who will answer.
+    pub(crate) fn offer_port(&self, rng: &mut Rng, app: &Tuple) -> Option<u16> {
+        let range = self.range.clone().filter(|_| self.is_on && matches!(app.protocol, TCP | UDP))?;
+        Some(rng.random_port(&range))
+    }
+
+    fn refusal(&self, config: &Config, app: &Tuple, peer: IpAddr, offered: bool) -> Option<Why> {
+        let own = &config.local_addresses;
+        match () {
+            () if !self.is_on || !matches!(app.protocol, TCP | UDP) => Some(Why::NoCache),
+            () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
+            () if !offered => Some(Why::PeerHasNone),
+            () => None,
+        }
+    }
+}
+
+impl FlowTable {
+    /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives
+    /// whether this end does. Comes before the entry is installed, so that the entry says it.
+    pub(crate) fn begin_direct(
+        &mut self,
+        fetches: &Fetches,
+        associations: &mut AssociationTable,
+        now: Instant,
+        id: FlowId,
+        peer_starts: bool,
+    ) -> bool {
+        let is_whole =
+            |flow: &&crate::session::flow::Flow| flow.directions == Directions::Both && !fetches.is_between(id);
+        let Some(flow) = self.get(id).filter(is_whole) else { return false };
+        let (association, role) = (flow.association, flow.role);
+        if flow.direct.carriage != Carriage::Encapsulated {
+            return false;
+        }
+        let Some(path) = associations.wire_path(association) else {
+            if let Some(flow) = self.get_mut(id) {
+                flow.direct.carriage = Carriage::Never;
+                flow.direct.why = Why::SharedAddress;
+            }
+            return false;
+        };
+        let hinted = associations.is_hinted(now, association);
+        if peer_starts {
+            // The peer has proved the path lately, both ways. Whoever has lost its own proof, by a start of its agent
+            // or a flow that stalled, would have none again as long as every flow begins by the peer's.
+            associations.note_proof(association, Some(now));
+        }
+        let Some(flow) = self.get_mut(id) else { return false };
+        flow.direct.path = path;
+        let event = match (peer_starts, hinted) {
+            // What is set up for a session that runs has others' packets before its own.
+            _ if flow.app.protocol == UDP || flow.has(crate::session::flow::seen::LATER) => return false,
+            (true, _) => DirectEvent::PeerDirect,
+            (false, true) if role == Role::Initiator => DirectEvent::Start,
+            _ => return false,
+        };
+        if let Some(next) = flow.direct.carriage.after(event, role) {
+            flow.direct.carriage = next;
+            flow.direct.why = Why::Hinted;
+            flow.direct.begun = role == Role::Initiator;
+        }
+        flow.direct.carriage.sends()
+    }
+
+    /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Sal::adopt_direct) follows.
+    pub(crate) fn adopt_ports(
+        &mut self,
+        associations: &mut AssociationTable,
+        ports: &mut FlowPorts,
+        now: Instant,
+        id: FlowId,
+        pair: &Tuple,
+    ) {
+        let (local_port, peer_port) = (pair.source.port(), pair.destination.port());
+        let association = self.get(id).map_or(0, |flow| flow.association);
+        let Some(host) = associations.get(association).map(|association| association.host) else { return };
+        if !ports.claim(now, (host, local_port, peer_port), id) {
+            return;
+        }
+        let path = associations.wire_path_of_flow(self, id);
+        let Some(flow) = self.get_mut(id) else { return };
+        flow.direct = Direct::never(Why::SharedAddress, now);
+        (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(host));
+        if let Some(path) = path {
+            flow.direct.path = path;
+            flow.direct.carriage = Carriage::Encapsulated;
+            flow.direct.why = Why::Unproved;
+            if flow.role == Role::Initiator {
+                self.set_direct_due(ports, id, Some(now + PINHOLE_FIRST));
+            }
+        }
+    }
+
+    pub(crate) fn install_again(&mut self, queue: &mut OutputQueue, id: FlowId) {
+        let Some(flow) = self.get_mut(id) else { return };
+        if flow.carries_data() {
+            flow.generation += 1;
+            let entry = flow.entry();
+            queue.update(EntryUpdate::Install(entry));
+        }
+    }
+}
+
+impl Rng {
+    pub(crate) fn random_port(&mut self, range: &RangeInclusive<u16>) -> u16 {
+        let span = u32::from(range.end() - range.start()) + 1;
+        range.start() + (self.u32() % span) as u16
+    }
+}
+
+impl AssociationTable {
+    /// The path record that a flow names for what goes direct: its own pair's, or else its association's.
+    fn wire_path_of_flow(&mut self, flows: &FlowTable, id: FlowId) -> Option<u32> {
+        let flow = flows.get(id)?;
+        let association = flow.association;
+        flow.side.map(|side| side.0).or_else(|| self.wire_path(association))
+    }
+
+    pub(crate) fn is_hinted(&self, now: Instant, association: u32) -> bool {
+        let proved = self.get(association).and_then(|association| association.direct_proved);
+        proved.is_some_and(|at| now.since(at) < HINT)
+    }
+
+    pub(crate) fn note_proof(&mut self, association: u32, proved: Option<Instant>) {
+        if let Some(association) = self.get_mut(association) {
+            association.direct_proved = proved;
+        }
+    }
+
+    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be
+    /// late for a flow that is over, or from where a peer is no longer: the host would reset what is still open at
+    /// the peer's end.
+    fn give_to_host(&self, ports: &FlowPorts, queue: &mut OutputQueue, packet: &AppPacket<'_>) -> AppVerdict {
+        let source = packet.tuple.source;
+        let is_peers = self.is_any_at(source.ip());
+        let mut resting = ports.resting_by(packet.tuple.destination.port(), source.port());
+        let is_late = resting.any(|host| self.is_at(host, source.ip()));
+        // Every empty datagram of a peer may be a pinhole.
+        let is_pinhole = packet.is_bare() && !packet.is_tcp();
+        if !is_peers || is_late || is_pinhole {
+            return AppVerdict::Drop(DropReason::UnknownFlow);
+        }
+        queue.inject(packet.whole.to_vec());
+        AppVerdict::Consumed
     }
 }
 

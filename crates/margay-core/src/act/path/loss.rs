@@ -17,12 +17,15 @@ use core::time::Duration;
 
 use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr, TimingRepr};
 
+use crate::act::stack_rule::StackRules;
+use crate::association::AssociationTable;
 use crate::association::draft::Draft;
 use crate::cache::entry::EntryUpdate;
 use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
 use crate::leg::timing::{FlowTiming, Order, Timing};
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
@@ -231,17 +234,9 @@ impl Losses {
 }
 
 impl Sal {
-    /// Whether this end wants to know what is lost of a flow.
-    fn wants_loss(&self, flow: &Flow) -> bool {
-        let association = self.associations.get(flow.association);
-        let is_able = association.is_some_and(|association| association.has_fec() && !association.is_self());
-        let is_wanted = flow.stacks.has_repaired() || self.stack_rules.asks_for_loss(flow.id);
-        is_able && is_wanted && flow.app.protocol == UDP && flow.carries_data()
-    }
-
     /// From here on the loss of a flow is measured, as long as somebody here wants to know.
     pub(crate) fn watch_loss(&mut self, now: Instant, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| self.wants_loss(flow)) {
+        if self.flows.get(id).is_some_and(|flow| self.stack_rules.wants_loss(&self.associations, flow)) {
             self.losses.ask_at(now, id);
         }
     }
@@ -254,7 +249,7 @@ impl Sal {
         let is_due = |measured: &Measured| measured.next.is_some_and(|next| next <= now);
         let due: Vec<FlowId> = self.losses.flows.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect();
         for id in due {
-            let flow = self.flows.get(id).filter(|flow| self.wants_loss(flow));
+            let flow = self.flows.get(id).filter(|flow| self.stack_rules.wants_loss(&self.associations, flow));
             let Some(active) = flow.map(|flow| flow.active) else {
                 self.losses.forget_unless_asked(now, id);
                 continue;
@@ -317,7 +312,7 @@ impl Sal {
         if asks {
             self.say_loss(id, count, 0, Flags::empty());
         }
-        let Some(flow) = self.flows.get(id).filter(|flow| self.wants_loss(flow)) else {
+        let Some(flow) = self.flows.get(id).filter(|flow| self.stack_rules.wants_loss(&self.associations, flow)) else {
             self.losses.forget_unless_asked(self.now, id);
             return;
         };
@@ -325,26 +320,6 @@ impl Sal {
         if let Some(loss) = self.losses.of(id).sent.filter(|_| sends_fec && answer.is_some()) {
             self.queue.update(EntryUpdate::Loss { flow: id, loss });
         }
-    }
-
-    /// The greatest loss of all flows with a host whose loss is known, of a million.
-    pub(crate) fn worst_loss(&self, host: HostId) -> Option<u32> {
-        let is_with = |id: &FlowId| {
-            let association = self.flows.get(*id).and_then(|flow| self.associations.get(flow.association));
-            association.is_some_and(|association| association.host == host)
-        };
-        let flows = self.losses.flows.keys().filter(|id| is_with(id));
-        flows.filter_map(|id| self.losses.of(*id).worst_ppm()).max()
-    }
-
-    /// How evenly the datagrams of all flows with a host arrive, of each the worst.
-    pub(crate) fn worst_timing(&self, host: HostId) -> Timing {
-        let is_with = |id: &FlowId| {
-            let association = self.flows.get(*id).and_then(|flow| self.associations.get(flow.association));
-            association.is_some_and(|association| association.host == host)
-        };
-        let flows = self.losses.flows.iter().filter(|(id, _)| is_with(id));
-        flows.map(|(_, measured)| measured.timing().worst()).fold(Timing::default(), Timing::or_worse)
     }
 
     fn say_loss(&mut self, id: FlowId, count: &FlowCount, asked: u32, flags: Flags) {
@@ -364,6 +339,38 @@ impl Sal {
         draft.flags = flags;
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);
+    }
+}
+
+impl StackRules {
+    /// Whether this end wants to know what is lost of a flow.
+    fn wants_loss(&self, associations: &AssociationTable, flow: &Flow) -> bool {
+        let association = associations.get(flow.association);
+        let is_able = association.is_some_and(|association| association.has_fec() && !association.is_self());
+        let is_wanted = flow.stacks.has_repaired() || self.asks_for_loss(flow.id);
+        is_able && is_wanted && flow.app.protocol == UDP && flow.carries_data()
+    }
+}
+
+impl Losses {
+    /// The greatest loss of all flows with a host whose loss is known, of a million.
+    pub(crate) fn worst_loss(&self, flows: &FlowTable, associations: &AssociationTable, host: HostId) -> Option<u32> {
+        let is_with = |id: &FlowId| {
+            let association = flows.get(*id).and_then(|flow| associations.get(flow.association));
+            association.is_some_and(|association| association.host == host)
+        };
+        let flows = self.flows.keys().filter(|id| is_with(id));
+        flows.filter_map(|id| self.of(*id).worst_ppm()).max()
+    }
+
+    /// How evenly the datagrams of all flows with a host arrive, of each the worst.
+    pub(crate) fn worst_timing(&self, flows: &FlowTable, associations: &AssociationTable, host: HostId) -> Timing {
+        let is_with = |id: &FlowId| {
+            let association = flows.get(*id).and_then(|flow| associations.get(flow.association));
+            association.is_some_and(|association| association.host == host)
+        };
+        let flows = self.flows.iter().filter(|(id, _)| is_with(id));
+        flows.map(|(_, measured)| measured.timing().worst()).fold(Timing::default(), Timing::or_worse)
     }
 }
 

@@ -102,7 +102,7 @@ impl Sal {
         let is_plain = |place: &StripePlace| place.sends_plain || place.takes_plain;
         let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return };
         if striping.list(true).iter().any(is_plain) {
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
             if demand != seen::PEER_DEMANDS {
                 self.tell(id, Flags::empty());
             }

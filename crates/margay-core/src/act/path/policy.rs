@@ -290,7 +290,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.seen &= !seen::PINNED;
         let Some(host) = flow.side.and_then(|side| self.side_path(side)).map(|side| side.host) else { return };
-        if let Some(pair) = self.pair_of(host) {
+        if let Some(pair) = self.associations.pair_of(host) {
             self.leave(now, Scope { host, flow: id }, Cause::Operator, false, alloc::vec![pair]);
         }
     }

@@ -50,7 +50,7 @@ impl Sal {
         let service = asked.service;
         let is_sealed = asked.is_sealed();
         let nonce = self.rng.u64();
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());
         let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         flow.seen |= if is_sealed { seen::SECURE } else { 0 };

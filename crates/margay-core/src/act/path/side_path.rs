@@ -123,7 +123,7 @@ impl Sal {
     /// Why not.
     pub fn migrate_host(&mut self, now: Instant, host: HostId, towards: Towards) -> Result<(), MoveRefused> {
         self.now = now;
-        let present = self.pair_of(host).ok_or(MoveRefused::UnknownPeer(host))?;
+        let present = self.associations.pair_of(host).ok_or(MoveRefused::UnknownPeer(host))?;
         let pairs = self.pairs_towards(host, present, towards)?;
         self.leave(now, Scope::of(host), Cause::Operator, false, pairs);
         Ok(())
@@ -193,8 +193,11 @@ impl Sal {
 
     /// From now on one flow goes by this pair. It is encapsulated until it has proved itself there, like a new one.
     pub(crate) fn place_flow(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool) {
-        let side =
-            if self.pair_of(scope.host) == Some(pair) { None } else { self.hold_side_path(scope.host, pair, true) };
+        let side = if self.associations.pair_of(scope.host) == Some(pair) {
+            None
+        } else {
+            self.hold_side_path(scope.host, pair, true)
+        };
         let Some(flow) = self.flows.get_mut(scope.flow) else { return };
         let former = core::mem::replace(&mut flow.side, side);
         let association = flow.association;
@@ -204,13 +207,13 @@ impl Sal {
             flow.direct.since = now;
             flow.direct.path = side.map_or(association, |id| id.0);
         }
-        self.install_again(scope.flow);
+        self.flows.install_again(&mut self.queue, scope.flow);
         // The cache takes what comes late by the former pair, and must know that pair until the flow has the new one.
         self.let_side_path_go(former);
         if broken {
             self.queue.restart(scope.flow);
         }
-        self.open_pinhole(now, scope.flow);
+        self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, scope.flow);
     }
 
     /// The record of a pair, which is made if there is none. `wired`: direct flows may name it.
@@ -283,7 +286,7 @@ impl Sal {
     pub(crate) fn rejoin(&mut self, now: Instant, id: FlowId, cause: Cause) -> bool {
         let Some(side) = self.flows.get(id).and_then(|flow| flow.side) else { return false };
         let Some(host) = self.side_path(side).map(|side| side.host) else { return false };
-        let Some(pair) = self.pair_of(host) else { return false };
+        let Some(pair) = self.associations.pair_of(host) else { return false };
         let scope = Scope { host, flow: id };
         if self.locations.get(scope).is_none_or(|location| location.ask.is_none()) {
             self.leave(now, scope, cause, true, alloc::vec![pair]);

@@ -17,10 +17,12 @@ use crate::association::Association;
 use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, Places, StripeNews};
+use crate::cache::queue::OutputQueue;
 use crate::leg::carriage::{DirectEvent, Why};
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::Flow;
+use crate::session::flow::FlowTable;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::role::Role;
@@ -190,14 +192,14 @@ impl Sal {
         self.striped.insert(id);
         self.counters.stripes += 1;
         self.share_out(now, id);
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         Ok(())
     }
 
     /// The flow goes by one pair again.
     pub(crate) fn end_stripe(&mut self, now: Instant, id: FlowId, tells: bool) {
         if self.leave_places(id, tells) {
-            self.open_pinhole(now, id);
+            self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
         }
     }
 
@@ -211,7 +213,7 @@ impl Sal {
             pairs.into_iter().for_each(|pair| self.send_stripe(Scope { host, flow: id }, pair, end, Flags::empty()));
         }
         self.release_stripe(id);
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         true
     }
 
@@ -251,7 +253,7 @@ impl Sal {
         if flow.stripe.as_ref().is_some_and(|striping| striping.leads) {
             self.choose_places(now, host, id);
         }
-        if self.is_without_answer(id) {
+        if self.flows.is_without_answer(id) {
             // It knows nothing of places, or none of these pairs works: the flow goes as others do.
             self.counters.policies_refused += 1;
             self.forget_share(id);
@@ -285,16 +287,9 @@ impl Sal {
         let next = striping.legs.iter().flatten().map(|leg| leg.next).min().unwrap_or(now + ASK);
         striping.next = if is_idle { next.max(now + IDLE) } else { next.max(now + ASK_FIRST / 2) };
         questions.into_iter().for_each(|(pair, question)| self.send_stripe(scope, pair, question, Flags::empty()));
-        if self.pair_of(host).is_some_and(|pair| silent.contains(&pair)) {
+        if self.associations.pair_of(host).is_some_and(|pair| silent.contains(&pair)) {
             self.suspect(now, host, None);
         }
-    }
-
-    /// Whether the peer has answered by no place, often enough.
-    fn is_without_answer(&self, id: FlowId) -> bool {
-        let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return false };
-        let mut legs = striping.legs.iter().flatten();
-        striping.leads && legs.all(|leg| !leg.is_proved && leg.misses > UNANSWERED)
     }
 
     /// The leader's places: as many as there are pairs that have nothing in common, as far as can be seen from here.
@@ -311,18 +306,18 @@ impl Sal {
             return;
         }
         for place in 0..PLACES_MAX {
-            let gone = self.leg(id, place).is_some_and(|leg| !wanted.contains(&leg.pair));
+            let gone = self.flows.leg(id, place).is_some_and(|leg| !wanted.contains(&leg.pair));
             if gone {
                 self.set_leg(now, id, place, None);
             }
         }
         for pair in wanted.into_iter().filter(|pair| !present.contains(pair)) {
-            let free = (0..PLACES_MAX).find(|place| self.leg(id, *place).is_none());
+            let free = (0..PLACES_MAX).find(|place| self.flows.leg(id, *place).is_none());
             if let Some(place) = free {
                 self.set_leg(now, id, place, Some((host, pair)));
             }
         }
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
     }
 
     /// Whether there is more than one pair for the flow to go by.
@@ -334,7 +329,7 @@ impl Sal {
     /// Pairs that have nothing in common, those of `present` first. Where one end has fewer addresses, only its own are
     /// used twice.
     pub(crate) fn apart(&self, host: HostId, present: &[Pair]) -> Vec<Pair> {
-        let is_v4 = self.pair_of(host).is_some_and(|pair| pair.remote.is_ipv4());
+        let is_v4 = self.associations.pair_of(host).is_some_and(|pair| pair.remote.is_ipv4());
         let mut all = self.pairs_for(host);
         all.retain(|pair| pair.local.is_some() && pair.remote.is_ipv4() == is_v4);
         let locals: BTreeSet<IpAddr> = all.iter().filter_map(|pair| pair.local).collect();
@@ -354,10 +349,6 @@ impl Sal {
             }
         }
         chosen
-    }
-
-    fn leg(&self, id: FlowId, place: usize) -> Option<&Leg> {
-        self.flows.get(id)?.stripe.as_ref()?.legs.get(place)?.as_ref()
     }
 
     /// A place is this pair now, or none; nothing is known of it yet.
@@ -411,7 +402,7 @@ impl Sal {
         }
         striping.next = now;
         striping.legs.iter_mut().flatten().for_each(|leg| leg.next = now);
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
     }
 
     fn send_stripe(&mut self, scope: Scope, pair: Pair, stripe: StripeRepr, flags: Flags) {
@@ -464,9 +455,9 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         let place = usize::from(said.place);
-        if follows && self.leg(scope.flow, place).is_none_or(|leg| leg.pair != pair) {
+        if follows && self.flows.leg(scope.flow, place).is_none_or(|leg| leg.pair != pair) {
             self.set_leg(now, scope.flow, place, Some((scope.host, pair)));
-            self.install_again(scope.flow);
+            self.flows.install_again(&mut self.queue, scope.flow);
             self.ask_places(now, scope.flow);
         }
         self.note_sharing(now, scope.flow, said);
@@ -489,7 +480,7 @@ impl Sal {
         let is_changed = before != striping.places(true);
         self.share_out(now, id);
         if is_changed {
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
     }
 
@@ -519,7 +510,7 @@ impl Sal {
             return Ok(());
         }
         if is_new || is_other || was_able != striping.is_able {
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
         self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Alive { place, rtt } });
         Ok(())
@@ -535,17 +526,35 @@ impl Sal {
         let leg = place.and_then(|place| striping.legs.get(place)?.as_ref()).filter(|leg| leg.is_proved);
         let pair = leg.map(|leg| leg.pair);
         let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
-        if let Some(pair) = pair.or_else(|| self.pair_of(host)) {
+        if let Some(pair) = pair.or_else(|| self.associations.pair_of(host)) {
             self.send_about(Scope { host, flow: id }, pair, &[Extension::Arrivals(arrivals)], Flags::empty());
         }
     }
+}
+
+impl FlowTable {
+    /// Whether the peer has answered by no place, often enough.
+    fn is_without_answer(&self, id: FlowId) -> bool {
+        let Some(striping) = self.get(id).and_then(|flow| flow.stripe.as_ref()) else { return false };
+        let mut legs = striping.legs.iter().flatten();
+        striping.leads && legs.all(|leg| !leg.is_proved && leg.misses > UNANSWERED)
+    }
+
+    fn leg(&self, id: FlowId, place: usize) -> Option<&Leg> {
+        self.get(id)?.stripe.as_ref()?.legs.get(place)?.as_ref()
+    }
 
     /// What the peer has received of a flow: the flow cache decides by it where to send.
-    pub(crate) fn note_arrivals(&mut self, id: FlowId, arrivals: ArrivalsRepr) -> Result<(), DropReason> {
-        if self.flows.get(id).is_none_or(|flow| flow.stripe.is_none()) {
+    pub(crate) fn note_arrivals(
+        &self,
+        queue: &mut OutputQueue,
+        id: FlowId,
+        arrivals: ArrivalsRepr,
+    ) -> Result<(), DropReason> {
+        if self.get(id).is_none_or(|flow| flow.stripe.is_none()) {
             return Err(DropReason::Unexpected);
         }
-        self.queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Arrivals(arrivals) });
+        queue.update(EntryUpdate::Stripe { flow: id, news: StripeNews::Arrivals(arrivals) });
         Ok(())
     }
 }

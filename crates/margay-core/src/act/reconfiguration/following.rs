@@ -218,7 +218,7 @@ impl Sal {
     /// Why a session does not go on with another client's host.
     fn why_not_spliced(&self, id: FlowId, own: SessionId, splice: &SpliceRepr) -> Option<ReconfigurationRefused> {
         let is_known = splice.session != own && self.flows.of_session(splice.session).next().is_some();
-        let is_self = HostId(splice.host) == self.host_id();
+        let is_self = HostId(splice.host) == self.config.host_id();
         match self.may_be_spliced(id, Role::Responder) {
             Err(refused) => Some(refused),
             // Program and client, or program and server, on this host.
@@ -258,7 +258,7 @@ impl Sal {
         let session = arrival.message.session()?.session;
         let known = self.reconfigurations.following.get(&session);
         let known = known.filter(|one| one.ways.number == begin.number && one.ways.new.is_none());
-        let is_here = begin.step == ReconfigurationStep::Begin && HostId(begin.host) == self.host_id();
+        let is_here = begin.step == ReconfigurationStep::Begin && HostId(begin.host) == self.config.host_id();
         let Some(flow) = known.filter(|_| is_here).and_then(|one| self.flows.get(one.ways.old)) else {
             return Some(ErrorCode::UnknownFlow);
         };

@@ -204,14 +204,14 @@ impl Sal {
                 HostId(splice.host)
             }
         };
-        if far_end == self.host_id() {
+        if far_end == self.config.host_id() {
             return Err(ReconfigurationRefused::SameHost);
         }
         if self.reconfigurations.leading.len() >= RECONFIGURATIONS_MAX || self.flows.len() >= self.config.limits.flows {
             return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
         }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
-        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        let holder = Holder { host: self.config.host_id(), act: Act::Chain };
         let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ReconfigurationRefused::Busy)?;
         let number = number_after(self.reconfigurations.last_number, now);
         self.reconfigurations.last_number = number;
@@ -253,7 +253,7 @@ impl Sal {
         let Some(flow) = self.flows.get(ways.old) else { return };
         let session = flow.session;
         let edit = Edit::Leave { service: flow.service };
-        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        let holder = Holder { host: self.config.host_id(), act: Act::Chain };
         // Nobody else has asked since the start.
         let Ok(guard) = self.locks.acquire(session, holder, now, LEASE) else { return };
         let leading = Leading {
@@ -553,7 +553,7 @@ impl Sal {
         let Flow { service, app, .. } = *old;
         let service = leading.splice.map_or(service, |splice| ServiceId(splice.service));
         let is_sealed = old.is_sealed();
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
         flow.directions = Directions::Neither;
         // What is sealed is never given less.
@@ -592,7 +592,7 @@ impl Sal {
     /// Where a SYN goes that is to end at the right anchor.
     pub(crate) fn way_to_anchor(&self, begin: &ReconfigurationRepr) -> SocketAddr {
         let host = HostId(begin.host);
-        if host == self.host_id() {
+        if host == self.config.host_id() {
             return self.loopback();
         }
         let known = self.associations.by_host(host).map(|association| association.remote);

@@ -371,10 +371,10 @@ impl Sal {
         let has_turned = ways.has_turned;
         let directions = if has_turned { Directions::Both } else { Directions::Ingress };
         if let Some(association) = self.flows.get(new).map(|flow| flow.association) {
-            self.announce_path(association);
+            self.locations.announce_path(&self.associations, &mut self.queue, association);
         }
         self.flows.set_directions(new, directions);
-        self.install_again(new);
+        self.flows.install_again(&mut self.queue, new);
         held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
     }
 
@@ -419,7 +419,7 @@ impl Sal {
         }
         self.hand_program_over(now, new, old);
         self.flows.set_directions(old, Directions::Both);
-        self.install_again(old);
+        self.flows.install_again(&mut self.queue, old);
         if let Some(history) = self.reconfigurations.histories.remove(&new) {
             self.reconfigurations.histories.insert(old, history);
         }
@@ -435,14 +435,14 @@ impl Sal {
         self.carry_share(from, to);
         self.flows.set_directions(from, Directions::Ingress);
         self.flows.set_deadline(from, None);
-        self.install_again(from);
+        self.flows.install_again(&mut self.queue, from);
         self.inherit_connection(now, from, to, seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
         let Some(flow) = self.flows.get(to) else { return };
         let directions = if flow.directions.has_ingress() { Directions::Both } else { Directions::Egress };
         let association = flow.association;
         self.flows.set_directions(to, directions);
-        self.announce_path(association);
-        self.install_again(to);
+        self.locations.announce_path(&self.associations, &mut self.queue, association);
+        self.flows.install_again(&mut self.queue, to);
     }
 
     /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of
@@ -473,8 +473,8 @@ impl Sal {
         if self.flows.get(id).is_some_and(|flow| flow.stacks.settled() == Some(Stack::Plain)) {
             self.unpark_direct(now, id);
         }
-        self.install_again(id);
-        self.open_pinhole(now, id);
+        self.flows.install_again(&mut self.queue, id);
+        self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
     }
 
     /// Forgets a way of a session without a word to anybody.

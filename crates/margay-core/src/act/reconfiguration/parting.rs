@@ -103,9 +103,9 @@ impl Sal {
             self.park_direct(now, id, Why::Unproved);
             self.flows.set_directions(id, directions);
             if let Some(association) = self.flows.get(id).map(|flow| flow.association) {
-                self.announce_path(association);
+                self.locations.announce_path(&self.associations, &mut self.queue, association);
             }
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
     }
 
@@ -328,7 +328,7 @@ impl Sal {
         ways.is_fenced = true;
         self.flows.set_directions(old, Directions::PartedAside);
         self.flows.set_deadline(old, None);
-        self.install_again(old);
+        self.flows.install_again(&mut self.queue, old);
         self.inherit_connection(now, old, new, seen::FIN_EGRESS | seen::FIN_INGRESS);
         let Some(flow) = self.flows.get_mut(new) else { return };
         flow.delta = delta.map(Box::new);

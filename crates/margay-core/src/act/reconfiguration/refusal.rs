@@ -98,7 +98,7 @@ impl Sal {
                 || matches!(chained.place, crate::act::chain::Place::Proxy { .. })
         };
         let begins_here = |chained: &crate::act::chain::Chained| {
-            flow.role == Role::Initiator && chained.hosts.first() == Some(&self.host_id())
+            flow.role == Role::Initiator && chained.hosts.first() == Some(&self.config.host_id())
         };
         match flow.chain.as_deref() {
             Some(chained) if !flow.is_at_box() && flow.role == role && (ends(chained) || begins_here(chained)) => {
@@ -124,7 +124,7 @@ impl Sal {
             _ if self.queue.is_frozen(id) => ReconfigurationRefused::Held,
             _ => match far_end {
                 None => ReconfigurationRefused::UnknownEnd,
-                Some(host) if host == self.host_id() => ReconfigurationRefused::SameHost,
+                Some(host) if host == self.config.host_id() => ReconfigurationRefused::SameHost,
                 Some(host) => return Ok(host),
             },
         })

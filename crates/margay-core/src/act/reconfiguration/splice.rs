@@ -186,7 +186,7 @@ impl Sal {
         if self.reconfigurations.splices.by_left.len() >= RECONFIGURATIONS_MAX {
             return Err(refused(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX }));
         }
-        let holder = Holder { host: self.host_id(), act: Act::Chain };
+        let holder = Holder { host: self.config.host_id(), act: Act::Chain };
         let guard = self.locks.acquire(session, holder, now, LEASE);
         let guard = guard.map_err(|busy: LockError| refused(ReconfigurationRefused::Busy(busy)))?;
         let number = number_after(self.reconfigurations.last_number, now);

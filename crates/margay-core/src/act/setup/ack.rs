@@ -27,13 +27,13 @@ impl Sal {
     ) -> Option<Vec<u8>> {
         let flow = self.flows.get(id)?;
         let (peer_flow, local_id) = (flow.peer_flow, flow.association);
-        let host_id = self.host_id().0;
+        let host_id = self.config.host_id().0;
         let exchange = message_3.filter(|message| !message.is_empty());
-        let addresses = self.own_addresses();
-        let mut extensions = alloc::vec![self.capabilities()];
+        let addresses = self.config.own_addresses();
+        let mut extensions = alloc::vec![self.secure.capabilities(&self.config)];
         extensions.extend(Addresses::parse(&addresses).map(Extension::Addresses));
-        extensions.extend(self.own_rendezvous());
-        extensions.extend(self.flow_port(id));
+        extensions.extend(self.associations.own_rendezvous(&self.config));
+        extensions.extend(self.flows.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
         extensions.extend(flow.chain.as_ref().map(|chain| Extension::ChainSeen(chain.seen)));
         let certificate = self.box_certificate(flow);
@@ -83,7 +83,7 @@ impl Sal {
         let routers: Vec<Pair> =
             routers.map(|router| Pair { local: router.local, remote: router.remote }).take(ROUTERS_MAX).collect();
         for router in routers {
-            let hop_key = self.hop_key_of(router.remote);
+            let hop_key = self.associations.hop_key_of(router.remote);
             if let Some(mut ack) = self.write_ack(id, Some(message_3), Some(relay_part(to))) {
                 Self::tag_hop(&mut ack, hop_key);
                 self.transmit_from(router.local, router.remote, ack, Kind::Ack);
@@ -112,13 +112,15 @@ impl Sal {
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
     pub(super) fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
-        let addresses = self.own_addresses();
-        let whereabouts =
-            Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
+        let addresses = self.config.own_addresses();
+        let whereabouts = Addresses::parse(&addresses)
+            .map(Extension::Addresses)
+            .into_iter()
+            .chain(self.associations.own_rendezvous(&self.config));
         let service = self.flows.get(id).map(|flow| flow.service).filter(|_| fresh);
         let membership = service.map(|service| self.membership_for(&service)).unwrap_or_default();
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
-        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
+        let extensions: Vec<_> = self.flows.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
         let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
@@ -138,9 +140,15 @@ impl Sal {
         if is_known && from == sender {
             return;
         }
-        let addresses = self.own_addresses();
+        let addresses = self.config.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();
-        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(own).chain(self.own_rendezvous()).collect();
+        let extensions: Vec<_> = self
+            .flows
+            .flow_port(id)
+            .into_iter()
+            .chain(own)
+            .chain(self.associations.own_rendezvous(&self.config))
+            .collect();
         let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
@@ -149,7 +157,7 @@ impl Sal {
             draft.resolvable = Some(relay_part(from));
         }
         let epoch = self.config.epoch;
-        let (hop_key, local) = (self.hop_key_of(sender), self.arrival);
+        let (hop_key, local) = (self.associations.hop_key_of(sender), self.arrival);
         let Some(association) = self.associations.get_mut(association) else { return };
         if let Some(mut datagram) = draft.seal(association, epoch) {
             if from != sender {

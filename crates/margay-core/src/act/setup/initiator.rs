@@ -34,6 +34,7 @@ use crate::session::event::Event;
 use crate::session::flow::{Flow, LifeEvent, Setup, seen};
 use crate::table::{NextHop, Resolution, Rule};
 use crate::trust::handshake::{Finished, Initiator};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::hop::HOP_LIMIT;
 use crate::types::name::ServiceId;
@@ -104,7 +105,7 @@ impl Sal {
     /// Takes an application's first packet to a name.
     pub(crate) fn initiate(&mut self, now: Instant, packet: &AppPacket<'_>) -> AppVerdict {
         if packet.is_signed_tcp() {
-            self.refuse(packet, Unreachable::Prohibited);
+            self.queue.refuse(packet, Unreachable::Prohibited);
             let service = self.service_of(packet.tuple.destination.ip()).unwrap_or_default();
             self.connect_failed(service, packet, SIGNED_TCP.to_string());
             return AppVerdict::Drop(DropReason::SignedTcp);
@@ -113,16 +114,16 @@ impl Sal {
             if let Some(verdict) = self.initiate_related(now, packet) {
                 return verdict;
             }
-            self.refuse(packet, Unreachable::Host);
+            self.queue.refuse(packet, Unreachable::Host);
             return AppVerdict::Drop(DropReason::NoName);
         };
         self.note_use_of_lease(packet.tuple.destination.ip());
         if self.flows.len() >= self.config.limits.flows {
-            self.refuse(packet, Unreachable::Host);
+            self.queue.refuse(packet, Unreachable::Host);
             self.connect_failed(service, packet, FLOWS_FULL.to_string());
             return AppVerdict::Drop(DropReason::Full);
         }
-        let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
+        let (nonce, id) = (self.rng.u64(), self.grants.fresh_flow_id(&self.flows, &mut self.rng));
         let session = margay_wire::SessionId(self.rng.bytes());
         let chain = self.begin_chain(session, &service, packet);
         let asked = chain.as_ref().map_or(service, |chain| chain.asked);
@@ -169,7 +170,7 @@ impl Sal {
             Resolution::Delay(rule, resolver) => Err(self.delay_own(now, *service, packet, (rule, resolver))),
             Resolution::Drop(rule) => {
                 self.table.note_use(self.now, rule);
-                self.refuse(packet, Unreachable::Prohibited);
+                self.queue.refuse(packet, Unreachable::Prohibited);
                 let why =
                     format!("rule {} of this host discards it; `margay trace NAME` shows why that one decides", rule.0);
                 self.connect_failed(*service, packet, why);
@@ -177,7 +178,7 @@ impl Sal {
             }
             Resolution::None if self.is_awaited(now, service) => Err(AppVerdict::Drop(DropReason::Awaited)),
             Resolution::None => {
-                self.refuse(packet, Unreachable::Port);
+                self.queue.refuse(packet, Unreachable::Port);
                 let why = "no instance serves this name, and no service router is known; see `margay status`";
                 self.connect_failed(*service, packet, why.to_string());
                 Err(AppVerdict::Drop(DropReason::NoService))
@@ -188,7 +189,7 @@ impl Sal {
     /// Sends the first SYN of a new flow.
     pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
         let id = flow.id;
-        if flow.app.protocol != GREETING && self.demands_secure(&flow.service) {
+        if flow.app.protocol != GREETING && self.secure.demands_secure(&flow.service) {
             flow.seen |= seen::SECURE | seen::DEMANDS;
         }
         if flow.app.protocol != GREETING
@@ -196,7 +197,7 @@ impl Sal {
         {
             flow.seen |= seen::SECURE | seen::RULED;
         }
-        let flow_port = self.offer_port(&flow.app);
+        let flow_port = self.ports.offer_port(&mut self.rng, &flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
         flow.source = source.map(Box::new);
@@ -251,9 +252,9 @@ impl Sal {
         let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
         let is_other = |rule: &Rule| !rule.action.next_hop().is_some_and(is_it);
         let way = self.way_on(Sender::Own);
-        let found = self
-            .table
-            .resolve(&service, number, |rule| is_other(rule) && self.unusable(rule, app.protocol, port, way).is_none());
+        let found = self.table.resolve(&service, number, |rule| {
+            is_other(rule) && self.config.unusable(rule, app.protocol, port, way).is_none()
+        });
         if let Resolution::Forward(rule, hop) = found
             && is_by_rule
             && (led.is_none() || turns && hop.router)
@@ -289,8 +290,8 @@ impl Sal {
     fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
         let flow = self.flows.get(id)?;
         let Setup::Initiator(setup) = &flow.setup else { return None };
-        let (_, message_1) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
-        let host_id = self.host_id().0;
+        let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let host_id = self.config.host_id().0;
         let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
         let asked = setup.asks.map(|asks| (TCP, asks.destination.port()));
@@ -308,12 +309,12 @@ impl Sal {
         };
         let mut extensions = alloc::vec![
             Extension::Session(session),
-            self.capabilities(),
+            self.secure.capabilities(&self.config),
             Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
         ];
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
         let is_sealed = flow.has(seen::SECURE);
-        extensions.extend(if is_sealed { Some(self.secure_request(flow)?) } else { None });
+        extensions.extend(if is_sealed { Some(self.secure.secure_request(flow)?) } else { None });
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
@@ -349,12 +350,6 @@ impl Sal {
         (flow.app.protocol == 17).then_some((without, false))
     }
 
-    /// The handshake of a flow, made again from its seed: the same first message every time.
-    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
-        let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
-        Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
-    }
-
     /// A SYN-ACK came, straight or through a router.
     pub(crate) fn handle_syn_ack(
         &mut self,
@@ -382,7 +377,7 @@ impl Sal {
         }
         // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is
         // none.
-        if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
+        if message.error().is_none() && !self.config.has_family_of(answered_from(message, from).ip()) {
             return Err(DropReason::WrongPath);
         }
         if self.flows.get(id).is_some_and(Self::is_search) {
@@ -403,11 +398,6 @@ impl Sal {
             other => other?,
         };
         self.accept_answer(now, from, message, answer)
-    }
-
-    pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
-        let own = &self.config.local_addresses;
-        own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
     }
 
     /// The peer tags with a key that we no longer hold: ask once for a full handshake.
@@ -438,7 +428,7 @@ impl Sal {
     ) -> Result<(u32, Finished), DropReason> {
         let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
         let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (initiator, _) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let (initiator, _) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
         let mine = self.introduction(setup.association, [0; 32], Some(&flow.service));
         let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&finished.1.tag_key, message)?;
@@ -461,7 +451,7 @@ impl Sal {
             }
         };
         self.place_association(answer.association, answered_from(message, from), message);
-        self.announce_path(answer.association);
+        self.locations.announce_path(&self.associations, &mut self.queue, answer.association);
         self.associations.hold(answer.association);
         let setup = self.note_answered(message, answer.association, authenticated)?;
         let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
@@ -471,10 +461,10 @@ impl Sal {
         self.settle_ports(now, id, setup.flow_port, message.flow_port());
         if let Some(cipher) = cipher {
             self.keep_sealed(now, id);
-            self.seal_flow(id, cipher);
+            self.flows.seal_flow(&self.associations, &self.config, id, cipher);
         }
         self.note_demand(id, seen::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
-        self.begin_direct(now, id, false);
+        self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
@@ -507,7 +497,7 @@ impl Sal {
         if keeps_ack {
             self.right_answered(id);
         } else {
-            self.prepare_pinhole(now, id, !message_3.is_empty());
+            self.flows.prepare_pinhole(&mut self.ports, &mut self.queue, now, id, !message_3.is_empty());
             self.forget_chain_setup(id);
         }
         self.begin_policy(now, id);
@@ -562,7 +552,7 @@ impl Sal {
     fn deliver_answer(&mut self, message: &Message<'_>, to_app: &Tuple, association: u32, is_sealed: bool) {
         let datagram_max = self.associations.get(association).map_or(self.config.datagram_max, |a| a.datagram_max);
         if let Ok(Parsed::Transport(inner)) = packet::parse(message.payload)
-            && let mss_max = self.mss_max(datagram_max, to_app.destination.ip(), is_sealed)
+            && let mss_max = self.ports.mss_max(datagram_max, to_app.destination.ip(), is_sealed)
             && let Some(out) = packet::readdress(&inner, to_app, mss_max)
         {
             self.queue.inject(out);
@@ -572,7 +562,7 @@ impl Sal {
     /// The path as this answer shows it.
     fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
         let own_max = self.config.datagram_max;
-        self.note_abilities(local_id, message);
+        self.associations.note_abilities(local_id, message);
         let Some(association) = self.associations.get_mut(local_id) else { return };
         if let Some(capabilities) = message.capabilities() {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);
@@ -595,8 +585,10 @@ impl Sal {
         let is_proved = self.check_right_to_answer(id, message, association);
         let is_proved = is_proved.and_then(|is_next| Ok(self.hear_chain_answer(id, message)? && is_next));
         let authenticated = is_proved.map_err(|why| (why, DropReason::BadCertificate))?;
-        self.check_holder(id, message, association).map_err(|why| (why, DropReason::NotAllowed))?;
-        match self.settle_stack(id, message) {
+        self.fences
+            .check_holder(&self.flows, &self.associations, id, message, association)
+            .map_err(|why| (why, DropReason::NotAllowed))?;
+        match self.secure.settle_stack(&self.flows, id, message) {
             Verdict::Plain => Ok((authenticated, None)),
             Verdict::Sealed(cipher) => Ok((authenticated, Some(cipher))),
             Verdict::Refused => Err((NO_COMMON_STACK.to_string(), DropReason::NotAllowed)),
@@ -623,7 +615,7 @@ impl Sal {
         }
         let is_whole = self.flows.get(id).is_some_and(|flow| flow.directions == Directions::Both);
         if is_first && is_whole && !self.fetches.is_between(id) {
-            self.begin_pinholes(now, id);
+            self.flows.begin_pinholes(&mut self.ports, &mut self.queue, now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         if flow.app.protocol == GREETING {
@@ -652,7 +644,7 @@ impl Sal {
         }
         self.note_whereabouts(association, message);
         if let Some(host) = self.associations.get(association).map(|association| association.host) {
-            rtt.into_iter().for_each(|rtt| self.note_rtt(host, rtt));
+            rtt.into_iter().for_each(|rtt| self.associations.note_rtt(host, rtt));
         }
         Ok(())
     }
@@ -672,13 +664,13 @@ impl Sal {
             return Ok(());
         };
         let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let (initiator, _) = self.handshake_of(flow, association, seed);
+        let (initiator, _) = self.config.handshake_of(flow, association, seed);
         let mine = self.introduction(association, [0; 32], Some(&flow.service));
         let (peer, theirs, message_3, keys) =
             initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&theirs.tag_key, message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
-        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        let (host_id, epoch) = (self.config.host_id().0, self.config.epoch);
         if let Some(reset) = write_reset(host_id, epoch, &mut once, message, Some(&message_3)) {
             self.transmit(from, reset, Kind::Rst);
         }
@@ -687,12 +679,25 @@ impl Sal {
 
     /// Tells the host that sent `message` that its half of the flow is not wanted.
     fn say_reset(&mut self, association: u32, message: &Message<'_>, message_3: Option<&[u8]>) {
-        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        let (host_id, epoch) = (self.config.host_id().0, self.config.epoch);
         let Some(association) = self.associations.get_mut(association) else { return };
         let to = association.remote;
         if let Some(datagram) = write_reset(host_id, epoch, association, message, message_3) {
             self.transmit(to, datagram, Kind::Rst);
         }
+    }
+}
+
+impl Config {
+    /// The handshake of a flow, made again from its seed: the same first message every time.
+    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+        let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
+        Initiator::start(&self.host_key, &mut Rng::new(*seed), &prologue)
+    }
+
+    pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
+        let own = &self.local_addresses;
+        own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
     }
 }
 

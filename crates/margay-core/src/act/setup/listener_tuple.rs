@@ -3,10 +3,13 @@
 use core::net::SocketAddr;
 
 use crate::act::chain::Read;
+use crate::act::grant::Grants;
 use crate::association::draft::Arrival;
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::table::Demux;
 use crate::table::surrogate::{Own, responder_tuple};
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::tuple::{GREETING, Tuple, tuple_of};
 use margay_wire::FlowId;
@@ -47,26 +50,34 @@ impl Sal {
     ) -> Option<Tuple> {
         let place = demux.place_for(client.ip());
         let random = self.rng.u32();
-        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
+        let taken = |tuple: &Tuple| {
+            self.grants.is_taken(&self.flows, tuple) || self.flows.stands_for_another(&self.config, tuple)
+        };
         match arrival.app {
-            Some(app) => (!self.is_taken(&app)).then_some(app),
-            None => responder_tuple(protocol, client, place, self.own(), random, taken),
+            Some(app) => (!self.grants.is_taken(&self.flows, &app)).then_some(app),
+            None => responder_tuple(protocol, client, place, self.config.own(), random, taken),
         }
     }
+}
 
+impl Config {
     /// This host as its listeners know it.
     pub(crate) fn own(&self) -> Own<'_> {
-        Own { local: &self.config.local_addresses, ranges: self.config.ranges }
+        Own { local: &self.local_addresses, ranges: self.ranges }
     }
+}
 
-    pub(crate) fn is_taken(&self, tuple: &Tuple) -> bool {
-        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+impl Grants {
+    pub(crate) fn is_taken(&self, flows: &FlowTable, tuple: &Tuple) -> bool {
+        flows.by_tuple(tuple).is_some() || self.keeps(tuple.destination)
     }
+}
 
+impl FlowTable {
     /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer
     /// from new sockets, and are shown an address for it, by the surrogate alone.
-    fn stands_for_another(&self, tuple: &Tuple) -> bool {
-        self.config.ranges.is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
+    fn stands_for_another(&self, config: &Config, tuple: &Tuple) -> bool {
+        config.ranges.is_virtual(tuple.destination.ip()) && self.asked_from(tuple.destination).is_some()
     }
 }
 
@@ -90,10 +101,13 @@ mod tests {
         let one = asked("198.19.64.9:4000", "198.18.0.1:69");
         let session = margay_wire::SessionId([1; 16]);
         sal.flows.insert(Flow::new(FlowId(1), session, ServiceId::default(), Role::Responder, one, Instant::ZERO));
-        assert!(sal.is_taken(&one));
+        assert!(sal.grants.is_taken(&sal.flows, &one));
         let other = asked("198.19.64.9:4000", "198.18.0.1:53");
-        assert!(!sal.is_taken(&other) && sal.stands_for_another(&other), "of another socket");
-        assert!(!sal.stands_for_another(&asked("198.19.64.9:4001", "198.18.0.1:53")));
-        assert!(!sal.stands_for_another(&asked("198.19.64.10:4000", "198.18.0.1:53")));
+        assert!(
+            !sal.grants.is_taken(&sal.flows, &other) && sal.flows.stands_for_another(&sal.config, &other),
+            "of another socket"
+        );
+        assert!(!sal.flows.stands_for_another(&sal.config, &asked("198.19.64.9:4001", "198.18.0.1:53")));
+        assert!(!sal.flows.stands_for_another(&sal.config, &asked("198.19.64.10:4000", "198.18.0.1:53")));
     }
 }

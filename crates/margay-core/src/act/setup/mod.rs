@@ -28,16 +28,21 @@ use margay_wire::{
 use crate::act::fetch::Fetch;
 use crate::act::grant::{Asks, Granted, Offer};
 use crate::act::path::related::Related;
+use crate::act::secure::Demands;
+use crate::association::AssociationTable;
 use crate::association::FEC;
 use crate::association::draft::{Arrival, Reply};
 use crate::association::location::Pair;
 use crate::cache::packet;
 use crate::cache::packet::{Parsed, Unreachable};
+use crate::leg::flow_ports::FlowPorts;
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::Pin;
+use crate::session::flow::FlowTable;
 use crate::table::Allow;
 use crate::trust::handshake::{Introduction, Keys, Responder};
+use crate::types::config::Config;
 use crate::types::hop;
 use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
@@ -310,41 +315,6 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 }
 
 impl Sal {
-    /// What this host can do, for the peer.
-    pub(crate) fn capabilities(&self) -> Extension<'static> {
-        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks() | self.secure_fec_stacks();
-        Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
-    }
-
-    /// A proved message of set-up says what the peer can do.
-    pub(crate) fn note_abilities(&mut self, association: u32, message: &Message<'_>) {
-        if let Some(capabilities) = message.capabilities() {
-            self.associations.set_stacks(association, capabilities.stacks);
-        }
-    }
-
-    /// This end's flow port, and whether it sends direct from the start.
-    pub(crate) fn flow_port(&self, id: FlowId) -> Option<Extension<'static>> {
-        let direct = &self.flows.get(id)?.direct;
-        let repr = FlowPortRepr { port: direct.local_port, starts: direct.carriage.sends() };
-        (direct.local_port != 0).then_some(Extension::FlowPort(repr))
-    }
-
-    /// Largest TCP payload per segment, on a path that takes datagrams of `datagram_max` bytes, for an application that
-    /// uses addresses of the family of `app`.
-    ///
-    /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a
-    /// packet is to fit a datagram, sealed where it `is_sealed`.
-    pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr, is_sealed: bool) -> u16 {
-        let tag = if is_sealed { SEAL_TAG_LEN as u16 } else { 0 };
-        let headers = match app {
-            _ if self.is_direct_on() && !is_sealed => 12,
-            IpAddr::V4(_) => ENCAP_OVERHEAD + 40,
-            IpAddr::V6(_) => ENCAP_OVERHEAD + 60,
-        };
-        datagram_max.saturating_sub(headers + tag).max(216)
-    }
-
     /// A proved message of set-up came straight from here. An association without flows is wherever its peer is; one
     /// with flows moves by RSYN alone, since it is not proved that the peer can be reached there.
     pub(crate) fn find_peer(&mut self, local_id: u32, remote: SocketAddr) {
@@ -370,10 +340,6 @@ impl Sal {
         Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
     }
 
-    pub(crate) fn host_id(&self) -> HostId {
-        HostPublic::id(&self.config.host_key.public())
-    }
-
     /// Puts a hop tag on a finished datagram for the router or host behind `hop_key`.
     pub(crate) fn tag_hop(datagram: &mut [u8], hop_key: Option<[u8; 16]>) {
         let tag = match (hop_key, datagram.get(..margay_wire::HOP_TAGGED_LEN)) {
@@ -383,5 +349,54 @@ impl Sal {
         if let Some(place) = datagram.get_mut(margay_wire::HOP_TAGGED_LEN..margay_wire::HOP_TAGGED_LEN + 8) {
             place.copy_from_slice(&tag);
         }
+    }
+}
+
+impl Demands {
+    /// What this host can do, for the peer.
+    pub(crate) fn capabilities(&self, config: &Config) -> Extension<'static> {
+        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks() | self.secure_fec_stacks();
+        Extension::Capabilities(CapabilitiesRepr { stacks, mtu: config.datagram_max })
+    }
+}
+
+impl AssociationTable {
+    /// A proved message of set-up says what the peer can do.
+    pub(crate) fn note_abilities(&mut self, association: u32, message: &Message<'_>) {
+        if let Some(capabilities) = message.capabilities() {
+            self.set_stacks(association, capabilities.stacks);
+        }
+    }
+}
+
+impl FlowTable {
+    /// This end's flow port, and whether it sends direct from the start.
+    pub(crate) fn flow_port(&self, id: FlowId) -> Option<Extension<'static>> {
+        let direct = &self.get(id)?.direct;
+        let repr = FlowPortRepr { port: direct.local_port, starts: direct.carriage.sends() };
+        (direct.local_port != 0).then_some(Extension::FlowPort(repr))
+    }
+}
+
+impl FlowPorts {
+    /// Largest TCP payload per segment, on a path that takes datagrams of `datagram_max` bytes, for an application that
+    /// uses addresses of the family of `app`.
+    ///
+    /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a
+    /// packet is to fit a datagram, sealed where it `is_sealed`.
+    pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr, is_sealed: bool) -> u16 {
+        let tag = if is_sealed { SEAL_TAG_LEN as u16 } else { 0 };
+        let headers = match app {
+            _ if self.is_direct_on() && !is_sealed => 12,
+            IpAddr::V4(_) => ENCAP_OVERHEAD + 40,
+            IpAddr::V6(_) => ENCAP_OVERHEAD + 60,
+        };
+        datagram_max.saturating_sub(headers + tag).max(216)
+    }
+}
+
+impl Config {
+    pub(crate) fn host_id(&self) -> HostId {
+        HostPublic::id(&self.host_key.public())
     }
 }

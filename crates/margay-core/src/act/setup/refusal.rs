@@ -9,6 +9,7 @@ use super::error_text;
 use crate::association::auth;
 use crate::association::draft::answered_from;
 use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
+use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::Pin;
 use crate::resolve::segment::{OTHERS_WAIT, SEGMENT};
@@ -174,12 +175,19 @@ impl Sal {
         if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first)
             && !is_right
         {
-            self.refuse(&first, how);
+            self.queue.refuse(&first, how);
         }
         self.counters.connects_failed += 1;
         self.events.push(Event::ConnectFailed { service: flow.service, app: flow.app, why: String::from(why) });
     }
 
+    pub(crate) fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
+        self.counters.connects_failed += 1;
+        self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
+    }
+}
+
+impl OutputQueue {
     /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP.
     pub(crate) fn refuse(&mut self, packet: &AppPacket<'_>, how: Unreachable) {
         let source = packet.tuple.source.ip();
@@ -190,13 +198,8 @@ impl Sal {
             packet::unreachable_for(packet.whole, source, destination, how)
         };
         if let Some(answer) = answer {
-            self.queue.inject(answer);
+            self.inject(answer);
         }
-    }
-
-    pub(crate) fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
-        self.counters.connects_failed += 1;
-        self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
     }
 }
 

@@ -12,6 +12,7 @@ use margay_wire::{
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
 use crate::act::chain::Read;
 use crate::act::secure::Verdict;
+use crate::association::AssociationTable;
 use crate::association::draft::{Arrival, Draft, Reply, answered_from, relay_part};
 use crate::association::{Association, auth};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
@@ -20,11 +21,14 @@ use crate::machine::sal::Sal;
 use crate::resolve::forward::rewrite;
 use crate::resolve::segment::COPIES;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, LifeEvent, Setup, seen};
 use crate::table::Demux;
 use crate::table::surrogate::{other_port, shown as shown_as};
+use crate::trust::half_open::HalfOpen;
 use crate::trust::handshake::{Introduction, Keys, Responder};
 use crate::trust::handshake_rate::GREETING_COST;
+use crate::types::config::Config;
 use crate::types::drop_reason::DropReason;
 use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
@@ -58,7 +62,7 @@ impl Sal {
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         if let Some(id) = self.flow_to_answer(session.session, arrival) {
-            if !self.is_superseded(id, message) {
+            if !self.flows.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
             if self.supersede_left(id, arrival, &exchange) {
@@ -76,7 +80,7 @@ impl Sal {
         let fresh_cost = if session.protocol == GREETING { GREETING_COST } else { 1 };
         let cost = if known.is_some() { 0 } else { fresh_cost };
         self.check_cookie(now, arrival, cost)?;
-        self.check_room(arrival.reply.direct.ip())?;
+        self.flows.check_room(&self.half_open, &self.config, arrival.reply.direct.ip())?;
         let mut read = self.read_chain(now, arrival, &demux.allow)?;
         if let Some(association) = known
             && read.chained.is_none()
@@ -125,7 +129,7 @@ impl Sal {
         let number = read.box_number();
         let refusal = read.refusal;
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
-        let id = self.fresh_flow_id();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
         if is_other_way {
@@ -136,7 +140,7 @@ impl Sal {
         flow.association = known.unwrap_or(0);
         flow.chain = read.chained;
         known.into_iter().for_each(|known| self.associations.touch(known, now));
-        let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
+        let mss_max = self.ports.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
         let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
         // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes
@@ -149,7 +153,8 @@ impl Sal {
             datagram_max,
             first: if is_shown_now { None } else { first.clone() },
             syn: if is_shown_now { first.clone() } else { None },
-            shown: shown_as(client, session.client.ip(), &app, self.own()).filter(|_| !is_at_box && !is_other_way),
+            shown: shown_as(client, session.client.ip(), &app, self.config.own())
+                .filter(|_| !is_at_box && !is_other_way),
             cipher,
             refusal,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
@@ -168,15 +173,6 @@ impl Sal {
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         self.ask_listener(id, is_tcp && message.handover().is_none() && !is_other_way, first, verdict)
-    }
-
-    /// Whether a flow from there may be half-open, too.
-    fn check_room(&self, client: IpAddr) -> Result<(), DropReason> {
-        let limits = &self.config.limits;
-        let is_full = self.half_open.len() >= limits.half_open
-            || self.flows.len() >= limits.flows
-            || self.half_open.has_share(client, limits.half_open, limits.half_open_cookie);
-        if is_full { Err(DropReason::Full) } else { Ok(()) }
     }
 
     /// Gives a new flow's SYN to the listener, if it `asks` one. A datagram service says nothing of its own: it is
@@ -201,14 +197,6 @@ impl Sal {
         Ok(())
     }
 
-    /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full
-    /// handshake.
-    fn is_superseded(&self, id: FlowId, message: &Message<'_>) -> bool {
-        let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
-        message.flags.contains(Flags::FULL)
-            && self.flows.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
-    }
-
     /// The flow that a SYN is of, where this host has it already.
     fn flow_to_answer(&mut self, session: SessionId, arrival: &Arrival<'_>) -> Option<FlowId> {
         if arrival.message.reconfiguration().is_some() {
@@ -217,7 +205,7 @@ impl Sal {
             return self.flows.of_session(session).find(is_it).map(|flow| flow.id);
         }
         let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
-        known.filter(|id| !self.may_be_left_behind(*id, arrival.message))
+        known.filter(|id| !self.flows.may_be_left_behind(&self.config, *id, arrival.message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
@@ -239,31 +227,14 @@ impl Sal {
         if let Some(syn) = setup.syn.clone().filter(|_| self.other_half(flow).is_none()) {
             self.queue.inject(syn);
             if is_silent && !is_at_box {
-                self.turn_answers(id, arrival.reply);
+                self.flows.turn_answers(&self.associations, id, arrival.reply);
                 self.answer(id, &[], Some(ErrorCode::ListenerSilent));
                 return Ok(());
             }
         }
-        self.turn_answers(id, arrival.reply);
+        self.flows.turn_answers(&self.associations, id, arrival.reply);
         self.send_answers_again(id);
         Ok(())
-    }
-
-    /// The SYN comes by another router than before: from now on that one relays, since it may reach the initiator where
-    /// the former one cannot be reached. Nobody else's address comes into it: the initiator's is where it was.
-    fn turn_answers(&mut self, id: FlowId, reply: Reply) {
-        let Some(via) = reply.via.filter(|_| !reply.is_detour) else { return };
-        let hop_key = self.hop_key_of(via);
-        let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
-        if setup.reply.via == Some(via) || setup.reply.direct.ip() != reply.direct.ip() {
-            return;
-        }
-        setup.reply = reply;
-        for (to, datagram) in setup.answers.iter_mut().filter(|(_, datagram)| is_relay_datagram(datagram)) {
-            if let Some(copy) = rewrite(datagram, &relay_part(reply.direct), hop_key) {
-                (*to, *datagram) = (via, copy);
-            }
-        }
     }
 
     /// Sends the SYN-ACK once more, as it was but for the sequence number of its tag.
@@ -282,7 +253,7 @@ impl Sal {
                     continue;
                 }
                 if is_relay_datagram(&datagram) {
-                    Self::tag_hop(&mut datagram, self.hop_key_of(to));
+                    Self::tag_hop(&mut datagram, self.associations.hop_key_of(to));
                 }
             }
             self.transmit(to, datagram, Kind::SynAck);
@@ -330,7 +301,7 @@ impl Sal {
             draft.flags = Flags::RESOLVABLE | Flags::RELAY;
             draft.resolvable = Some(relay_part(reply.direct));
             if let Some(mut datagram) = draft.write(None) {
-                Self::tag_hop(&mut datagram, self.hop_key_of(via));
+                Self::tag_hop(&mut datagram, self.associations.hop_key_of(via));
                 self.transmit(via, datagram, kind);
             }
         }
@@ -386,7 +357,9 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
         let (before, random) = (flow.app, self.rng.u32());
-        let Some(app) = other_port(&before, random, |tuple| self.is_taken(tuple)) else { return false };
+        let Some(app) = other_port(&before, random, |tuple| self.grants.is_taken(&self.flows, tuple)) else {
+            return false;
+        };
         let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
         let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
         self.flows.set_tuple(id, app);
@@ -432,12 +405,18 @@ impl Sal {
                 setup.handshake = Some(handshake);
             }
         }
-        let host_id = self.host_id().0;
+        let host_id = self.config.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
-        let mut extensions = alloc::vec![self.capabilities()];
-        extensions.extend(self.flow_port(id).into_iter().chain(granted));
+        let mut extensions = alloc::vec![self.secure.capabilities(&self.config)];
+        extensions.extend(self.flows.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands })));
-        extensions.extend(self.own_terms(&asked).into_iter().chain(self.own_fence(&asked)).filter(|_| error.is_none()));
+        extensions.extend(
+            self.patience
+                .own_terms(&asked)
+                .into_iter()
+                .chain(self.fences.own_fence(&asked))
+                .filter(|_| error.is_none()),
+        );
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         let passed = self.chain_answer(id, &chain, error);
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
@@ -491,7 +470,7 @@ impl Sal {
             };
             let Some(mut datagram) = sealed else { continue };
             if relayed {
-                Self::tag_hop(&mut datagram, self.hop_key_of(to));
+                Self::tag_hop(&mut datagram, self.associations.hop_key_of(to));
             }
             if datagram.len() > budget {
                 self.counters.answers_too_large += 1;
@@ -558,7 +537,7 @@ impl Sal {
         let claimed = message.source_service().map(ServiceId);
         let is_neighbour = self.is_neighbour(id, association, message);
         self.note_whereabouts(association, message);
-        self.note_abilities(association, message);
+        self.associations.note_abilities(association, message);
         let (starts, asks) = (starts_direct(message), message.grant());
         self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })
     }
@@ -638,7 +617,7 @@ impl Sal {
             self.drop_half_open(id);
             return Err(DropReason::NotAllowed);
         }
-        self.announce_path(association);
+        self.locations.announce_path(&self.associations, &mut self.queue, association);
         if flow_is_connection {
             self.associations.hold(association);
         }
@@ -662,14 +641,14 @@ impl Sal {
             }
             return Ok(());
         }
-        self.seal_as_set_up(id, &setup);
+        self.flows.seal_as_set_up(&self.associations, &self.config, id, &setup);
         if self.way_set_up(now, id, &mut setup) {
             self.confirm((id, peer_flow), association, fresh);
             return Ok(());
         }
         let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
         if handover.is_none() {
-            self.begin_direct(now, id, starts);
+            self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, starts);
         }
         self.left_proved(now, id);
         if let Setup::Responder(setup) = setup {
@@ -680,20 +659,12 @@ impl Sal {
             self.await_connection(now, id, &handover);
             return Ok(());
         }
-        self.open_pinhole(now, id);
+        self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
         self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
         self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
-    }
-
-    fn seal_as_set_up(&mut self, id: FlowId, setup: &Setup) {
-        if let Setup::Responder(setup) = setup
-            && let Some(cipher) = setup.cipher
-        {
-            self.seal_flow(id, cipher);
-        }
     }
 
     /// Installs an established flow, and gives its program what was held.
@@ -721,7 +692,7 @@ impl Sal {
         }
         if have_waited {
             // Now the cache may give it others: see `Direct::begun`.
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
     }
 
@@ -737,6 +708,50 @@ impl Sal {
             && let Some(reset) = packet::reset_for(&answer)
         {
             self.queue.inject(reset);
+        }
+    }
+}
+
+impl FlowTable {
+    /// Whether a flow from there may be half-open, too.
+    fn check_room(&self, half_open: &HalfOpen, config: &Config, client: IpAddr) -> Result<(), DropReason> {
+        let limits = &config.limits;
+        let is_full = half_open.len() >= limits.half_open
+            || self.len() >= limits.flows
+            || half_open.has_share(client, limits.half_open, limits.half_open_cookie);
+        if is_full { Err(DropReason::Full) } else { Ok(()) }
+    }
+
+    /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full
+    /// handshake.
+    fn is_superseded(&self, id: FlowId, message: &Message<'_>) -> bool {
+        let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
+        message.flags.contains(Flags::FULL)
+            && self.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
+    }
+
+    /// The SYN comes by another router than before: from now on that one relays, since it may reach the initiator where
+    /// the former one cannot be reached. Nobody else's address comes into it: the initiator's is where it was.
+    fn turn_answers(&mut self, associations: &AssociationTable, id: FlowId, reply: Reply) {
+        let Some(via) = reply.via.filter(|_| !reply.is_detour) else { return };
+        let hop_key = associations.hop_key_of(via);
+        let Some(Setup::Responder(setup)) = self.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        if setup.reply.via == Some(via) || setup.reply.direct.ip() != reply.direct.ip() {
+            return;
+        }
+        setup.reply = reply;
+        for (to, datagram) in setup.answers.iter_mut().filter(|(_, datagram)| is_relay_datagram(datagram)) {
+            if let Some(copy) = rewrite(datagram, &relay_part(reply.direct), hop_key) {
+                (*to, *datagram) = (via, copy);
+            }
+        }
+    }
+
+    fn seal_as_set_up(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, setup: &Setup) {
+        if let Setup::Responder(setup) = setup
+            && let Some(cipher) = setup.cipher
+        {
+            self.seal_flow(associations, config, id, cipher);
         }
     }
 }

@@ -4,7 +4,10 @@ use alloc::string::{String, ToString};
 
 use margay_wire::{FlowId, Message};
 
+use crate::act::ending::fence::Fences;
+use crate::association::AssociationTable;
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::session::flow::Setup;
 use crate::types::key::HostPublic;
 use crate::types::name::ServiceId;
@@ -66,13 +69,22 @@ impl Sal {
     /// What the instance has said of its service in its SYN-ACK.
     pub(super) fn note_said(&mut self, id: FlowId, message: &Message<'_>) {
         self.note_terms(id, message.terms());
-        self.note_fence(id, message.fence_number());
+        self.fences.note_fence(&self.flows, &self.associations, id, message.fence_number());
     }
+}
 
+impl Fences {
     /// Whether the host behind `association` holds the flow's name still, where that is fenced and the host has said
     /// its number.
-    pub(super) fn check_holder(&self, id: FlowId, message: &Message<'_>, association: u32) -> Result<(), String> {
-        let Some((flow, peer)) = self.flows.get(id).zip(self.associations.get(association)) else { return Ok(()) };
+    pub(super) fn check_holder(
+        &self,
+        flows: &FlowTable,
+        associations: &AssociationTable,
+        id: FlowId,
+        message: &Message<'_>,
+        association: u32,
+    ) -> Result<(), String> {
+        let Some((flow, peer)) = flows.get(id).zip(associations.get(association)) else { return Ok(()) };
         match self.holder_since(peer.host, &flow.asked(), message.fence_number()) {
             None => Ok(()),
             Some(holder) => Err(alloc::format!(

@@ -16,7 +16,7 @@ impl Sal {
     pub(crate) fn known_host(&self, claimed: HostId, service: &ServiceId, allow: &Allow) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
         let until_s = self.unix_s().saturating_add(ENDING_S);
-        let is_self = claimed == self.host_id();
+        let is_self = claimed == self.config.host_id();
         let is_member = self.has_shown_enough(association, (service, allow), until_s);
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
     }
@@ -49,7 +49,7 @@ impl Sal {
         service: &ServiceId,
         allow: &Allow,
     ) -> bool {
-        if host == self.host_id() {
+        if host == self.config.host_id() {
             return true;
         }
         let unix_s = self.unix_s();

@@ -18,7 +18,7 @@ impl Sal {
             }
             flow.stacks.sends = to;
             flow.stacks.takes = takes;
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
             self.events.push(Event::FlowChanged(id));
         }
     }
@@ -31,10 +31,10 @@ impl Sal {
             Stack::Fec | Stack::Secure | Stack::SecureFec => self.park_direct(now, id, Why::of_stack(stack)),
             Stack::Plain => self.unpark_direct(now, id),
         }
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         self.watch_loss(now, id);
         if stack == Stack::Plain {
-            self.open_pinhole(now, id);
+            self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
         }
         self.end_guard_of_sealed(now, id, stack);
     }

@@ -114,7 +114,7 @@ impl Sal {
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let from = flow.stacks.sends;
         if let Some(cipher) = self.cipher_for(flow) {
-            self.derive_seal(id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
         }
         let number = self.rng.u32();
         let proposing = Proposing { to, from, number, cause, sends: Sends::starting(now), until: now + PATIENCE };
@@ -171,10 +171,10 @@ impl Sal {
         }
         let from = self.flows.get(id).map(|flow| flow.stacks.sends).ok_or(ChangeRefused::UnknownFlow(id))?;
         if let Some(cipher) = Cipher::sealing(said.stack) {
-            if self.secure_stacks() & cipher.bit() == 0 {
+            if self.secure.secure_stacks() & cipher.bit() == 0 {
                 return Err(ChangeRefused::NoCipher);
             }
-            self.derive_seal(id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
         }
         let proposed = self.stack_changes.proposing.remove(&id);
         let cause = match proposed {
@@ -196,7 +196,7 @@ impl Sal {
             flow.stacks.takes = Taking::Ready(to);
             flow.stacks.before = from;
         }
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         self.events.push(Event::FlowChanged(id));
         Ok(())
     }
@@ -278,7 +278,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.takes = Taking::Only(from);
             flow.stacks.before = from;
-            self.install_again(id);
+            self.flows.install_again(&mut self.queue, id);
         }
     }
 

@@ -121,10 +121,10 @@ impl Sal {
         let session = flow.session;
         let from = flow.stacks.sends;
         let number = number_after(flow.stacks.change, now);
-        let holder = Holder { host: self.host_id(), act: Act::Stack };
+        let holder = Holder { host: self.config.host_id(), act: Act::Stack };
         let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         if let Some(cipher) = cipher {
-            self.derive_seal(id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;

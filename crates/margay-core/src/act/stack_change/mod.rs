@@ -320,7 +320,7 @@ impl Sal {
             history.changes.pop_front();
         }
         history.changes.push_back(change);
-        self.note_change_for_rules(now, id, &change);
+        self.stack_rules.note_change_for_rules(&self.flows, now, id, &change);
         self.stripe_what_is_sealed(now, id, &change);
         self.events.push(Event::StackChanged { flow: id, change });
     }

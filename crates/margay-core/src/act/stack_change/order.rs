@@ -75,7 +75,7 @@ impl Sal {
         if self.order_of(id).is_none() {
             return Err(ChangeRefused::NoOrder);
         }
-        let to = self.stack_by_rules(id).unwrap_or_default().sealed_if(is_demanded);
+        let to = self.stack_rules.stack_by_rules(id).unwrap_or_default().sealed_if(is_demanded);
         let is_under_way = self.begin_change(now, id, to, ChangeCause::Release)?;
         if !is_under_way && let Some(history) = self.stack_changes.histories.get_mut(&id) {
             history.order = None;

@@ -198,6 +198,6 @@ impl Sal {
     /// The cipher that a flow is or would be sealed with. One that it has had stays its own: its numbers go on.
     pub(super) fn cipher_for(&self, flow: &Flow) -> Option<Cipher> {
         let had = flow.seal.as_ref().map(|keys| keys.cipher);
-        had.or_else(|| Cipher::best(self.secure_stacks() & self.associations.get(flow.association)?.stacks))
+        had.or_else(|| Cipher::best(self.secure.secure_stacks() & self.associations.get(flow.association)?.stacks))
     }
 }

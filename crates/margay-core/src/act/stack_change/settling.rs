@@ -69,7 +69,7 @@ impl Sal {
             self.end_following(now, id, ChangeOutcome::NoAnswer);
         }
         if is_answer {
-            self.note_told_of_demand(id);
+            self.stack_rules.note_told_of_demand(id);
         } else {
             self.tell(id, Flags::CONFIRM);
         }
@@ -79,10 +79,10 @@ impl Sal {
     /// An end has the flow sealed; so has this end from here on, and without repairs.
     fn go_to_sealed(&mut self, now: Instant, id: FlowId, said: ChangeRepr) {
         if let Some(cipher) = Cipher::sealing(said.stack) {
-            if self.secure_stacks() & cipher.bit() == 0 {
+            if self.secure.secure_stacks() & cipher.bit() == 0 {
                 return;
             }
-            self.derive_seal(id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
         }
         self.settle_as_told(now, id, Stack::Secure, said.number);
     }

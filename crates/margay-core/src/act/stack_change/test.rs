@@ -98,7 +98,7 @@ fn the_whole_matrix_of_orders() {
                     return "-".into();
                 }
                 let (mut sal, id) = host(Role::Initiator, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
-                sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+                sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
                 let flow = sal.flows.get_mut(id).expect("there");
                 flow.app.protocol = 17;
                 flow.stacks = Stacks::only(from);
@@ -154,7 +154,7 @@ fn what_is_sealed_stays_so_whatever_the_peer_has() {
     let start = Instant::from_millis(10_000);
     for theirs in [Stack::Plain, Stack::Fec, Stack::Secure] {
         let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
-        sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
         sal.flows.get_mut(id).expect("there").stacks = Stacks { change: 9, ..Stacks::only(Stack::SecureFec) };
         let number = theirs.number(Some(Cipher::ChaCha20Poly1305));
         let told = ChangeRepr { step: ChangeStep::Tell, stack: number, ..request(Stack::Plain, 8) };
@@ -185,7 +185,7 @@ fn a_late_demand_ends_changes_to_less_and_lets_those_to_more_go_on() {
     let start = Instant::from_millis(10_000);
     for (to, goes_on) in [(Stack::Plain, false), (Stack::Fec, false), (Stack::SecureFec, true)] {
         let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
-        sal.derive_seal(id, Cipher::ChaCha20Poly1305);
+        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
         let flow = sal.flows.get_mut(id).expect("there");
         flow.app.protocol = 17;
         flow.stacks = Stacks::only(Stack::Secure);
@@ -296,7 +296,7 @@ fn who_cannot_be_changed_hears_why() {
     let busy = host(Role::Initiator, ABLE);
     let (mut sal, id) = busy;
     let session = sal.flows.get(id).map(|flow| flow.session).expect("there");
-    let holder = crate::session::Holder { host: sal.host_id(), act: crate::session::Act::HandOver };
+    let holder = crate::session::Holder { host: sal.config.host_id(), act: crate::session::Act::HandOver };
     sal.locks.acquire(session, holder, start, Duration::from_secs(1)).expect("free");
     assert!(matches!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::Busy(_))));
 }

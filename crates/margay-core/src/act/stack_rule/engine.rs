@@ -14,10 +14,12 @@ use super::seen::{Seen, Steady};
 use super::state::RuleState;
 use super::{Carried, Followed, LocalPlace, RuleCounts, STACK_RULES_MAX, StackRule};
 use crate::act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, End, StackChange};
+use crate::act::stack_rule::StackRules;
 use crate::association::Association;
 use crate::association::location::{Pair, Scope};
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, seen};
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -95,7 +97,7 @@ impl Sal {
             let was_striped = is_apart && self.leave_places(id, true);
             self.begin_rules(now, id);
             if was_striped {
-                self.open_pinhole(now, id);
+                self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
             }
             match self.stack_rules.followed.get_mut(&id) {
                 Some(followed) => followed.acted = followed.acted.or(acted),
@@ -152,7 +154,7 @@ impl Sal {
     /// Looks at the facts, and begins what the rules want.
     pub fn judge_stacks(&mut self, now: Instant) {
         self.now = now;
-        self.expire_facts(now);
+        self.stack_rules.expire_facts(now);
         if self.stack_rules.rules.is_empty() {
             return;
         }
@@ -296,7 +298,7 @@ impl Sal {
         let is_rested = now >= followed.next_at || flow.has(seen::GUARDED);
         let may_try = is_rested && followed.blocked.is_none_or(|(_, until)| now >= until);
         if is_so {
-            self.follow_with(id, |followed| {
+            self.stack_rules.follow_with(id, |followed| {
                 followed.acted = acted;
                 followed.blocked = None;
             });
@@ -307,56 +309,10 @@ impl Sal {
         }
         // What is refused is noted already.
         if self.begin_change(now, id, to, cause).is_ok() {
-            self.follow_with(id, |followed| {
+            self.stack_rules.follow_with(id, |followed| {
                 followed.next_at = now + CHANGE_EVERY;
                 followed.acted = followed.acted.or(acted);
             });
-        }
-    }
-
-    fn follow_with(&mut self, id: FlowId, change: impl FnOnce(&mut Followed)) {
-        if let Some(followed) = self.stack_rules.followed.get_mut(&id) {
-            change(followed);
-            followed.is_calm = false;
-        }
-    }
-
-    fn note_refused(&mut self, now: Instant, id: FlowId, change: &StackChange, refused: ChangeRefused) {
-        let is_guarded = self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED));
-        let rest = match refused.passes() {
-            true if is_guarded => Duration::ZERO,
-            true => CHANGE_EVERY,
-            false => BLOCKED,
-        };
-        let is_left = matches!(refused, ChangeRefused::Outranked(_) | ChangeRefused::Demanded(_));
-        self.follow_with(id, |followed| {
-            followed.blocked = Some((refused, now + rest));
-            if is_left && matches!(change.cause, ChangeCause::RuleEnded(_)) {
-                // Somebody else wants the flow as it is.
-                followed.acted = None;
-            }
-        });
-    }
-
-    /// A change of a flow is over, whoever wanted it.
-    pub(crate) fn note_change_for_rules(&mut self, now: Instant, id: FlowId, change: &StackChange) {
-        match (change.cause, change.outcome) {
-            (cause, ChangeOutcome::Done) => {
-                let rules = Arc::clone(&self.stack_rules.rules);
-                self.follow_with(id, |followed| {
-                    followed.next_at = now + CHANGE_EVERY;
-                    match cause {
-                        ChangeCause::Rule(number) => followed.acted = Some(number),
-                        // What is left of its stack is a demand's doing.
-                        ChangeCause::RuleEnded(_) => followed.acted = followed.floor(&rules).map(|rule| rule.number),
-                        _ => {}
-                    }
-                });
-            }
-            (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
-                self.note_refused(now, id, change, refused);
-            }
-            _ => self.stack_rules.stir(id),
         }
     }
 
@@ -408,11 +364,6 @@ impl Sal {
         if has_floor {
             self.guard_new(now, id);
         }
-    }
-
-    /// The facts about a flow's path are others.
-    pub(super) fn note_moved(&mut self, id: FlowId) {
-        self.follow_with(id, |followed| followed.epoch = 0);
     }
 
     /// Evaluates the rules that demand, for a flow that is about to go by a pair; whether one is in force then.
@@ -515,11 +466,71 @@ impl Sal {
             _ => Ok(()),
         }
     }
+}
+
+impl StackRules {
+    fn follow_with(&mut self, id: FlowId, change: impl FnOnce(&mut Followed)) {
+        if let Some(followed) = self.followed.get_mut(&id) {
+            change(followed);
+            followed.is_calm = false;
+        }
+    }
+
+    fn note_refused(
+        &mut self,
+        flows: &FlowTable,
+        now: Instant,
+        id: FlowId,
+        change: &StackChange,
+        refused: ChangeRefused,
+    ) {
+        let is_guarded = flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED));
+        let rest = match refused.passes() {
+            true if is_guarded => Duration::ZERO,
+            true => CHANGE_EVERY,
+            false => BLOCKED,
+        };
+        let is_left = matches!(refused, ChangeRefused::Outranked(_) | ChangeRefused::Demanded(_));
+        self.follow_with(id, |followed| {
+            followed.blocked = Some((refused, now + rest));
+            if is_left && matches!(change.cause, ChangeCause::RuleEnded(_)) {
+                // Somebody else wants the flow as it is.
+                followed.acted = None;
+            }
+        });
+    }
+
+    /// A change of a flow is over, whoever wanted it.
+    pub(crate) fn note_change_for_rules(&mut self, flows: &FlowTable, now: Instant, id: FlowId, change: &StackChange) {
+        match (change.cause, change.outcome) {
+            (cause, ChangeOutcome::Done) => {
+                let rules = Arc::clone(&self.rules);
+                self.follow_with(id, |followed| {
+                    followed.next_at = now + CHANGE_EVERY;
+                    match cause {
+                        ChangeCause::Rule(number) => followed.acted = Some(number),
+                        // What is left of its stack is a demand's doing.
+                        ChangeCause::RuleEnded(_) => followed.acted = followed.floor(&rules).map(|rule| rule.number),
+                        _ => {}
+                    }
+                });
+            }
+            (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
+                self.note_refused(flows, now, id, change, refused);
+            }
+            _ => self.stir(id),
+        }
+    }
+
+    /// The facts about a flow's path are others.
+    pub(super) fn note_moved(&mut self, id: FlowId) {
+        self.follow_with(id, |followed| followed.epoch = 0);
+    }
 
     /// What rules want of a flow whose order is released.
     pub(crate) fn stack_by_rules(&self, id: FlowId) -> Option<Stack> {
-        let followed = self.stack_rules.followed.get(&id)?;
-        let rules = &self.stack_rules.rules;
+        let followed = self.followed.get(&id)?;
+        let rules = &self.rules;
         followed.wish(rules).or_else(|| followed.floor(rules)).map(|rule| rule.uses)
     }
 }

@@ -11,12 +11,15 @@ use core::time::Duration;
 use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
 use super::{Guarded, Late, Sealing};
+use crate::act::stack_rule::StackRules;
+use crate::association::AssociationTable;
 use crate::association::draft::Draft;
 use crate::association::location::{Cause, Moving, Pair, Scope};
 use crate::cache::output::AppVerdict;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -34,27 +37,14 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const ASKS_MAX: u32 = 60;
 
 impl Sal {
-    /// The flows that go by a scope's pair.
-    fn flows_at(&self, scope: Scope) -> impl Iterator<Item = &Flow> {
-        self.flows.iter().filter(move |flow| {
-            let association = self.associations.get(flow.association);
-            let is_peers = association.is_some_and(|one| one.host == scope.host && !one.is_self());
-            let is_moved = if scope.is_host() { flow.side.is_none() } else { flow.id == scope.flow };
-            is_peers && is_moved && flow.app.protocol != GREETING && flow.carries_data()
-        })
-    }
-
     /// Whether rules of this host demand that a flow of this scope is sealed before anything of it goes by `pair`.
     pub(crate) fn seals_at(&self, scope: Scope, pair: Pair) -> bool {
         if !self.stack_rules.rules.iter().any(|rule| rule.is_floor) {
             return false;
         }
-        self.flows_at(scope).any(|flow| !flow.is_settled_sealed() && self.would_demand(flow, pair))
-    }
-
-    /// The peer's rules demand that flows are sealed at the pair that a scope comes to.
-    pub(crate) fn note_sealing(&mut self, now: Instant, scope: Scope) {
-        self.stack_rules.sealing.insert(scope, Sealing { next: now + ASK_EVERY, tries: 0 });
+        self.flows
+            .flows_at(&self.associations, scope)
+            .any(|flow| !flow.is_settled_sealed() && self.would_demand(flow, pair))
     }
 
     /// Packets of a scope are about to go by `pair`: what is to be sealed there waits.
@@ -63,10 +53,11 @@ impl Sal {
         if self.stack_rules.rules.is_empty() && !is_told {
             return;
         }
-        let moved: Vec<(FlowId, bool)> = self.flows_at(scope).map(|flow| (flow.id, flow.is_settled_sealed())).collect();
+        let moved: Vec<(FlowId, bool)> =
+            self.flows.flows_at(&self.associations, scope).map(|flow| (flow.id, flow.is_settled_sealed())).collect();
         for (id, is_sealed) in moved {
             // What is sealed leaves as it is; its rules are looked at when it is there.
-            self.note_moved(id);
+            self.stack_rules.note_moved(id);
             if !is_sealed && (self.demand_at(now, id, pair) || is_told) {
                 self.guard(now, id);
             }
@@ -101,7 +92,7 @@ impl Sal {
         flow.seen |= seen::GUARDED;
         self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
         self.queue.guard(id);
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         self.events.push(Event::FlowChanged(id));
     }
 
@@ -111,9 +102,9 @@ impl Sal {
         self.queue.unguard(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.seen &= !seen::GUARDED;
-        self.install_again(id);
+        self.flows.install_again(&mut self.queue, id);
         guarded.held.into_iter().for_each(|packet| self.queue.egress(packet));
-        self.open_pinhole(now, id);
+        self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
         self.events.push(Event::FlowChanged(id));
     }
 
@@ -158,11 +149,6 @@ impl Sal {
         }
     }
 
-    /// Whether a flow waits for longer than sealing takes.
-    pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
-        self.stack_rules.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
-    }
-
     /// What a peer says of flows that wait to be sealed; `scope` names one flow where that waits alone.
     pub(crate) fn hear_of_sealing(&mut self, now: Instant, scope: Scope, pair: Pair, said: MoveFlags) {
         let host = scope.host;
@@ -171,7 +157,7 @@ impl Sal {
             self.free(now, host);
             return;
         }
-        let is_there = self.pair_of(host).is_some_and(|known| known.remote == pair.remote);
+        let is_there = self.associations.pair_of(host).is_some_and(|known| known.remote == pair.remote);
         let is_its = |scope: &Scope| scope.host == host;
         let is_moving = |scope: Scope| self.locations.get(scope).is_some_and(|at| at.state != Moving::Settled);
         // Whoever is not there yet itself has guarded nothing so far.
@@ -226,19 +212,6 @@ impl Sal {
         self.send_over(scope.host, pair, draft);
     }
 
-    /// The peer has answered what it was told of a flow.
-    pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
-        if let Some(late) = self.stack_rules.guarded.get_mut(&id).and_then(|guarded| guarded.late.as_mut()) {
-            late.is_told = true;
-        }
-    }
-
-    /// When something of this is due.
-    pub(crate) fn guards_deadline(&self) -> Option<Instant> {
-        let sealing = self.stack_rules.sealing.values().map(|sealing| sealing.next);
-        sealing.chain(self.stack_rules.guarded.values().map(Guarded::due)).min()
-    }
-
     /// Asks peers to free what waits, and takes note of what waits for too long.
     pub(crate) fn guards_due(&mut self, now: Instant) {
         let due: Vec<Scope> =
@@ -264,6 +237,43 @@ impl Sal {
             // The answer says what the peer demands, and that it knows what this end does.
             self.tell(id, Flags::empty());
         }
+    }
+}
+
+impl FlowTable {
+    /// The flows that go by a scope's pair.
+    fn flows_at(&self, associations: &AssociationTable, scope: Scope) -> impl Iterator<Item = &Flow> {
+        self.iter().filter(move |flow| {
+            let association = associations.get(flow.association);
+            let is_peers = association.is_some_and(|one| one.host == scope.host && !one.is_self());
+            let is_moved = if scope.is_host() { flow.side.is_none() } else { flow.id == scope.flow };
+            is_peers && is_moved && flow.app.protocol != GREETING && flow.carries_data()
+        })
+    }
+}
+
+impl StackRules {
+    /// The peer's rules demand that flows are sealed at the pair that a scope comes to.
+    pub(crate) fn note_sealing(&mut self, now: Instant, scope: Scope) {
+        self.sealing.insert(scope, Sealing { next: now + ASK_EVERY, tries: 0 });
+    }
+
+    /// Whether a flow waits for longer than sealing takes.
+    pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
+        self.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
+    }
+
+    /// The peer has answered what it was told of a flow.
+    pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
+        if let Some(late) = self.guarded.get_mut(&id).and_then(|guarded| guarded.late.as_mut()) {
+            late.is_told = true;
+        }
+    }
+
+    /// When something of this is due.
+    pub(crate) fn guards_deadline(&self) -> Option<Instant> {
+        let sealing = self.sealing.values().map(|sealing| sealing.next);
+        sealing.chain(self.guarded.values().map(Guarded::due)).min()
     }
 }
 

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::fact::{Kind, Value};
+use crate::act::stack_rule::StackRules;
 use crate::machine::sal::Sal;
 use crate::types::time::Instant;
 
@@ -119,7 +120,7 @@ impl Sal {
     /// [`FactRefused`]; nothing has changed then.
     pub fn set_fact(&mut self, now: Instant, name: &str, value: FactValue, ttl: Duration) -> Result<(), FactRefused> {
         self.now = now;
-        self.expire_facts(now);
+        self.stack_rules.expire_facts(now);
         if !is_fact_name(name) {
             return Err(FactRefused::Name(name.chars().take(NAME_MAX).collect()));
         }
@@ -132,7 +133,7 @@ impl Sal {
             return Err(FactRefused::Ttl);
         }
         let is = value.value().kind();
-        if let Some((rule, wanted)) = self.kind_wanted(name).filter(|(_, wanted)| *wanted != is) {
+        if let Some((rule, wanted)) = self.stack_rules.kind_wanted(name).filter(|(_, wanted)| *wanted != is) {
             return Err(FactRefused::OtherKind { name: name.into(), rule, wanted: wanted.text(), is: is.text() });
         }
         let outside = &mut self.stack_rules.outside;
@@ -154,7 +155,7 @@ impl Sal {
     /// No fact of this name is set; nothing has changed then.
     pub fn clear_fact(&mut self, now: Instant, name: &str) -> Result<(), FactRefused> {
         self.now = now;
-        self.expire_facts(now);
+        self.stack_rules.expire_facts(now);
         if self.stack_rules.outside.remove(name).is_none() {
             return Err(FactRefused::NotSet(name.chars().take(NAME_MAX).collect()));
         }
@@ -165,7 +166,7 @@ impl Sal {
     /// The facts from outside that are set at `now`, by their names.
     pub fn outside_facts(&mut self, now: Instant) -> Vec<OutsideInfo> {
         self.now = now;
-        self.expire_facts(now);
+        self.stack_rules.expire_facts(now);
         let rules = &self.stack_rules.rules;
         let info = |(name, fact): (&String, &OutsideFact)| OutsideInfo {
             name: name.clone(),
@@ -178,17 +179,19 @@ impl Sal {
         };
         self.stack_rules.outside.iter().map(info).collect()
     }
+}
 
+impl StackRules {
     pub(super) fn expire_facts(&mut self, now: Instant) {
-        let before = self.stack_rules.outside.len();
-        self.stack_rules.outside.retain(|_, fact| fact.until > now);
-        if self.stack_rules.outside.len() != before {
-            self.stack_rules.epoch += 1;
+        let before = self.outside.len();
+        self.outside.retain(|_, fact| fact.until > now);
+        if self.outside.len() != before {
+            self.epoch += 1;
         }
     }
 
     /// What a rule wants a fact to be, and which rule.
     fn kind_wanted(&self, name: &str) -> Option<(u16, Kind)> {
-        self.stack_rules.rules.iter().find_map(|rule| Some((rule.number, rule.when.kind_of_outside(name)?)))
+        self.rules.iter().find_map(|rule| Some((rule.number, rule.when.kind_of_outside(name)?)))
     }
 }

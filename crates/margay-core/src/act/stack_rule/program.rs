@@ -68,6 +68,6 @@ impl Sal {
         let Program { executable, unit, user } = program;
         sought.found = Some(Program { executable: bounded(executable), unit: bounded(unit), user: bounded(user) });
         // What is known now may decide a condition.
-        self.note_moved(id);
+        self.stack_rules.note_moved(id);
     }
 }

@@ -134,7 +134,11 @@ impl Facts for Seen<'_> {
             Fact::JitterMs => Value::Number(f64::from(self.timing()?.jitter_us?) / 1e3),
             Fact::Reordering => Value::Number(f64::from(self.timing()?.reordered_ppm?) / 1e6),
             Fact::Mtu => Value::Number(self.mtu()?),
-            Fact::IsTranslated => Value::Bool(self.sal.is_translated_between(self.association()?.host)),
+            Fact::IsTranslated => Value::Bool(self.sal.locations.is_translated_between(
+                &self.sal.associations,
+                &self.sal.config,
+                self.association()?.host,
+            )),
             Fact::Hour | Fact::Minute | Fact::Weekday => Value::Number(self.clock(fact)),
         })
     }

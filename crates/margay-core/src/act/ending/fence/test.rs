@@ -126,9 +126,9 @@ fn a_flow_to_the_former_holder_ends_at_once_and_both_ends_hear_why() {
 fn a_former_holder_ends_what_it_serves_and_the_present_one_nothing() {
     let mut former = with_flow(Role::Responder);
     former.set_own_fence(name(), Some(2));
-    assert!(former.own_fence(&record().service).is_some());
+    assert!(former.fences.own_fence(&record().service).is_some());
     assert_eq!(former.handle_fence(Instant::ZERO, &notice(3, 2)), Ok(Fenced { initiated: 0, served: 1 }));
-    assert!(!is_open(&former) && former.own_fence(&record().service).is_none());
+    assert!(!is_open(&former) && former.fences.own_fence(&record().service).is_none());
 
     let mut present = with_flow(Role::Responder);
     present.set_own_fence(name(), Some(4));
@@ -168,7 +168,7 @@ fn a_notice_that_is_said_again_later_ends_nothing() {
 
     // By its SYN-ACK.
     let mut sal = with_flow(Role::Initiator);
-    sal.note_fence(record().flow, Some(8));
+    sal.fences.note_fence(&sal.flows, &sal.associations, record().flow, Some(8));
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(6, 3)), NONE);
     assert!(is_open(&sal), "its holder has a later number");
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(9, 2)), ONE);
@@ -179,26 +179,26 @@ fn the_same_notice_again_ends_what_a_former_holder_has_begun_since() {
     let mut sal = with_flow(Role::Initiator);
     let host_id = peer(&sal);
     let service = record().service;
-    sal.note_fence(record().flow, Some(8));
+    sal.fences.note_fence(&sal.flows, &sal.associations, record().flow, Some(8));
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(9, 2)), ONE);
     sal.take_flow(record().flow);
     add_flow(&mut sal, Role::Initiator);
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(9, 2)), ONE);
     // A SYN-ACK with that number is not taken to begin with; one without a number is.
     let holder = host(2).public().id();
-    assert_eq!(sal.holder_since(host_id, &service, Some(8)), Some(holder));
-    assert_eq!([Some(9), Some(10), None].map(|told| sal.holder_since(host_id, &service, told)), [None; 3]);
-    assert_eq!(sal.holder_since(holder, &service, Some(8)), None);
+    assert_eq!(sal.fences.holder_since(host_id, &service, Some(8)), Some(holder));
+    assert_eq!([Some(9), Some(10), None].map(|told| sal.fences.holder_since(host_id, &service, told)), [None; 3]);
+    assert_eq!(sal.fences.holder_since(holder, &service, Some(8)), None);
 }
 
 #[test]
 fn what_is_known_is_forgotten_with_the_last_flow_of_the_name() {
     let mut sal = with_flow(Role::Initiator);
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(7, 2)), ONE);
-    sal.forget_fences();
+    sal.fences.forget_fences(&sal.flows, &sal.associations);
     assert_eq!(sal.fences.held.len(), 1, "the flow that failed is there yet");
     sal.take_flow(record().flow);
-    sal.forget_fences();
+    sal.fences.forget_fences(&sal.flows, &sal.associations);
     assert!(sal.fences.held.is_empty());
     for number in 0..TOLD_MAX as u32 + 5 {
         let mut service = ServiceId([0; 32]);
@@ -206,6 +206,6 @@ fn what_is_known_is_forgotten_with_the_last_flow_of_the_name() {
         sal.fences.note_told(host(2).public().id(), service, 1);
     }
     assert_eq!(sal.fences.told.values().map(BTreeMap::len).sum::<usize>(), TOLD_MAX);
-    sal.forget_fences();
+    sal.fences.forget_fences(&sal.flows, &sal.associations);
     assert!(sal.fences.told.is_empty(), "nothing is shared with that host");
 }

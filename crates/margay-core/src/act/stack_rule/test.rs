@@ -266,6 +266,28 @@ fn facts_are_bounded_typed_and_end() {
     assert!(matches!(sal.clear_fact(at(5000), "fact_1"), Err(FactRefused::NotSet(_))));
 }
 
+/// The clock of the wall decides what the hour is, and nothing else: neither when a fact from outside ends, nor for how
+/// long a condition holds.
+#[test]
+fn a_clock_that_jumps_changes_no_flow_but_by_rules_about_the_hour() {
+    let (mut sal, id) = host(ABLE);
+    sal.set_wall_clock(at(0), 1_800_000_000);
+    sal.set_stack_rules(at(0), alloc::vec![rule(1, outside("lockdown"), Stack::Secure)]);
+    sal.set_fact(at(0), "lockdown", FactValue::Bool(true), SECOND * 60).expect("room");
+    let mut asked = None;
+    for (millis, unix_s) in [(0, 1_800_000_000), (1000, 0), (2000, u64::from(u32::MAX)), (2999, 1), (3000, 900_000_000)]
+    {
+        sal.set_wall_clock(at(millis), unix_s);
+        sal.judge_stacks(at(millis));
+        if said(&mut sal).contains(&(ChangeStep::Request, true)) {
+            asked = asked.or(Some(millis));
+        }
+        assert_eq!(sal.outside_facts(at(millis)).len(), 1);
+        assert!(sal.flow(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Established));
+    }
+    assert_eq!(asked, Some(3000));
+}
+
 #[test]
 fn of_several_rules_the_greatest_priority_decides_and_then_the_first() {
     let (mut sal, id) = host(ABLE);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * What lies in the maps. Rust has its types from this file, through the object's type information: there is no second
- * definition. A change of any of these structures is a new LAYOUT_VERSION: pinned maps outlive the program that made
- * them.
+ * What lies in the maps. Rust has its types from this file, through the object's type information, and its numbers, by
+ * `build.rs`: there is no second definition. A change of any of these structures is a new LAYOUT_VERSION: pinned maps
+ * outlive the program that made them.
  */
 #pragma once
 

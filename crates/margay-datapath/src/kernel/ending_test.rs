@@ -4,11 +4,8 @@ use margay_core::Direction;
 
 use super::opening::numbered;
 use super::*;
+use crate::kernel::layout::{SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_RST_EGRESS, SEEN_RST_INGRESS};
 
-const FIN_EGRESS: u32 = 1;
-const RST_EGRESS: u32 = 2;
-const FIN_INGRESS: u32 = 4;
-const RST_INGRESS: u32 = 8;
 /// What the application says next, and what it expects.
 const OWN: u32 = 0xffff_ff00;
 const PEER: u32 = 0xffff_fff0;
@@ -53,7 +50,7 @@ fn a_reset_counts_at_the_very_number_that_is_expected() {
             assert_eq!(talk.seen(), 0, "{sequence:#x}");
         }
         talk.hears(RST, PEER, b"");
-        assert_eq!(talk.seen(), RST_INGRESS);
+        assert_eq!(talk.seen(), SEEN_RST_INGRESS);
     }
 }
 
@@ -66,7 +63,7 @@ fn a_reset_counts_behind_data_that_is_not_acknowledged_yet() {
     talk.hears(RST, PEER.wrapping_add(100), b"");
     assert_eq!(talk.seen(), 0);
     talk.hears(RST | ACK, PEER.wrapping_add(150), b"");
-    assert_eq!(talk.seen(), RST_INGRESS);
+    assert_eq!(talk.seen(), SEEN_RST_INGRESS);
 }
 
 #[test]
@@ -80,7 +77,7 @@ fn made_up_data_leads_no_reset_to_its_end() {
     // What was lost is sent again: the application acknowledges all, and says so.
     talk.says(ACK, (OWN, PEER.wrapping_add(101)), b"");
     talk.hears(RST, PEER.wrapping_add(101), b"");
-    assert_eq!(talk.seen(), RST_INGRESS);
+    assert_eq!(talk.seen(), SEEN_RST_INGRESS);
 }
 
 #[test]
@@ -96,9 +93,9 @@ fn a_reset_of_which_nothing_is_known_here_is_the_agents_to_judge() {
 fn the_applications_own_endings_count_at_once() {
     let Some(talk) = talk(true) else { return };
     talk.says(FIN | ACK, (OWN, PEER), b"");
-    assert_eq!(talk.seen(), FIN_EGRESS);
+    assert_eq!(talk.seen(), SEEN_FIN_EGRESS);
     talk.says(RST, (OWN.wrapping_add(1), 0), b"");
-    assert_eq!(talk.seen(), FIN_EGRESS | RST_EGRESS);
+    assert_eq!(talk.seen(), SEEN_FIN_EGRESS | SEEN_RST_EGRESS);
 }
 
 #[test]
@@ -110,15 +107,15 @@ fn a_fin_counts_when_it_is_acknowledged() {
             talk.hears(FIN | ACK, PEER.wrapping_add(far), b"");
         }
         talk.says(ACK, (OWN.wrapping_add(1), PEER), b"");
-        assert_eq!(talk.seen(), FIN_EGRESS, "made up");
+        assert_eq!(talk.seen(), SEEN_FIN_EGRESS, "made up");
         // The last data is lost at first, and the FIN before it waits for it.
         talk.hears(FIN | ACK, PEER.wrapping_add(20), b"");
         talk.hears(FIN | ACK, PEER.wrapping_add(7000), b"");
         talk.says(ACK, (OWN.wrapping_add(1), PEER), b"");
         talk.hears(ACK, PEER, &[7; 20]);
-        assert_eq!(talk.seen(), FIN_EGRESS);
+        assert_eq!(talk.seen(), SEEN_FIN_EGRESS);
         talk.says(ACK, (OWN.wrapping_add(1), PEER.wrapping_add(21)), b"");
-        assert_eq!(talk.seen(), FIN_EGRESS | FIN_INGRESS);
+        assert_eq!(talk.seen(), SEEN_FIN_EGRESS | SEEN_FIN_INGRESS);
         let ends: Vec<_> = super::super::Seen(talk.seen()).ends().collect();
         assert_eq!(ends, [(Direction::Egress, FIN), (Direction::Ingress, FIN)]);
     }
@@ -128,6 +125,6 @@ fn a_fin_counts_when_it_is_acknowledged() {
 fn a_fin_that_is_acknowledged_already_counts_when_it_comes_again() {
     let Some(talk) = talk(true) else { return };
     talk.hears(FIN | ACK, PEER.wrapping_sub(11), &[7; 10]);
-    assert_eq!(talk.seen(), FIN_INGRESS);
+    assert_eq!(talk.seen(), SEEN_FIN_INGRESS);
     assert_eq!(super::super::Seen(2 | 16).ends().collect::<Vec<_>>(), [(Direction::Egress, RST)]);
 }

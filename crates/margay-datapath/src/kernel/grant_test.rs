@@ -17,7 +17,9 @@ use nix::sched::{CloneFlags, unshare};
 use super::*;
 use crate::clock;
 use crate::direct::{Direct, Route, Routing};
-use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, flow_entry};
+use crate::kernel::layout::{
+    FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_OVER, flow_entry,
+};
 use crate::kernel::{Adopted, CacheConfig, WireState};
 use crate::packet::TCP;
 use crate::sample;
@@ -199,10 +201,8 @@ fn a_survey_says_which_flows_are_answered_and_which_are_over() {
         (64, OPENED | FLOW_UNTOLD, SEEN_OVER),
         // The agent knows it, and is told of its end by itself.
         (65, OPENED, SEEN_OVER),
-        (127, OPENED | FLOW_UNTOLD, SEEN_FIN),
+        (127, OPENED | FLOW_UNTOLD, SEEN_FIN_EGRESS),
     ];
-    const SEEN_OVER: u32 = 512;
-    const SEEN_FIN: u32 = 1;
     for role in [Role::Initiator, Role::Responder] {
         alone("survey", move |pins| {
             let (cache, grant) = (cache(pins), Grant { count: 128, ..granted(1, role) });

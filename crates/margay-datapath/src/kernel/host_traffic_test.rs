@@ -6,7 +6,6 @@ use std::time::Instant;
 use super::*;
 use crate::packet::mapped;
 
-const PATH_WATCHED: u32 = 2;
 /// Of no flow port, as kernels give them out.
 const EPHEMERAL: u16 = 40_000;
 

@@ -17,61 +17,25 @@ pub(super) use super::skeleton::types::{
 use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 
-/// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 9;
-pub(super) const FLOW_EGRESS: u32 = 1;
-pub(super) const FLOW_ACCEPT: u32 = 2;
-pub(super) const FLOW_STALLED: u32 = 4;
-pub(super) const FLOW_FRESH: u32 = 8;
+/// The numbers that `layout.h` defines (`build.rs`).
+mod constants {
+    #![allow(dead_code, reason = "the programs alone use some of them")]
+    include!(concat!(env!("OUT_DIR"), "/layout_constants.rs"));
+}
+
+pub(crate) use constants::COUNTERS;
+pub(super) use constants::{
+    CHANGE_ABSENT, CHANGE_DONE, CHANGE_LATE, CHANGE_TAKEN, COUNT_UNDELIVERED, FLOW_ACCEPT, FLOW_BY_SAL0, FLOW_EGRESS,
+    FLOW_FRESH, FLOW_STALLED, LAYOUT_VERSION, PATH_HELD, PATH_SHARED, PATH_WATCHED,
+};
+use constants::{
+    DELTA_NO_SACK, DELTA_NO_TIMESTAMPS, NUMBERS_ACKNOWLEDGED, NUMBERS_END, NUMBERS_KNOWN, NUMBERS_NEXT, NUMBERS_RESET,
+};
 #[cfg(test)]
-pub(super) const FLOW_UNTOLD: u32 = 16;
-pub(super) const FLOW_BY_SAL0: u32 = 32;
-pub(super) const PATH_HELD: u32 = 1;
-pub(super) const PATH_WATCHED: u32 = 2;
-const NUMBERS_KNOWN: u8 = 1;
-const NUMBERS_ACKNOWLEDGED: u8 = 4;
-const NUMBERS_NEXT: u8 = 8;
-const NUMBERS_END: u8 = 16;
-const NUMBERS_RESET: u8 = 32;
-const DELTA_NO_TIMESTAMPS: u8 = 1;
-const DELTA_NO_SACK: u8 = 2;
-pub(super) const CHANGE_DONE: u32 = 0;
-pub(super) const CHANGE_ABSENT: u32 = 1;
-pub(super) const CHANGE_TAKEN: u32 = 2;
-pub(super) const CHANGE_LATE: u32 = 3;
-/// An address pair that several peers share.
-pub(super) const PATH_SHARED: u32 = u32::MAX;
-
-/// `COUNT_UNDELIVERED`.
-pub(super) const COUNT_UNDELIVERED: u32 = 22;
-
-/// Names of the counters, by number (`enum counter`).
-pub(crate) const COUNTERS: [&str; 24] = [
-    "egress_packets",
-    "ingress_packets",
-    "up_no_flow",
-    "up_not_accepted",
-    "left_too_large",
-    "left_stalled",
-    "left_no_path",
-    "drop_agent_dead",
-    "drop_rewrite",
-    "event_lost",
-    "pinholes",
-    "too_big",
-    "left_held",
-    "drop_reset",
-    "taken",
-    "opened",
-    "drop_unproved",
-    "drop_virtual_ingress",
-    "drop_virtual_egress",
-    "of_host",
-    "drop_rate",
-    "up_fragment",
-    "undelivered",
-    "drop_socketless",
-];
+pub(super) use constants::{
+    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_EGRESS, SEEN_RST_INGRESS,
+    SEEN_TAKEN,
+};
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions
 // below add them up.
@@ -136,8 +100,8 @@ const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 4 * 4);
 const _: () = assert!(size_of::<translation>() == 4 * 4 + 4);
 const _: () = assert!(size_of::<delta>() == 2 * size_of::<translation>());
-const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));
-const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
+const _: () = assert!(constants::GRANT_FLOWS_MAX == GRANT_FLOWS_MAX as u32 && GRANT_FLOWS_MAX as usize <= 2 * 64);
+const _: () = assert!(constants::GRANT_RECORD_LEN as usize == GRANT_RECORD_LEN);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     app_key {

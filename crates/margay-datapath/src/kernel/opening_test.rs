@@ -11,13 +11,11 @@ use siphasher::sip::SipHasher24;
 use super::*;
 use crate::checksum::{fold, pseudo, sum};
 use crate::clock;
-use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, offer, spare, wire_key};
+use crate::kernel::layout::{
+    FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, PATH_HELD, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
+    offer, spare, wire_key,
+};
 
-const PATH_HELD: u32 = 1;
-const SEEN_OPENED: u32 = 256;
-const SEEN_TAKEN: u32 = 1024;
-const SEEN_OVER: u32 = 512;
-const RST_INGRESS: u32 = 8;
 const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
 const ANSWERED: u32 = OPENED | FLOW_UNTOLD;
 const FRESH: u32 = ANSWERED | FLOW_FRESH;
@@ -520,7 +518,7 @@ fn an_answer_is_noted_and_a_reset_is_none() {
     rig.run(true, &syn(app));
     let (verdict, out) = rig.run(false, &numbered(from, RST | ACK, (0, 0xffff_f001), b""));
     assert_eq!((verdict, sample::see(&out).flags), (REDIRECT, RST | ACK), "the connection is refused");
-    assert_ne!(rig.entry_of(app).expect("kept").1.seen & RST_INGRESS, 0);
+    assert_ne!(rig.entry_of(app).expect("kept").1.seen & SEEN_RST_INGRESS, 0);
     assert_eq!(rig.entry_of(app).expect("kept").1.flags, FRESH);
     for _ in 0..2 {
         let (verdict, out) = rig.run(false, &segment(from, SYN | ACK, b""));

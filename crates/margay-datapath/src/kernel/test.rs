@@ -13,7 +13,9 @@ use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges, Tuple};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
-use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_change, flow_entry, flow_event, path_entry};
+use super::layout::{
+    self, COUNTERS, LAYOUT_VERSION, PATH_HELD, PATH_WATCHED, flow_change, flow_entry, flow_event, path_entry,
+};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
@@ -486,8 +488,6 @@ fn an_end_that_finds_the_ring_full_is_kept_in_its_entry() {
 
 #[test]
 fn a_reset_by_a_held_path_is_nobodys_and_shows_nothing() {
-    const PATH_HELD: u32 = 1;
-    const PATH_WATCHED: u32 = 2;
     let Some(rig) = rig(sample::tuple4(TCP), true, true, true) else { return };
     let (pair, wire) = (layout::pair_of(&rig.path()), wire(true).reversed());
     let lead = |flags: u32| {

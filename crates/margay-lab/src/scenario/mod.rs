@@ -228,7 +228,6 @@ pub const ALL: &[Scenario] = &[
     chain::policy::SCENARIO,
     chain::attacks::SCENARIO,
     chain::insert_remove::SCENARIO,
-    chain::ends::SCENARIO,
     chain::contention::SCENARIO,
     chain::nat::SCENARIO,
     chain::leaving::REMOVAL,

@@ -209,7 +209,7 @@ fn datagrams(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
 }
 
 /// Flows that a box's agent has not forgotten although their sessions go another way.
-pub(super) fn leaks(one: &Host, findings: &mut Findings) -> Result<()> {
+fn leaks(one: &Host, findings: &mut Findings) -> Result<()> {
     let left = || -> Result<usize> {
         let shown: Value = serde_json::from_str(&margay(one, ["flow", "list", "--json"])?)?;
         Ok(shown["flows"].as_array().into_iter().flatten().filter(|flow| !flow["chain"].is_null()).count())

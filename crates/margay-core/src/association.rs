@@ -504,6 +504,11 @@ impl AssociationTable {
         self.by_host.get(&host).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
+    /// Whether a flow goes by the pair of addresses that all associations with a host share.
+    pub fn has_flows_with(&self, host: HostId) -> bool {
+        self.all_with(host).any(|association| association.flows > 0)
+    }
+
     /// Whether two associations are with one host: an older flow may belong to an older association.
     pub fn is_same_peer(&self, one: u32, other: u32) -> bool {
         one == other || self.get(one).zip(self.get(other)).is_some_and(|(one, other)| one.host == other.host)

@@ -7,6 +7,7 @@ use margay_wire::{AuthRepr, Extension, Flags, FlowId, Kind, Message, MessageWrit
 
 use crate::association::{Association, auth};
 use crate::types::hop::HOP_LIMIT;
+use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::tuple::Tuple;
 
@@ -119,4 +120,10 @@ pub(crate) fn relay_part(initiator: SocketAddr) -> ResolvableRepr {
         nonce: 0,
         hop_tag: [0; 8],
     }
+}
+
+/// The same to a peer that may have left `last`, where it was last: a router that knows the host sends to where it is
+/// now. For what is tagged under an association alone; a claim of a host-ID leads nobody's answers to that host.
+pub(crate) fn relay_to_host(host: HostId, last: SocketAddr) -> ResolvableRepr {
+    ResolvableRepr { service: ServiceId::at_host(host, 0).0, ..relay_part(last) }
 }

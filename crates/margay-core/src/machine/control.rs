@@ -304,6 +304,10 @@ impl Sal {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
             association.stacks = known.stacks;
+            if known.boot_id.is_none_or(|id| id == theirs.boot_id) && self.associations.has_flows_with(host) {
+                // All associations with a host share one pair, which moves by RSYN alone.
+                (association.local, association.remote) = (known.local, known.remote);
+            }
         }
         if let Some(membership) = self.shown_membership(&theirs.certificate, peer) {
             // Before it takes a place: a stranger may not have a member's.

@@ -185,8 +185,7 @@ impl Sal {
         datagram: &[u8],
     ) -> Result<(), DropReason> {
         let host = ServiceId(resolvable.service).host().filter(|_| self.config.router).ok_or(DropReason::Unexpected)?;
-        let registered = self.associations.by_host(host).filter(|association| association.router);
-        let to = registered.ok_or(DropReason::NoService)?.remote;
+        let to = self.associations.registered(host).ok_or(DropReason::NoService)?;
         self.forward(from, resolvable, datagram, Kind::Rsyn, to, Some(host))
     }
 
@@ -250,12 +249,19 @@ impl Sal {
         onward.via = Some(from);
         let copy = rewrite(datagram, &onward, None).ok_or(DropReason::Malformed)?;
         self.counters.relayed += 1;
-        self.transmit(initiator, copy, message.kind);
+        // Who names the host may know an address only that the host has left since.
+        let named = ServiceId(resolvable.service).host().and_then(|host| self.associations.registered(host));
+        self.transmit(named.unwrap_or(initiator), copy, message.kind);
         Ok(())
     }
 }
 
 impl AssociationTable {
+    /// Where a host is that is registered with this router.
+    fn registered(&self, host: HostId) -> Option<SocketAddr> {
+        self.by_host(host).filter(|association| association.router).map(|association| association.remote)
+    }
+
     pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
         let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
         match (self.hop_key_of(from), tagged) {

@@ -7,11 +7,12 @@ use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Me
 
 use super::retry_after;
 use crate::act::moving::rendezvous::ROUTERS_MAX;
-use crate::association::draft::{Draft, answered_from, relay_part};
+use crate::association::draft::{Draft, answered_from, relay_to_host};
 use crate::association::location::Pair;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Setup, seen};
+use crate::types::key::HostId;
 use crate::types::time::Instant;
 
 /// So many go by the association's own pair of addresses alone.
@@ -61,9 +62,12 @@ impl Sal {
             return;
         }
         let (message_3, is_patient) = (late.ack.clone(), late.retries <= PATIENT);
+        let answered = late.answered_from;
         let Some(association) = self.associations.get(flow.association) else { return };
         let (host, present) = (association.host, Pair { local: association.local, remote: association.remote });
         let mut pairs = alloc::vec![present];
+        // Where only the handshake shows the peer, the association is none to it before it has the ACK.
+        pairs.extend(answered.map(|remote| Pair { local: None, remote }).filter(|pair| pair.remote != present.remote));
         if !is_patient {
             // By these nothing passes, it seems: the peer has named others, and a router knows where it is.
             pairs.extend(self.pairs_for(host).into_iter().filter(|pair| *pair != present));
@@ -74,17 +78,17 @@ impl Sal {
             }
         }
         if !is_patient {
-            self.relay_ack(id, &message_3, present.remote);
+            self.relay_ack(id, &message_3, host, present.remote);
         }
     }
 
-    fn relay_ack(&mut self, id: FlowId, message_3: &[u8], to: SocketAddr) {
+    fn relay_ack(&mut self, id: FlowId, message_3: &[u8], host: HostId, last: SocketAddr) {
         let routers = self.associations.iter().filter(|association| association.is_with_router());
         let routers: Vec<Pair> =
             routers.map(|router| Pair { local: router.local, remote: router.remote }).take(ROUTERS_MAX).collect();
         for router in routers {
             let hop_key = self.associations.hop_key_of(router.remote);
-            if let Some(mut ack) = self.write_ack(id, Some(message_3), Some(relay_part(to))) {
+            if let Some(mut ack) = self.write_ack(id, Some(message_3), Some(relay_to_host(host, last))) {
                 Self::tag_hop(&mut ack, hop_key);
                 self.transmit_from(router.local, router.remote, ack, Kind::Ack);
             }
@@ -152,9 +156,10 @@ impl Sal {
         let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
+        let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
         if from != sender {
             draft.flags |= Flags::RESOLVABLE | Flags::RELAY;
-            draft.resolvable = Some(relay_part(from));
+            draft.resolvable = Some(relay_to_host(host, from));
         }
         let epoch = self.config.epoch;
         let (hop_key, local) = (self.associations.hop_key_of(sender), self.arrival);

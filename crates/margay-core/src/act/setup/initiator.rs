@@ -467,14 +467,17 @@ impl Sal {
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
+        let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
+        let (local, to) = pair.unwrap_or((None, from));
+        let answered = answered_from(message, from);
+        let elsewhere = Some(answered).filter(|answered| !message_3.is_empty() && *answered != to);
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
+            let late = LateAnswers::new(&setup, now, message_3.clone(), granted);
+            flow.setup = Setup::Late(Box::new(LateAnswers { answered_from: elsewhere, ..late }));
         }
         let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
         let keeps_ack = self.keeps_ack(id);
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
-        let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
-        let (local, to) = pair.unwrap_or((None, from));
         let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
         let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
@@ -483,6 +486,7 @@ impl Sal {
             self.queue.update(EntryUpdate::Install(entry));
         }
         if !keeps_ack {
+            elsewhere.into_iter().for_each(|there| self.transmit(there, ack.clone(), Kind::Ack));
             self.transmit_from(local, to, ack, Kind::Ack);
         }
         if !has_program {
@@ -563,6 +567,8 @@ impl Sal {
     fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
         let own_max = self.config.datagram_max;
         self.associations.note_abilities(local_id, message);
+        let Some(host) = self.associations.get(local_id).map(|association| association.host) else { return };
+        let has_flows = self.associations.has_flows_with(host);
         let Some(association) = self.associations.get_mut(local_id) else { return };
         if let Some(capabilities) = message.capabilities() {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);
@@ -570,7 +576,7 @@ impl Sal {
         // A relayed answer says less about the path than what an older association already knows.
         if !message.flags.contains(Flags::RELAY) {
             self.find_peer(local_id, remote);
-        } else if association.flows == 0 {
+        } else if !has_flows {
             self.associations.set_remote(local_id, remote);
         }
     }

@@ -201,6 +201,8 @@ pub(crate) struct LateAnswers {
     pub handshake_seed: [u8; 32],
     pub association: u32,
     pub ack: Vec<u8>,
+    /// Where the peer answered at first contact, while flows with it, under older associations, go elsewhere.
+    pub answered_from: Option<SocketAddr>,
     pub retries: u32,
     pub give_up: Instant,
     /// What the answer grants, once it is confirmed.
@@ -214,6 +216,7 @@ impl LateAnswers {
             handshake_seed: setup.handshake_seed,
             association: setup.association,
             ack: message_3,
+            answered_from: None,
             retries: 1,
             give_up: now + SETUP_TIMEOUT,
             granted: granted.map(Box::new),
@@ -315,15 +318,18 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 }
 
 impl Sal {
-    /// A proved message of set-up came straight from here. An association without flows is wherever its peer is; one
-    /// with flows moves by RSYN alone, since it is not proved that the peer can be reached there.
+    /// A proved message of set-up came straight from here. A peer without flows is wherever it is; with flows, also
+    /// such as belong to an older association, it moves by RSYN alone, since it is not proved that it can be reached
+    /// there.
     pub(crate) fn find_peer(&mut self, local_id: u32, remote: SocketAddr) {
         let arrival = self.arrival;
+        let Some(host) = self.associations.get(local_id).map(|association| association.host) else { return };
+        let has_flows = self.associations.has_flows_with(host);
         let Some(association) = self.associations.get_mut(local_id) else { return };
-        if association.flows > 0 {
+        if has_flows {
             if association.remote != remote {
                 // Somebody sends on what it saw, from elsewhere; or did so before, and this is where the peer is.
-                let (host, found) = (association.host, Pair { local: arrival, remote });
+                let found = Pair { local: arrival, remote };
                 self.counters.elsewhere += 1;
                 self.suspect(self.now, host, Some(found));
             }

@@ -539,7 +539,12 @@ impl Sal {
         self.note_whereabouts(association, message);
         self.associations.note_abilities(association, message);
         let (starts, asks) = (starts_direct(message), message.grant());
-        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })
+        let peer_flow = message.src_flow;
+        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })?;
+        if self.flows.get(id).is_some() {
+            self.confirm_where_asked((id, peer_flow), association, message, sender);
+        }
+        Ok(())
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.

@@ -2,8 +2,8 @@
 /* The guard (decision 0040): the host's own TCP resets no direct flow. Whatever way a segment of a flow takes past
  * the flow cache (an interface without its program, maps of another layout, fragments that the host puts together),
  * the TCP finds no socket for it, and all that it could do is to answer with a reset: that one is dropped where it
- * would leave. The guard knows nothing of flows: only which hosts have some, in a map whose layout does not change.
- * It stays from `up` to `down`, whatever becomes of the agent and of the other programs.
+ * would leave. The guard knows nothing of flows: only their ports, and which hosts have some, in a map whose layout
+ * does not change. It stays from `up` to `down`, whatever becomes of the agent and of the other programs.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -91,6 +91,11 @@ static __always_inline bool is_virtual(const __u32 address[4])
 	return address[0] == host_v6[0] && address[1] == host_v6[1] && address[2] == host_v6[2] && address[3] == host_v6[3];
 }
 
+static __always_inline bool is_flow_port(__be16 port)
+{
+	return bpf_ntohs(port) >= flow_port_first && bpf_ntohs(port) <= flow_port_last;
+}
+
 static __always_inline void count_dropped(void)
 {
 	__u32 zero = 0;
@@ -112,7 +117,6 @@ int guard(struct bpf_nf_ctx *ctx)
 	struct bpf_dynptr packet;
 	struct tcphdr buffer;
 	__u32 offset;
-	__u16 port;
 
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &packet))
 		return NF_ACCEPT;
@@ -122,10 +126,12 @@ int guard(struct bpf_nf_ctx *ctx)
 	tcp = bpf_dynptr_slice(&packet, offset, &buffer, sizeof(buffer));
 	if (!tcp || !tcp->rst || tcp->ack)
 		return NF_ACCEPT;
-	port = bpf_ntohs(tcp->source);
-	if (port < flow_port_first || port > flow_port_last || is_virtual(found.source))
+	if (!is_flow_port(tcp->source) || is_virtual(found.source))
 		return NF_ACCEPT;
-	if (!bpf_map_lookup_elem(&guard_peers, found.destination))
+	/* A host that moves sends direct segments from its new address before this host has heard of the move, and takes
+	 * a reset from here for its peer's. They go from one flow port to another.
+	 */
+	if (!is_flow_port(tcp->dest) && !bpf_map_lookup_elem(&guard_peers, found.destination))
 		return NF_ACCEPT;
 	count_dropped();
 	return NF_DROP;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use margay_core::DropReason;
 use margay_core::copies::Copies;
-use margay_core::entry::{PathId, Places, StripeNews};
+use margay_core::entry::{PathId, Place, Places, StripeNews};
 use margay_core::reorder::{Part, Sequencer};
 use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
 use margay_core::time::Instant;
@@ -147,22 +147,23 @@ impl Stripe {
         *self.ways.write() = Ways { places, main };
     }
 
+    fn place(&self, place: usize) -> Option<Place> {
+        self.ways.read().places.places.get(place).copied().flatten()
+    }
+
     /// The path record of a place by which it may send.
     pub fn path(&self, place: usize) -> Option<PathId> {
-        let place = self.ways.read().places.places.get(place).copied().flatten();
-        place.filter(|place| place.may_send).map(|place| place.path)
+        self.place(place).filter(|place| place.may_send).map(|place| place.path)
     }
 
     /// Whether a sealed flow's packets go as they are by a place.
     fn sends_plain(&self, place: usize) -> bool {
-        let place = self.ways.read().places.places.get(place).copied().flatten();
-        place.is_some_and(|place| place.sends_plain)
+        self.place(place).is_some_and(|place| place.sends_plain)
     }
 
     /// Whether a sealed flow's packets may come as they are by a place.
     pub fn takes_plain(&self, place: usize) -> bool {
-        let place = self.ways.read().places.places.get(place).copied().flatten();
-        place.is_some_and(|place| place.takes_plain)
+        self.place(place).is_some_and(|place| place.takes_plain)
     }
 
     /// The path records of all its places.

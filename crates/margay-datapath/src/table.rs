@@ -487,24 +487,6 @@ impl Table {
         })
     }
 
-    /// The place of a striped flow by which something came.
-    fn place(&self, stripe: &Stripe, local: Option<IpAddr>, is_from: &impl Fn(SocketAddr) -> bool) -> Option<usize> {
-        let known = stripe.paths().map(|path| path.and_then(|path| self.paths.get(&path)).map(|record| &record.path));
-        let mut by_remote = known.iter().enumerate().filter_map(|(place, path)| Some((place, (*path)?)));
-        let is_place = |(_, path): &(usize, &Path)| is_from(path.remote) && (local.is_none() || path.local == local);
-        by_remote.find(is_place).map(|(place, _)| place)
-    }
-
-    fn stripe_of(&self, slot: &Slot) -> Option<Arc<Stripe>> {
-        // Few flows are, so slots do not say it.
-        if self.stripes.is_empty() { None } else { self.stripe(slot.flow) }
-    }
-
-    /// A striped flow.
-    pub fn stripe(&self, flow: FlowId) -> Option<Arc<Stripe>> {
-        self.stripes.get(&flow).cloned()
-    }
-
     /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
     pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) -> bool {
         let Some(slot) = self.find(flow) else { return false };
@@ -709,16 +691,6 @@ impl Table {
         }
     }
 
-    fn follow_stripe(&mut self, entry: &Entry) {
-        let Some(places) = entry.stripe else {
-            self.stripes.remove(&entry.flow);
-            return;
-        };
-        let fresh = || Arc::new(Stripe::new(entry.flow, places, entry.path));
-        let stripe = self.stripes.entry(entry.flow).or_insert_with(fresh);
-        stripe.set_places(places, entry.path);
-    }
-
     fn seal(&mut self, flow: FlowId, keys: &SealKeys) -> Arc<Seal> {
         if let Some(known) = self.seals.get(&flow).filter(|known| known.has(keys)) {
             return Arc::clone(known);
@@ -802,6 +774,7 @@ mod order;
 mod route;
 mod shown;
 mod stacks;
+mod stripes;
 
 #[cfg(test)]
 #[path = "table_test.rs"]

@@ -114,6 +114,7 @@ fn found_both_ways_and_counted() {
         is_back: false,
         is_sending: false,
         seal: None,
+        by_plain_place: false,
         fec: None,
         turn: None,
         ends_silence: false,

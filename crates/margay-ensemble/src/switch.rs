@@ -299,8 +299,8 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         (self.split.ring.first(), self.split.ring.next())
     }
 
-    /// Chunks of the peer whose place is open, though later ones have come: they have not come, or their member has died
-    /// with them. Whose they will be nobody knows.
+    /// Chunks of the peer whose place is open, though later ones have come: they have not come, or their member has
+    /// died with them. Whose they will be nobody knows.
     pub fn holes(&self) -> usize {
         self.split.holes()
     }

@@ -1,5 +1,5 @@
-//! Targets of fuzzing: whatever reads bytes from outside. Each target takes any bytes, and fails by a panic: of the code
-//! under test, whose overflows and assertions are checked, or of an assertion here.
+//! Targets of fuzzing: whatever reads bytes from outside. Each target takes any bytes, and fails by a panic: of the
+//! code under test, whose overflows and assertions are checked, or of an assertion here.
 //!
 //! `tests/targets.rs` gives every target mutated inputs from seeds. The program of the workspace `fuzz/`, which
 //! `scripts/fuzz` runs, lets libFuzzer choose them by what code they reach.

@@ -3,6 +3,7 @@
 
 use std::panic::{self, AssertUnwindSafe};
 
+use margay_core::rng::Rng;
 use margay_fuzz::TARGETS;
 
 const SEEDS: u64 = 20_000;
@@ -11,20 +12,19 @@ const LONGEST_BYTES: usize = 4096;
 /// Bytes that mean something to many formats: bounds of integers, and what parts lines.
 const TELLING: [u8; 12] = [0, 1, 0x7f, 0x80, 0xff, b'\r', b'\n', b' ', b'$', b'*', b'0', b'9'];
 
-/// Numbers from a seed (SplitMix64).
-struct Numbers(u64);
+/// Chances from a seed.
+struct Chances(Rng);
 
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+impl Chances {
+    fn new(seed: u64) -> Self {
+        let mut whole = [0; 32];
+        whole[..8].copy_from_slice(&seed.to_be_bytes());
+        Self(Rng::new(whole))
     }
 
     /// Less than `bound`, which is not zero.
     fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).expect("less than a usize")
+        usize::try_from(self.0.u64() % bound as u64).expect("less than a usize")
     }
 
     fn one_of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
@@ -82,17 +82,17 @@ fn literals(target: &str, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
 }
 
-fn mutant(numbers: &mut Numbers, literals: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = numbers.one_of(literals).clone();
-    for _ in 0..=numbers.below(6) {
-        let at = numbers.below(bytes.len().max(1));
-        let until = (at + 1 + numbers.below(16)).min(bytes.len());
-        match numbers.below(6) {
-            0 if at < bytes.len() => bytes[at] ^= 1 << numbers.below(8),
-            1 if at < bytes.len() => bytes[at] = *numbers.one_of(&TELLING),
+fn mutant(chances: &mut Chances, literals: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = chances.one_of(literals).clone();
+    for _ in 0..=chances.below(6) {
+        let at = chances.below(bytes.len().max(1));
+        let until = (at + 1 + chances.below(16)).min(bytes.len());
+        match chances.below(6) {
+            0 if at < bytes.len() => bytes[at] ^= 1 << chances.below(8),
+            1 if at < bytes.len() => bytes[at] = *chances.one_of(&TELLING),
             2 if at < until => drop(bytes.drain(at..until)),
             3 if at < until => bytes.extend_from_within(at..until),
-            4 => bytes.extend_from_slice(numbers.one_of::<Vec<u8>>(literals)),
+            4 => bytes.extend_from_slice(chances.one_of::<Vec<u8>>(literals)),
             _ => bytes.truncate(at),
         }
     }
@@ -107,7 +107,7 @@ fn no_target_fails_on_what_is_nearly_right() {
     for (name, target) in TARGETS {
         let literals = literals(name, &datagrams);
         for seed in 0..seeds {
-            let bytes = mutant(&mut Numbers(seed), &literals);
+            let bytes = mutant(&mut Chances::new(seed), &literals);
             let held = panic::catch_unwind(AssertUnwindSafe(|| target(&bytes)));
             assert!(held.is_ok(), "target {name}, seed {seed}: {bytes:02x?}");
         }

@@ -553,7 +553,8 @@ fn a_connection_that_comes_to_a_host_under_a_floor_is_never_plain_there() {
             assert_eq!(agents.outcome(there), Some("gone"), "{what}");
             let takers = at(taker, &mut talk);
             let is_there = |from: SocketAddr, to: SocketAddr| [from.ip(), to.ip()].contains(&takers);
-            let (mut plain, mut sealed) = (0, 0);
+            let mut plain = 0;
+            let mut sealed = 0;
             for (from, to, bytes) in talk.shop.world.recording.iter().flatten() {
                 let Ok(data) = DataRepr::parse(bytes) else { continue };
                 if is_there(*from, *to) && bytes.len() > DATA_HEADER_LEN + 8 {

@@ -28,7 +28,8 @@ impl Pair {
     }
 }
 
-/// A look at the rules a quarter of a second, as the agent takes them; the first one at each third millisecond of a set-up.
+/// A look at the rules a quarter of a second, as the agent takes them; the first one at each third millisecond of a
+/// set-up.
 #[test]
 fn a_look_at_the_rules_in_the_middle_of_a_set_up_delays_no_flow() {
     for by_server in [false, true] {

@@ -393,12 +393,17 @@ fn what_is_forged_or_seen_again_changes_nothing() {
 
 /// Sealed DATA that nobody has sealed, from one end of the flow to the other, `count` times.
 fn forge_sealed(pair: &mut Pair, from: HostId, count: u8) {
+    forge(pair, from, Cipher::Aes256Gcm.stack(), count);
+}
+
+/// DATA of a stack, which the program has never said, from one end of the flow to the other, `count` times.
+fn forge(pair: &mut Pair, from: HostId, stack: u8, count: u8) {
     let source = pair.world.host(from).address;
     let recorded = pair.world.recording.as_ref().expect("recording");
     let is_its = |bytes: &[u8]| DataRepr::parse(bytes).is_ok_and(|data| data.stack == STACK_ENCAP);
     let found = recorded.iter().find(|(source_of, _, bytes)| source_of.ip() == source && is_its(bytes));
     let (from, to, mut forged) = found.expect("the flow has carried something").clone();
-    (forged[2], forged[3]) = (Cipher::Aes256Gcm.stack(), 0);
+    (forged[2], forged[3]) = (stack, 0);
     for number in 0..count {
         forged[8] = number;
         pair.world.inject(from, to, forged.clone());
@@ -449,6 +454,44 @@ fn nothing_forged_has_packets_of_a_peer_that_has_not_turned_yet_dropped() {
         pair.chat(SECOND);
         assert!(pair.is_settled(Stack::Secure));
         pair.nothing_is_missing(&format!("{count} forged"));
+    }
+}
+
+/// DATA of a stack that an end does not take has it tell the other one which stack it has. That DATA may be forged, and
+/// comes at any time of a change: the change is made all the same, and by nobody but who ordered it.
+#[test]
+fn nothing_forged_cuts_a_change_short() {
+    for (was, to, strange) in
+        [(Stack::Plain, Stack::Secure, Cipher::Aes256Gcm.stack()), (Stack::Secure, Stack::Plain, STACK_ENCAP)]
+    {
+        for (by_server, from_server) in [(false, false), (false, true), (true, false), (true, true)] {
+            for wait in (0..=150).step_by(15) {
+                let what = format!("{to}, by server {by_server}, from server {from_server}, after {wait} ms");
+                let mut pair = pair(12, slow(30), false, (false, false), Plan::LISTEN);
+                pair.record();
+                pair.open();
+                pair.chat(SECOND);
+                if was != Stack::Plain {
+                    assert_eq!(pair.order(pair.client, was), Ok(true), "{what}");
+                    pair.chat(SECOND);
+                }
+                let before = pair.hosts().map(|host| pair.flow(host).stack.changes.len());
+                let orderer = if by_server { pair.server } else { pair.client };
+                assert_eq!(pair.order(orderer, to), Ok(true), "{what}");
+                pair.chat(Duration::from_millis(wait));
+                let forger = if from_server { pair.server } else { pair.client };
+                forge(&mut pair, forger, strange, 1);
+                pair.chat(SECOND);
+                assert!(pair.is_settled(to), "{what}: {:?}", pair.stacks());
+                for (host, before) in pair.hosts().into_iter().zip(before) {
+                    let changes = pair.flow(host).stack.changes;
+                    let made: Vec<_> =
+                        changes[before..].iter().map(|one| (one.cause.label(), one.outcome.label())).collect();
+                    let cause = if host == orderer { "order" } else { "peer" };
+                    assert_eq!(made, [(cause, "done")], "{what}");
+                }
+            }
+        }
     }
 }
 

@@ -380,7 +380,8 @@ impl Sal {
         draft.flags = Flags::RESOLVABLE | Flags::RELAY;
         draft.resolvable = Some(relay_part(mover));
         draft.extensions = &extensions;
-        let (epoch, hop_key) = (self.config.epoch, self.associations.hop_key_of(via));
+        let epoch = self.config.epoch;
+        let hop_key = self.associations.hop_key_of(via);
         let newest = self.associations.by_host(scope.host).map(|association| association.local_id);
         let Some(association) = newest.and_then(|id| self.associations.get_mut(id)) else { return };
         if let Some(mut datagram) = draft.seal(association, epoch) {
@@ -607,7 +608,8 @@ impl Sal {
         self.may_move(now, scope, theirs.flags)?;
         // The token is of this start.
         self.associations.note_fresh(association);
-        let (own, pair) = (self.config.host_id(), Pair { local: self.arrival, remote: from });
+        let own = self.config.host_id();
+        let pair = Pair { local: self.arrival, remote: from };
         let found = Numbered { number: theirs.number, by: scope.host };
         let is_here = self.pair_in_use(scope).is_some_and(|pair| pair.remote == from);
         let wish = self.locations.wish_instead_of(scope, pair).map(|wished| (wished, 0));

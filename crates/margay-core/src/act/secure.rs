@@ -253,7 +253,8 @@ impl FlowTable {
     pub(crate) fn derive_seal(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
         let Some(flow) = self.get(id) else { return };
         let Some(association) = associations.get(flow.association) else { return };
-        let (own, peer) = (config.epoch, association.peer_epoch);
+        let own = config.epoch;
+        let peer = association.peer_epoch;
         let is_initiator = flow.role == Role::Initiator;
         let (initiator_flow, responder_flow) =
             if is_initiator { (flow.id, flow.peer_flow) } else { (flow.peer_flow, flow.id) };

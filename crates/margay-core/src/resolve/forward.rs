@@ -40,8 +40,8 @@ impl Sal {
         self.hosts_awaited = now + if self.hosts_absent.is_empty() { HOSTS_AWAITED } else { ABSENT_AWAITED };
     }
 
-    /// This host has just started, and its routers are still to say what it may serve, and its hosts what they do: until
-    /// [`take_connects`](Self::take_connects) a SYN from the network has no answer. Whoever asks asks again.
+    /// This host has just started, and its routers are still to say what it may serve, and its hosts what they do:
+    /// until [`take_connects`](Self::take_connects) a SYN from the network has no answer. Whoever asks asks again.
     pub fn hold_connects(&mut self) {
         self.holds_connects = true;
     }

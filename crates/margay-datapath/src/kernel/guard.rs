@@ -197,6 +197,9 @@ mod test {
         };
         assert_eq!(run("10.1.0.2:61001", "10.1.0.9:62080", RST), DROP);
         assert_eq!(run("[fd00::2]:61001", "[fd00::9]:62080", RST), DROP);
+        // A host that has moved, and has not said so yet.
+        assert_eq!(run("10.1.0.2:61001", "10.1.0.8:62080", RST), DROP);
+        assert_eq!(run("[fd00::2]:61001", "[fd00::8]:62080", RST), DROP);
         // By a translator the peer has any port.
         assert_eq!(run("10.1.0.2:65535", "10.1.0.9:1024", RST), DROP);
         for (source, destination, flags, why) in [
@@ -204,8 +207,8 @@ mod test {
             ("10.1.0.2:61001", "10.1.0.9:62080", SYN | ACK, "a listener of the host"),
             ("10.1.0.2:61001", "10.1.0.9:62080", ACK, "a connection of the host"),
             ("10.1.0.2:60999", "10.1.0.9:62080", RST, "no flow port"),
-            ("10.1.0.2:61001", "10.1.0.8:62080", RST, "a host without flows"),
-            ("[fd00::2]:61001", "[fd00::8]:62080", RST, "a host without flows"),
+            ("10.1.0.2:61001", "10.1.0.8:6208", RST, "a host without flows"),
+            ("[fd00::2]:61001", "[fd00::8]:6208", RST, "a host without flows"),
             ("198.18.0.1:61001", "10.1.0.9:62080", RST, "a program's own, on its way into sal0"),
             ("[fd5a:4c00::1]:61001", "[fd00::9]:62080", RST, "a program's own, on its way into sal0"),
         ] {

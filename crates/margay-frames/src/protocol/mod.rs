@@ -101,23 +101,6 @@ pub enum Shape {
 
 /// Bytes of an error that are kept.
 const ERROR_SEEN_MAX: usize = 100;
-/// Of memcached's binary protocol: length of a header, its first byte in an answer, and statuses that are no error of
-/// the server (done, no such key, it exists, not stored).
-const BINARY_HEADER_LEN: usize = 24;
-const BINARY_ANSWER: u8 = 0x81;
-const BINARY_ORDINARY: [u16; 4] = [0, 1, 2, 5];
-
-/// The error in a header of memcached's binary protocol, and the text behind extras and key.
-fn binary_error_of(answer: &[u8]) -> Option<String> {
-    let header = answer.get(..BINARY_HEADER_LEN)?;
-    let status = u16::from_be_bytes([header[6], header[7]]);
-    if header[0] != BINARY_ANSWER || BINARY_ORDINARY.contains(&status) {
-        return None;
-    }
-    let before = usize::from(header[4]) + usize::from(u16::from_be_bytes([header[2], header[3]]));
-    let text = answer.get(BINARY_HEADER_LEN + before..).unwrap_or_default();
-    Some(format!("status {status:#04x}: {}", shown(text)))
-}
 
 /// The beginning of a text that a program has written.
 fn shown(text: &[u8]) -> String {
@@ -132,8 +115,10 @@ impl Protocol {
             Self::Memcached => &[b"SERVER_ERROR", b"CLIENT_ERROR", b"ERROR"],
             Self::Resp => &[b"-"],
         };
-        if self == Self::Memcached && answer.first() == Some(&BINARY_ANSWER) {
-            return binary_error_of(answer);
+        if self == Self::Memcached
+            && let Some((status, text)) = memcached::binary::error_of(answer)
+        {
+            return Some(format!("status {status:#04x}: {}", shown(text)));
         }
         let is_error = words.iter().any(|word| answer.starts_with(word));
         is_error.then(|| shown(answer.split(|byte| *byte == b'\r').next().unwrap_or_default()))

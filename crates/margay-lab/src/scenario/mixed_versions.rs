@@ -66,6 +66,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let servers = SERVERS.iter().map(|name| lab.host(name)).collect::<Result<Vec<_>>>()?;
     let ends: Vec<&Host> = std::iter::once(client).chain(servers.iter().copied()).collect();
     pair::demand_kernel(&ends, findings)?;
+    findings.set("without_kernel", 0.0);
     let running = servers.iter().map(|host| Nginx::start(host, &[LISTEN])).collect::<Result<Vec<_>>>()?;
     let content = noise(BYTES, 5);
     running.iter().try_for_each(|nginx| nginx.put("file", &content))?;

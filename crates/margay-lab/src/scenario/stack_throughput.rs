@@ -33,8 +33,8 @@ const BOUNDS: [Bound; 7] = [
     bound("secure_ratio", AtLeast(0.22)),
     bound("fec_ratio", AtLeast(0.2)),
     // Each byte is copied six times in place of two, and ciphered twice (docs/decisions/0096).
-    bound("encap_ratio_gso", AtLeast(0.4)),
-    bound("secure_ratio_gso", AtLeast(0.22)),
+    bound("encap_ratio_gso", AtLeast(0.25)),
+    bound("secure_ratio_gso", AtLeast(0.18)),
     bound("user_bytes_per_flow", AtMost(20_000.0)),
     bound("failed", Exactly(0.0)),
 ];

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 136] = [
+const FIELDS: [&str; 137] = [
     "margay.refusal",
     "margay.version",
     "margay.type",

@@ -247,7 +247,8 @@ async fn dns(agent: &Agent) -> Finding {
 
 /// Whether new names still get a virtual IPv4 address.
 fn leases(agent: &Agent) -> Finding {
-    let (fullness, counts) = (agent.names.leases.fullness(), agent.names.leases.counts());
+    let fullness = agent.names.leases.fullness();
+    let counts = agent.names.leases.counts();
     let text = format!("{} of {} virtual IPv4 addresses stand for names", fullness.leased, fullness.pool);
     let advice = "find out which program looks up so many names (`journalctl`, `ss -unp`), and stop it; an address \
      is free for \

@@ -79,7 +79,8 @@ async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfi
     let joined = home::add(agent, config.clone());
     let until = Instant::now() + ANSWER_LIMIT;
     let answer = loop {
-        let (mut state, mut homes) = (joined.changed(), agent.publishing.services.home_changes());
+        let mut state = joined.changed();
+        let mut homes = agent.publishing.services.home_changes();
         let (mut changes, now) = (Vec::new(), state.borrow_and_update().clone());
         for home in homes.borrow_and_update().iter() {
             changes.push(home.changed());

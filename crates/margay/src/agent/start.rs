@@ -155,7 +155,9 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let ensembles = Ensembles::default();
     let active = Active::open(&config, &services, Reporters::attach(&config));
     let relocations = Relocations::new(watchers.hand_overs(), spreads.addresses());
-    let (network, way, searches) = (Network::default(), Way::default(), Searches::default());
+    let network = Network::default();
+    let way = Way::default();
+    let searches = Searches::default();
     Ok(Arc::new(Agent {
         connections: Connections { programs: Programs::new(&config), relocations, rebalances: Rebalances::default() },
         process: Process::new(Configuration::new(config, started_with), watchers, warnings),

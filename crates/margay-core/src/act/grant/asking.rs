@@ -172,7 +172,8 @@ impl Sal {
 
     fn ask_for_grant(&mut self, now: Instant, destination: SocketAddr, count: u16) {
         let Some(service) = self.service_of(destination.ip()) else { return };
-        let (nonce, id) = (self.rng.u64(), self.grants.fresh_flow_id(&self.flows, &mut self.rng));
+        let nonce = self.rng.u64();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let pin = self.instances.get(&destination.ip()).map(|instance| instance.pin);
         let Some((next_hop, rule)) = self.way_to_grants(&service, destination, sticky(id, nonce)) else { return };
         if let Some(rule) = rule {

@@ -597,7 +597,8 @@ impl FlowTable {
         let is_whole =
             |flow: &&crate::session::flow::Flow| flow.directions == Directions::Both && !fetches.is_between(id);
         let Some(flow) = self.get(id).filter(is_whole) else { return false };
-        let (association, role) = (flow.association, flow.role);
+        let association = flow.association;
+        let role = flow.role;
         if flow.direct.carriage != Carriage::Encapsulated {
             return false;
         }
@@ -640,7 +641,8 @@ impl FlowTable {
         id: FlowId,
         pair: &Tuple,
     ) {
-        let (local_port, peer_port) = (pair.source.port(), pair.destination.port());
+        let local_port = pair.source.port();
+        let peer_port = pair.destination.port();
         let association = self.get(id).map_or(0, |flow| flow.association);
         let Some(host) = associations.get(association).map(|association| association.host) else { return };
         if !ports.claim(now, (host, local_port, peer_port), id) {

@@ -1,8 +1,8 @@
 //! Places of a striped flow that are plain while its others are sealed: sealed by Wi-Fi, plain by the cable
 //! (docs/decisions/0097).
 //!
-//! Such a flow is sealed, as any other that is: nothing of it goes as it is but by places of which both ends have agreed
-//! so, and of none while an end demands that it is sealed.
+//! Such a flow is sealed, as any other that is: nothing of it goes as it is but by places of which both ends have
+//! agreed so, and of none while an end demands that it is sealed.
 
 use core::net::IpAddr;
 

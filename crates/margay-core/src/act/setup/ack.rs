@@ -162,7 +162,8 @@ impl Sal {
             draft.resolvable = Some(relay_to_host(host, from));
         }
         let epoch = self.config.epoch;
-        let (hop_key, local) = (self.associations.hop_key_of(sender), self.arrival);
+        let hop_key = self.associations.hop_key_of(sender);
+        let local = self.arrival;
         let Some(association) = self.associations.get_mut(association) else { return };
         if let Some(mut datagram) = draft.seal(association, epoch) {
             if from != sender {

@@ -123,7 +123,8 @@ impl Sal {
             self.connect_failed(service, packet, FLOWS_FULL.to_string());
             return AppVerdict::Drop(DropReason::Full);
         }
-        let (nonce, id) = (self.rng.u64(), self.grants.fresh_flow_id(&self.flows, &mut self.rng));
+        let nonce = self.rng.u64();
+        let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());
         let chain = self.begin_chain(session, &service, packet);
         let asked = chain.as_ref().map_or(service, |chain| chain.asked);
@@ -676,7 +677,8 @@ impl Sal {
             initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&theirs.tag_key, message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
-        let (host_id, epoch) = (self.config.host_id().0, self.config.epoch);
+        let host_id = self.config.host_id().0;
+        let epoch = self.config.epoch;
         if let Some(reset) = write_reset(host_id, epoch, &mut once, message, Some(&message_3)) {
             self.transmit(from, reset, Kind::Rst);
         }
@@ -685,7 +687,8 @@ impl Sal {
 
     /// Tells the host that sent `message` that its half of the flow is not wanted.
     fn say_reset(&mut self, association: u32, message: &Message<'_>, message_3: Option<&[u8]>) {
-        let (host_id, epoch) = (self.config.host_id().0, self.config.epoch);
+        let host_id = self.config.host_id().0;
+        let epoch = self.config.epoch;
         let Some(association) = self.associations.get_mut(association) else { return };
         let to = association.remote;
         if let Some(datagram) = write_reset(host_id, epoch, association, message, message_3) {

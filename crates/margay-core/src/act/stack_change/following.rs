@@ -68,7 +68,7 @@ pub(super) struct Following {
     pub to: Stack,
     pub state: FollowingState,
     pub until: Instant,
-    number: u32,
+    pub number: u32,
     cause: ChangeCause,
     /// The initiator's next request, until this change is over.
     next: Option<ChangeRepr>,

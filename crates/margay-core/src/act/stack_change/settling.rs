@@ -56,14 +56,20 @@ impl Sal {
         is_answer: bool,
     ) -> Result<(), DropReason> {
         let theirs = Stack::of_number(said.stack).ok_or(DropReason::Unexpected)?;
+        if !is_answer && self.stack_changes.awaits_word(id, said.number) {
+            // The peer knows the change, and whatever it has now is what the change begins with. Forged DATA may have
+            // had it say so.
+            return Ok(());
+        }
         let own = self.word_of(id);
         let agreed = own.agreed(theirs);
-        let has_unmade = self.stack_changes.following.get(&id).is_some_and(|one| !one.is_made());
+        let following = self.stack_changes.following.get(&id);
+        let has_unknown = following.is_some_and(|one| !one.is_made() && one.number != said.number);
         if own != agreed && agreed.is_sealed() {
             self.go_to_sealed(now, id, said);
         } else if own != agreed {
             self.go_to_plain(now, id, said.number);
-        } else if theirs == own && has_unmade {
+        } else if theirs == own && has_unknown {
             // The initiator knows nothing of the change that this end is ready for.
             self.unready(id);
             self.end_following(now, id, ChangeOutcome::NoAnswer);

@@ -44,6 +44,9 @@ enum Status {
     Internal = 0x84,
 }
 
+/// Statuses of answers that are no error: done, no such key, the key exists, not stored.
+const ORDINARY: [u16; 4] = [Status::Success as u16, Status::Missing as u16, 0x02, 0x05];
+
 /// Which answers a client does not want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hidden {
@@ -210,6 +213,15 @@ impl Header {
     fn answering(self, hidden: Hidden) -> Answering {
         Answering { opcode: self.opcode, opaque: self.opaque, hidden }
     }
+}
+
+/// The status of an answer that is an error, and as much of its text as there is. `None`: another answer, or one whose
+/// header has not come whole.
+pub(in super::super) fn error_of(answer: &[u8]) -> Option<(u16, &[u8])> {
+    let header = Header::read(answer)?;
+    let status = u16::from_be_bytes([answer[6], answer[7]]);
+    let text = answer.get(HEADER_LEN + header.extras_len + header.key_len..).unwrap_or_default();
+    (answer[0] == ANSWER && !ORDINARY.contains(&status)).then_some((status, text))
 }
 
 /// How the answer to a request is given to its client.

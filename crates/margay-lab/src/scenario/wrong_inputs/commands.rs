@@ -118,7 +118,6 @@ pub const LINES: &[Wrong] = &[
     Wrong("flow migrate 12345678", &["--to"]),
     Wrong("flow migrate 12345678 --to eth0", &["eth0", "address"]),
     Wrong("flow policy 12345678 pin", &["ADDRESS"]),
-    Wrong("flow policy 12345678 stripe 10.1.0.1", &["only `pin`"]),
     Wrong("flow policy 12345678 pin 10.1.0.1=2", &["without a weight"]),
     Wrong("flow policy 12345678 weighted", &["ADDRESS"]),
     Wrong("flow policy 12345678 weighted 10.1.0.1", &["no weight", "10.1.0.1=2"]),

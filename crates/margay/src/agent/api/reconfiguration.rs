@@ -127,8 +127,8 @@ fn row(flow: FlowId, session: SessionId) -> ChainChanged {
     ChainChanged { flow: flow.to_string(), session: session.to_string(), ..ChainChanged::default() }
 }
 
-/// Takes note of what becomes of orders, by their numbers: others may change the same sessions meanwhile. Gives those of
-/// which nothing is known in the end.
+/// Takes note of what becomes of orders, by their numbers: others may change the same sessions meanwhile. Gives those
+/// of which nothing is known in the end.
 async fn outcomes(
     mut heard: Receiver<Event>,
     mut waits: HashMap<u64, Target>,

@@ -26,7 +26,8 @@ pub(super) fn current(line: &Lineage, unix_s: u64) -> Vec<SuccessionInfo> {
 }
 
 pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<AuthoritySucceedReply, Status> {
-    let (name, now) = (&asked.name, agent.host.clock.unix_s());
+    let name = &asked.name;
+    let now = agent.host.clock.unix_s();
     let made = blocking(|| agent.host.keyring.succeed(name, now, asked.overlap_s)).map_err(|error| match error {
         SucceedError::State(error) => environment(error),
         error => misuse(error),

@@ -53,7 +53,8 @@ pub(super) fn request(agent: &Agent, asked: &WarrantRequestRequest) -> Result<Wa
 }
 
 pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSignReply, Status> {
-    let (now, lifetime_s) = (agent.host.clock.unix_s(), asked.lifetime_s);
+    let now = agent.host.clock.unix_s();
+    let lifetime_s = asked.lifetime_s;
     let (subject, warrant) = match asked.what {
         None => return Err(misuse("a warrant is signed for a request, or for a host")),
         Some(What::Request(text)) => {
@@ -103,7 +104,8 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     }
     let warrant: Warrant = text.parse().map_err(misuse)?;
     let info = info(&warrant);
-    let (host, now) = (agent.host.local.host_key.public(), agent.host.clock.unix_s());
+    let host = agent.host.local.host_key.public();
+    let now = agent.host.clock.unix_s();
     let taken = blocking(|| match warrant {
         Warrant::Authority(delegation) => {
             let lines = warrant::lineages(&agent.host.keyring, &agent.host.store);

@@ -240,7 +240,8 @@ fn refused(error: &PublishError) -> No {
 }
 
 fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    let (port, host) = (socket.local.port(), agent.host.identity.host_id());
+    let port = socket.local.port();
+    let host = agent.host.identity.host_id();
     if port == 0 || port != request.port {
         let text =
             "the socket is not bound to the port that the request says; bind it to port 0 of every address first";
@@ -283,7 +284,8 @@ fn number() -> Result<u32, No> {
 }
 
 fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    let (destination, ranges) = (SocketAddr::new(request.address, request.port), agent.names.leases.ranges());
+    let destination = SocketAddr::new(request.address, request.port);
+    let ranges = agent.names.leases.ranges();
     let ip = match (socket.local.ip(), destination.ip()) {
         // A socket at every address: its packets have the host's virtual one, of the family of its peer.
         (local, IpAddr::V4(_)) if local.is_unspecified() => IpAddr::V4(ranges.host_v4()),

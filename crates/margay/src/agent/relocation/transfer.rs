@@ -48,7 +48,8 @@ struct InstanceAddress {
 
 impl InstanceAddress {
     fn new(agent: &Agent, instance: Instance) -> Result<Self, String> {
-        let (addresses, core) = (agent.connections.relocations.addresses.clone(), agent.core.clone());
+        let addresses = agent.connections.relocations.addresses.clone();
+        let core = agent.core.clone();
         let address = addresses.take(agent.names.leases.ranges(), true, 0);
         let address = address.ok_or("all virtual addresses of instances are in use on this host; try again later")?;
         core.0.with_sal(|sal, _| sal.bind_instance(address, instance));

@@ -87,7 +87,7 @@ impl Story {
         if self.pick(2) == 0 {
             let first = if self.pick(2) == 0 { vec![new, old] } else { vec![old, new] };
             self.later(at, host, What::Has(first));
-            at = at + self.millis(20);
+            at += self.millis(20);
         }
         self.later(at, host, What::Has(vec![new]));
         let heard = at + Duration::from_millis(u64::from(1 + self.pick(1500)));

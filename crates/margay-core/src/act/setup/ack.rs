@@ -7,6 +7,7 @@ use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Me
 
 use super::retry_after;
 use crate::act::moving::rendezvous::ROUTERS_MAX;
+use crate::association::AssociationTable;
 use crate::association::draft::{Draft, answered_from, relay_to_host};
 use crate::association::location::Pair;
 use crate::cache::entry::RemoveReason;
@@ -171,5 +172,15 @@ impl Sal {
             }
             self.transmit_from(local, sender, datagram, Kind::Ack);
         }
+    }
+}
+
+impl AssociationTable {
+    /// The addresses that the ACK of an answer goes by, and where else it goes: at first contact the association is
+    /// none to its peer before it has the ACK, and the peer may have answered from where its older flows do not go.
+    pub(super) fn ways_of_ack(&self, id: u32, answered: SocketAddr, is_first: bool) -> (Pair, Option<SocketAddr>) {
+        let known = self.get(id).map(|association| Pair { local: association.local, remote: association.remote });
+        let pair = known.unwrap_or(Pair { local: None, remote: answered });
+        (pair, Some(answered).filter(|answered| is_first && *answered != pair.remote))
     }
 }

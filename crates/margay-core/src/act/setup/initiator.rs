@@ -451,7 +451,8 @@ impl Sal {
                 return Err(reason);
             }
         };
-        self.place_association(answer.association, answered_from(message, from), message);
+        let answered = answered_from(message, from);
+        self.place_association(answer.association, answered, message);
         self.locations.announce_path(&self.associations, &mut self.queue, answer.association);
         self.associations.hold(answer.association);
         let setup = self.note_answered(message, answer.association, authenticated)?;
@@ -468,41 +469,36 @@ impl Sal {
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
-        let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
-        let (local, to) = pair.unwrap_or((None, from));
-        let answered = answered_from(message, from);
-        let elsewhere = Some(answered).filter(|answered| !message_3.is_empty() && *answered != to);
+        let is_first = !message_3.is_empty();
+        let (pair, elsewhere) = self.associations.ways_of_ack(answer.association, answered, is_first);
         if let Some(flow) = self.flows.get_mut(id) {
-            let late = LateAnswers::new(&setup, now, message_3.clone(), granted);
-            flow.setup = Setup::Late(Box::new(LateAnswers { answered_from: elsewhere, ..late }));
+            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), elsewhere, granted)));
         }
         let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
         let keeps_ack = self.keeps_ack(id);
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
-        let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
+        let is_other_way = setup.begin.is_some() && !keeps_ack;
         let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
-            // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
-            // overtaken by what follows.
+            // Before the ACK: what the peer then sends direct would come up here first, and be overtaken.
             self.queue.update(EntryUpdate::Install(entry));
         }
         if !keeps_ack {
             elsewhere.into_iter().for_each(|there| self.transmit(there, ack.clone(), Kind::Ack));
-            self.transmit_from(local, to, ack, Kind::Ack);
+            self.transmit_from(pair.local, pair.remote, ack, Kind::Ack);
         }
         if !has_program {
             self.answered_between(now, id, is_other_way);
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
-        if (!setup.first_carried || shown_in_vain) && !setup.first.is_empty() {
-            self.queue.egress(setup.first);
-        }
-        setup.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
+        let first = is_first_unsaid.then_some(setup.first);
+        first.into_iter().chain(setup.held).for_each(|packet| self.queue.egress(packet));
         if keeps_ack {
             self.right_answered(id);
         } else {
-            self.flows.prepare_pinhole(&mut self.ports, &mut self.queue, now, id, !message_3.is_empty());
+            self.flows.prepare_pinhole(&mut self.ports, &mut self.queue, now, id, is_first);
             self.forget_chain_setup(id);
         }
         self.begin_policy(now, id);

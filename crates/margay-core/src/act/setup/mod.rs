@@ -211,12 +211,18 @@ pub(crate) struct LateAnswers {
 
 impl LateAnswers {
     /// Of a flow that is established now. `message_3` is empty where the hosts had met.
-    pub fn new(setup: &InitiatorSetup, now: Instant, message_3: Vec<u8>, granted: Option<Granted>) -> Self {
+    pub fn new(
+        setup: &InitiatorSetup,
+        now: Instant,
+        message_3: Vec<u8>,
+        answered_from: Option<SocketAddr>,
+        granted: Option<Granted>,
+    ) -> Self {
         Self {
             handshake_seed: setup.handshake_seed,
             association: setup.association,
             ack: message_3,
-            answered_from: None,
+            answered_from,
             retries: 1,
             give_up: now + SETUP_TIMEOUT,
             granted: granted.map(Box::new),

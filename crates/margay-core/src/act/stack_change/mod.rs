@@ -186,8 +186,8 @@ impl StackChanges {
         leading.or(following).or_else(|| self.proposing.get(&id).map(|one| one.to))
     }
 
-    /// Whether this end waits for its peer's word of the change of that number: the answer, the confirmation or that the
-    /// change is made. Each is said again when it is lost.
+    /// Whether this end waits for its peer's word of the change of that number: the answer, the confirmation or that
+    /// the change is made. Each is said again when it is lost.
     fn awaits_word(&self, id: FlowId, number: u32) -> bool {
         let leading = self.leading.get(&id);
         let following = self.following.get(&id);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use margay_datapath::kernel::HOST_MAP_SIZES;
 use serde_json::Value;
 
 use crate::agent;
@@ -51,13 +52,17 @@ impl Entries {
         (flows + self.growth(before).map(|(_, entries)| entries).sum::<f64>()).max(0.0)
     }
 
-    /// By how many entries each hash has grown.
+    /// By how many entries each hash has grown. What is there for each other host may come with the first connection
+    /// to go direct, and goes when two hosts meet anew: so many are no growth.
     fn growth(&self, before: &Self) -> impl Iterator<Item = (BpfMap, f64)> {
         let hosts = self.maps.iter().zip(&before.maps);
-        hosts.flat_map(|(now, then)| {
-            now.iter().filter_map(|(id, map)| {
-                let entries = (map.bytes - then.get(id)?.bytes) / map.entry_bytes?;
-                Some((*map, entries.ceil().max(0.0)))
+        // And the router.
+        let others = self.maps.len() as f64;
+        hosts.flat_map(move |(now, then)| {
+            now.iter().filter_map(move |(id, map)| {
+                let entries = ((map.bytes - then.get(id)?.bytes) / map.entry_bytes?).round();
+                let allowed = if is_of_hosts(map) { others } else { 0.0 };
+                Some((*map, (entries - allowed).max(0.0)))
             })
         })
     }
@@ -80,6 +85,10 @@ impl Entries {
         });
         kept.min().unwrap_or_default() as f64
     }
+}
+
+fn is_of_hosts(map: &BpfMap) -> bool {
+    HOST_MAP_SIZES.contains(&(map.sizes.0 as usize, map.sizes.1 as usize))
 }
 
 /// Flows that these hosts still have after so long, each of which is told; fewer, and sooner, when they go before.

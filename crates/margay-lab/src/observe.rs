@@ -12,8 +12,9 @@ use crate::host::Host;
 const TABLE: &str = "inet lab_count";
 /// `BPF_MAP_TYPE_HASH`.
 const HASH_MAP: f64 = 1.0;
-/// What the kernel adds to key and value of an entry: `struct htab_elem`.
-const HASH_ENTRY_BYTES: f64 = 48.0;
+/// What the kernel adds to key and value of an entry that is not allocated beforehand: `struct htab_elem`, and a place
+/// in its allocator's list.
+const HASH_ENTRY_BYTES: f64 = 56.0;
 
 /// Where a packet is counted.
 #[derive(Clone, Copy, Debug)]

@@ -296,6 +296,11 @@ pub enum Adopted {
 /// For so long packets come by addresses that a path has left.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Bytes of a key and of a value of the maps that grow with the hosts that are met, and not with their flows: path
+/// records, and the pairs of addresses that lead to them.
+pub const HOST_MAP_SIZES: [(usize, usize); 2] =
+    [(size_of::<PathId>(), size_of::<path_entry>()), (size_of::<pair_key>(), size_of::<layout::pair_value>())];
+
 /// A loaded cache. Dropping it leaves programs and maps in the kernel: they go with [`remove_pins`](Self::remove_pins).
 pub struct KernelCache {
     loaded: Loaded,

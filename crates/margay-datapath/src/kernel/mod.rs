@@ -212,6 +212,11 @@ pub struct Unjudged {
 }
 
 impl Unjudged {
+    /// Whether there is an ending to judge.
+    pub(crate) const fn is_ending(&self) -> bool {
+        self.reset.is_some() || self.end.is_some()
+    }
+
     /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the
     /// connection.
     pub fn taken(&self, connection: Option<&Connection>) -> u8 {

@@ -228,6 +228,7 @@ pub const ALL: &[Scenario] = &[
     chain::policy::SCENARIO,
     chain::attacks::SCENARIO,
     chain::insert_remove::SCENARIO,
+    chain::ends::SCENARIO,
     chain::contention::SCENARIO,
     chain::nat::SCENARIO,
     chain::leaving::REMOVAL,

@@ -238,6 +238,9 @@ fn a_connection_that_ends_while_a_program_leaves_is_forgotten_as_any_other() {
         for millis in (0..30).map(|step| 550 + step * 7) {
             let mut relayed = relayed(16, theirs, Duration::from_millis(5));
             relayed.set_direct(millis % 2 == 0);
+            // By its ports a connection has its numbers, and the two differ by others each time.
+            let client = relayed.client;
+            relayed.world.host(client).come_round(u16::try_from(millis).expect("it is small"));
             relayed.begin(ours);
             relayed.world.run_for(Duration::from_millis(millis));
             if relayed.leave().is_err() {

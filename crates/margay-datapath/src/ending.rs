@@ -156,6 +156,24 @@ mod test {
         }
     }
 
+    /// Data goes direct, and user space has had all before: a reset right behind it is what is expected.
+    #[test]
+    fn a_reset_behind_the_first_direct_segment_is_taken() {
+        let reset = arrived(RST, b"").ending(Unjudged::default()).expect("an ending");
+        let before = SEQUENCE.wrapping_sub(10);
+        let direct = Unjudged { farthest: Some((before, SEQUENCE)), ..reset };
+        assert_eq!(direct.taken(Some(&seen(Some(before), None))), RST);
+        assert_eq!(direct.taken(Some(&seen(None, Some(before)))), RST);
+        assert_eq!(Unjudged { acknowledged: Some(before), ..direct }.taken(None), RST);
+        // What is between has not come, or it is made up.
+        for gap in [1, 1000, 0x8000_0000, u32::MAX] {
+            let other = Some(before.wrapping_sub(gap));
+            assert_eq!(direct.taken(Some(&seen(other, other))), 0);
+        }
+        let late = Unjudged { farthest: Some((before, SEQUENCE.wrapping_sub(1))), ..reset };
+        assert_eq!(late.taken(Some(&seen(Some(before), None))), 0);
+    }
+
     #[test]
     fn a_fin_is_taken_once_it_is_acknowledged() {
         let fin = arrived(FIN | ACK, b"bye").ending(Unjudged::default()).expect("an ending");

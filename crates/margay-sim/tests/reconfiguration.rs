@@ -6,8 +6,7 @@ mod line;
 use std::time::Duration;
 
 use line::{Line, name, open_line};
-use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule};
-use margay_core::name::Prefix;
+use margay_core::chain::ChainPolicy;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured};
 use margay_core::table::{Action, Allow, Rule};
 use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};

@@ -233,6 +233,7 @@ pub const ALL: &[Scenario] = &[
     chain::nat::SCENARIO,
     chain::leaving::REMOVAL,
     chain::leaving::OFFSET,
+    chain::disruption::SCENARIO,
     chain::leaving::RESTART,
     handover::SCENARIO,
     handover_attacks::SCENARIO,

@@ -76,6 +76,13 @@ impl Shown {
     pub(crate) fn numbers(&self) -> Option<TcpNumbers> {
         numbers_of(self.0.load(Ordering::Relaxed))
     }
+
+    /// Takes note of what was shown before, elsewhere.
+    pub(crate) fn precede(&self, before: &Self) {
+        let Some(before) = before.numbers() else { return };
+        let sequence = self.numbers().map_or(before.sequence, |known| later(before.sequence, known.sequence));
+        self.note(TcpNumbers { sequence, ..before });
+    }
 }
 
 const fn numbers_of(packed: u64) -> Option<TcpNumbers> {
@@ -128,6 +135,13 @@ impl End {
     pub(crate) fn note(&self, end: Option<u32>) {
         if let Some(end) = end {
             self.0.store(end, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of a segment that has passed before, elsewhere.
+    pub(crate) fn precede(&self, before: &Self) {
+        if self.known().is_none() {
+            self.note(before.known());
         }
     }
 

@@ -17,7 +17,7 @@ use margay_wire::{DataRepr, FlowId};
 use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
-use crate::egress::{By, carry, sender};
+use crate::egress::{By, carry, numbers, sender};
 use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
@@ -227,6 +227,7 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
         match verdict {
             AppVerdict::Consumed => {}
+            AppVerdict::Parted(flow) => self.note_parted(shared, flow, packet),
             AppVerdict::Forward(flow) => {
                 if !self.carry_cached(shared, Vnet::default(), packet) {
                     tracing::debug!(flow = flow.0, "the core forwards a packet of a flow that it did not install");
@@ -235,6 +236,17 @@ impl<C: Core> CoreSide<C> {
                 self.outbox.flush(&mut sender(shared, false));
             }
             AppVerdict::Drop(reason) => tracing::trace!(%reason, "application packet dropped"),
+        }
+    }
+
+    /// The core has carried what it has made of a packet of an application.
+    fn note_parted(&mut self, shared: &Shared<C>, flow: FlowId, packet: &[u8]) {
+        let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return };
+        let Some(numbers) = numbers(packet, &found) else { return };
+        let takes_end = shared.table.read().note_parted(flow, numbers);
+        if takes_end {
+            self.judge_endings(shared);
+            self.drain(shared);
         }
     }
 
@@ -517,6 +529,10 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             }
             if let Some(removed) = removed {
                 shared.table.read().take_over(entry.flow, &removed);
+                // Its acknowledgement goes by user space.
+                if removed.unjudged.is_ending() {
+                    shared.endings.wait(entry.flow, &removed.unjudged);
+                }
             }
             if shared.table.read().is_to_turn(entry.flow) {
                 shared.turns.add(entry.flow);
@@ -533,6 +549,9 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         }
         // Not under the table's lock for writing, for which whoever sends waits.
         EntryUpdate::Begun { flow, next, expected } => shared.table.read().note_begun(flow, next, expected),
+        EntryUpdate::Succession { .. } => {
+            shared.table.write().apply(update);
+        }
         EntryUpdate::Grant(grant) => shared.direct.grant(&grant),
         EntryUpdate::StopGrant(id) => shared.direct.stop_grant(id),
         EntryUpdate::RemoveGrant(id) => {
@@ -572,7 +591,11 @@ fn remove<C>(shared: &Shared<C>, flow: FlowId, reason: RemoveReason) -> FlowCoun
         unconnected.hide_client(key.destination(), key.source_port);
     }
     let direct = shared.direct.follow(flow, None);
+    let heir = shared.table.read().heir(flow);
     shared.table.write().apply(EntryUpdate::Remove { flow, reason });
+    if let Some(heir) = heir {
+        shared.endings.pass_on(flow, heir);
+    }
     direct.map_or(counted, |direct| counted + direct.counters)
 }
 

@@ -522,8 +522,9 @@ impl<C> Shared<C> {
 
     /// What is known of what a connection's application expects of its peer.
     pub fn known_of(&self, flow: FlowId) -> (Unjudged, Option<Connection>) {
-        let known = self.direct.state(flow).map(|state| state.unjudged).unwrap_or_default();
-        (known, self.table.read().connection(flow))
+        let by = self.table.read().heir(flow).unwrap_or(flow);
+        let known = self.direct.state(by).map(|state| state.unjudged).unwrap_or_default();
+        (known, self.table.read().connection(by))
     }
 
     /// The TCP flags FIN and RST of a segment of the peer's that its application's TCP has taken, by what is known of

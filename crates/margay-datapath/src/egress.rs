@@ -300,7 +300,7 @@ fn carry_by_fec<C: Core>(
 }
 
 /// What a TCP segment says of its connection.
-fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
+pub(crate) fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
     // A SYN acknowledges nothing.
     if found.key.protocol != TCP || found.flags & ACK == 0 {
         return None;

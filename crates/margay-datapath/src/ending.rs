@@ -68,7 +68,7 @@ impl Arrived {
     pub fn ending(&self, known: Unjudged) -> Option<Unjudged> {
         let reset = (self.flags & RST != 0).then_some(self.sequence);
         let end = (self.flags & (FIN | RST) == FIN).then_some(self.end.wrapping_add(1));
-        (reset.is_some() || end.is_some()).then_some(Unjudged { reset, end, ..known })
+        Some(Unjudged { reset, end, ..known }).filter(Unjudged::is_ending)
     }
 }
 
@@ -84,6 +84,16 @@ impl Endings {
             let one = waiting.entry(flow).or_default();
             one.reset = ending.reset.or(one.reset);
             one.end = ending.end.or(one.end);
+        }
+    }
+
+    /// What waits of one flow waits of another one: it is the same connection.
+    pub fn pass_on(&self, from: FlowId, to: FlowId) {
+        let mut waiting = self.0.lock();
+        if let Some(left) = waiting.remove(&from) {
+            let one = waiting.entry(to).or_default();
+            one.reset = one.reset.or(left.reset);
+            one.end = one.end.or(left.end);
         }
     }
 
@@ -146,6 +156,24 @@ mod test {
         }
     }
 
+    /// Data goes direct, and user space has had all before: a reset right behind it is what is expected.
+    #[test]
+    fn a_reset_behind_the_first_direct_segment_is_taken() {
+        let reset = arrived(RST, b"").ending(Unjudged::default()).expect("an ending");
+        let before = SEQUENCE.wrapping_sub(10);
+        let direct = Unjudged { farthest: Some((before, SEQUENCE)), ..reset };
+        assert_eq!(direct.taken(Some(&seen(Some(before), None))), RST);
+        assert_eq!(direct.taken(Some(&seen(None, Some(before)))), RST);
+        assert_eq!(Unjudged { acknowledged: Some(before), ..direct }.taken(None), RST);
+        // What is between has not come, or it is made up.
+        for gap in [1, 1000, 0x8000_0000, u32::MAX] {
+            let other = Some(before.wrapping_sub(gap));
+            assert_eq!(direct.taken(Some(&seen(other, other))), 0);
+        }
+        let late = Unjudged { farthest: Some((before, SEQUENCE.wrapping_sub(1))), ..reset };
+        assert_eq!(late.taken(Some(&seen(Some(before), None))), 0);
+    }
+
     #[test]
     fn a_fin_is_taken_once_it_is_acknowledged() {
         let fin = arrived(FIN | ACK, b"bye").ending(Unjudged::default()).expect("an ending");
@@ -188,6 +216,17 @@ mod test {
         assert_eq!(arrived.ending(Unjudged::default()).and_then(|ending| ending.end), Some(8));
         assert!(arrived.may_end() && !Arrived { flags: ACK, ..arrived }.may_end());
         assert_eq!(Arrived::of_train(&Delivered { numbers: None, ..train }), None, "of datagrams");
+    }
+
+    #[test]
+    fn what_waits_of_a_way_that_is_no_more_waits_of_the_one_in_its_place() {
+        let endings = Endings::default();
+        endings.wait(FlowId(7), &Unjudged { end: Some(9), reset: Some(4), ..Unjudged::default() });
+        endings.wait(FlowId(8), &Unjudged { reset: Some(5), ..Unjudged::default() });
+        endings.pass_on(FlowId(7), FlowId(8));
+        endings.pass_on(FlowId(6), FlowId(8));
+        let both = Unjudged { reset: Some(5), end: Some(9), ..Unjudged::default() };
+        assert_eq!(endings.judge(|_, _| Some(FIN)), [(FlowId(8), both, FIN)]);
     }
 
     #[test]

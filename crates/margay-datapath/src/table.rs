@@ -230,6 +230,8 @@ pub struct Table {
     stripes: HashMap<FlowId, Arc<Stripe>>,
     /// In which order flows of datagrams arrive, whose loss is measured.
     watched: HashMap<FlowId, Watched>,
+    /// Flows whose sessions' programs go by others: what is shown of their connections counts for those.
+    heirs: HashMap<FlowId, FlowId>,
     /// What becomes of the numbers of flows whose entries say that they differ on the wire.
     deltas: HashMap<FlowId, Translations>,
     hasher: DefaultHashBuilder,
@@ -268,6 +270,7 @@ impl Table {
                 self.note_begun(flow, next, expected);
                 Applied::Done
             }
+            EntryUpdate::Succession { from, to } => self.succeed(from, to),
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),
         }
     }
@@ -315,12 +318,11 @@ impl Table {
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
-        if let Some(numbers) = numbers {
-            slot.numbers.note(numbers);
-            slot.ending.own.note(numbers.end);
+        if numbers.is_some() {
             slot.note_segment(bytes / segments.max(1));
         }
-        let takes_end = numbers.is_some_and(|numbers| slot.ending.peer.is(numbers.acknowledgement));
+        // What the core carries of a program's packet has other numbers, where its way has.
+        let takes_end = numbers.filter(|_| !slot.directions.gives_up()).is_some_and(|numbers| slot.note_own(numbers));
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };
@@ -707,6 +709,7 @@ impl Table {
         self.turns.remove(&flow);
         self.watched.remove(&flow);
         self.numbers.remove(&flow);
+        self.heirs.remove(&flow);
         let Some(index) = self.find_index(flow) else { return Applied::Stale };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");
         self.remove_at(index);

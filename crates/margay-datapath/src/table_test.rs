@@ -591,6 +591,60 @@ fn what_a_train_makes_up_is_not_what_comes_next_and_a_fin_waits_for_its_acknowle
     assert_eq!([acknowledge(130), acknowledge(131)], [false, true]);
 }
 
+/// What a flow has shown of its connection's end, and what it still shows, is the heir's, whose own has come later.
+#[test]
+fn a_way_that_is_taken_knows_what_has_passed_by_the_one_that_is_left() {
+    let mut table = table();
+    let [left, taken] = [FlowId(7), FlowId(8)];
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::Ingress, ..entry(8, 1, 100) }));
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let numbers = |sequence, acknowledgement, end| TcpNumbers { sequence, acknowledgement, end };
+    let send = |table: &Table, said| table.egress(&key, 0, 1, Some(said), false).expect("installed");
+    // The application's FIN goes by the first way, and half of what acknowledges it comes there.
+    assert_eq!(send(&table, numbers(500, 90, Some(501))).flow, left);
+    table.note_peer_numbers(left, numbers(90, 500, None));
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::Ingress, ..entry(7, 2, 100) }));
+    table.apply(EntryUpdate::Install(entry(8, 2, 100)));
+    assert_eq!(send(&table, numbers(501, 95, None)).flow, taken);
+    table.apply(EntryUpdate::Succession { from: left, to: taken });
+    assert_eq!(table.connection(taken).and_then(|seen| seen.own), Some(numbers(501, 95, None)));
+    assert_eq!(table.connection(left), table.connection(taken), "a FIN that waits there is judged by what passes here");
+    // The rest comes by the first way still, and so does the peer's FIN.
+    table.note_peer_numbers(left, numbers(100, 501, None));
+    table.note_peer_end(left, Some(101));
+    assert!(!table.is_over(taken, None));
+    let last = send(&table, numbers(501, 101, None));
+    assert!(last.takes_end && table.is_over(taken, None));
+    // It goes back, and what was passed by the second way is known.
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::Ingress, ..entry(8, 3, 100) }));
+    table.apply(EntryUpdate::Install(entry(7, 3, 100)));
+    table.apply(EntryUpdate::Succession { from: taken, to: left });
+    assert!(table.is_over(left, None));
+    assert_eq!((table.heir(left), table.heir(taken)), (None, Some(left)));
+    table.apply(EntryUpdate::Remove { flow: taken, reason: RemoveReason::Rechained });
+    assert_eq!(table.heir(taken), None);
+}
+
+/// What the core carries of a program's packet may have other numbers than the program's.
+#[test]
+fn of_a_connection_with_two_ways_the_programs_own_numbers_count() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::Parted, ..entry(7, 1, 100) }));
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::PartedAside, ..entry(8, 1, 100) }));
+    let said = TcpNumbers { sequence: 500, acknowledgement: 90, end: Some(501) };
+    let on_wire = TcpNumbers { sequence: 2500, acknowledgement: 4090, end: Some(2501) };
+    assert!(table.egress_by(FlowId(8), 10, 1, Some(on_wire)).is_some_and(|route| !route.takes_end));
+    assert_eq!(table.connection(FlowId(8)).and_then(|seen| seen.own), None);
+    table.note_peer_end(FlowId(7), Some(90));
+    assert!(table.note_parted(FlowId(7), said), "it acknowledges the peer's FIN");
+    table.note_peer_numbers(FlowId(7), TcpNumbers { sequence: 90, acknowledgement: 501, end: None });
+    table.apply(EntryUpdate::Install(Entry { directions: Directions::PartedAside, ..entry(7, 2, 100) }));
+    table.apply(EntryUpdate::Install(entry(8, 2, 100)));
+    table.apply(EntryUpdate::Succession { from: FlowId(7), to: FlowId(8) });
+    assert!(table.is_over(FlowId(8), None));
+}
+
 #[test]
 fn an_entry_with_a_delta_says_how_numbers_are_translated_until_it_goes() {
     let mut table = table();

@@ -371,6 +371,101 @@ fn an_end_that_nobody_was_told_of_is_found() {
     });
 }
 
+/// A FIN of the peer's comes by the kernel's cache, which forgets its flow then: the acknowledgement goes by user space.
+#[test]
+fn a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space() {
+    isolated("a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space", || {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("skipped: eBPF needs root");
+        }
+        let network = network(UNDERLAY_V4, true, 20);
+        let pin_dir = std::env::temp_dir().join(format!("margay-waiting-fin-{}", std::process::id()));
+        let place = pin_dir.clone();
+        let cache = network.hosts[0].run(move || {
+            let cache = KernelCache::open(&small_cache(eth0(), place)).unwrap();
+            cache.set_local_addresses(&["10.77.0.1".parse().unwrap()]);
+            cache
+        });
+        let cache = Arc::new(cache);
+        network.datapaths[0].use_cache(Some(Arc::clone(&cache)));
+        let (local, remote) = ("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap());
+        let ifindex = network.hosts[0].run(eth0);
+        let path = WirePath {
+            local,
+            remote,
+            next_hop: remote,
+            ifindex,
+            mtu: 1500,
+            stall_us: 200_000,
+            held: false,
+            watched: false,
+        };
+        cache.set_path(PathId(1), &path).unwrap();
+        let flow = FlowId(40_000);
+        let (own, peer) = ((OWN_V4, 40_000), (PEER_V4, 80));
+        let app = Tuple { protocol: 6, source: own.into(), destination: peer.into() };
+        network.hosts[0].run(move || send_segment(own, peer, ACK, 1));
+        hear(&network, 0, |heard| *heard == Heard::Active(flow));
+        let wired = WireFlow {
+            flow,
+            generation: 2,
+            app: app.into(),
+            path: PathId(1),
+            local_port: 61_001,
+            remote_port: 61_002,
+            egress: true,
+            accept: true,
+            by_sal0: false,
+            delta: None,
+        };
+        cache.install(&wired).unwrap();
+        let (here, there) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
+        network.hosts[1].run(move || send_segment((there, 61_002), (here, 61_001), FIN | ACK, 1));
+        await_fin(&cache, flow, 2);
+        network.datapaths[0].with_sal(|core, _| core.encapsulate(flow));
+        assert_eq!(cache.state(flow), None, "the kernel has forgotten it");
+        network.hosts[0].run(move || send_segment(own, peer, ACK, 2));
+        hear(&network, 0, |heard| *heard == Heard::Passed(flow, Direction::Ingress, 1));
+        KernelCache::remove_pins(&pin_dir);
+    });
+}
+
+/// A session's program goes by another flow while the peer still sends by the first one: each end's FIN, and what
+/// acknowledges it, pass by different flows.
+#[test]
+fn a_connection_whose_way_is_changed_ends_as_any_other() {
+    isolated("a_connection_whose_way_is_changed_ends_as_any_other", || {
+        let network = network(UNDERLAY_V4, true, 60_000);
+        let listener = network.hosts[1].run(|| TcpListener::bind((OWN_V4, 80)).unwrap());
+        let mut client = network.hosts[0].run(|| TcpStream::connect((PEER_V4, 80)).unwrap());
+        let (mut server, _) = listener.accept().unwrap();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        let mut word = [0; 3];
+        client.write_all(b"hey").unwrap();
+        server.read_exact(&mut word).unwrap();
+        server.write_all(b"you").unwrap();
+        client.read_exact(&mut word).unwrap();
+        let flow = FlowId(client.local_addr().unwrap().port().into());
+        let other = FlowId(flow.0 + 100_000);
+        network.datapaths[0].with_sal(|core, _| core.take_by(flow, other));
+        network.datapaths[1].with_sal(|core, _| core.turn(flow, other));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(server.read(&mut word).unwrap(), 0);
+        hear(&network, 1, |heard| matches!(heard, Heard::Passed(_, Direction::Ingress, 1)));
+        drop(server);
+        assert_eq!(client.read(&mut word).unwrap(), 0);
+        loop {
+            network.datapaths[1].with_sal(|core, _| core.ask_end(other));
+            let heard = hear(&network, 1, |heard| matches!(heard, Heard::Over(..)));
+            if heard == Heard::Over(other, true) {
+                break;
+            }
+        }
+    });
+}
+
 /// Flows are taken up, and before the datapath runs one of them is removed: its five-tuple is another's, say.
 #[test]
 fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {

@@ -101,6 +101,8 @@ pub struct Cache {
     former: HashMap<PathId, (SocketAddr, Instant)>,
     /// Sealed flows; nothing forgets them but their end.
     seals: HashMap<FlowId, Seal>,
+    /// Flows whose sessions' programs go by others: how their connections end is known of those.
+    heirs: HashMap<FlowId, FlowId>,
     /// Flows whose peers turn to another stack.
     pub(crate) turns: Turns,
     /// Flows that this end sends by another stack from here on: their last packets of the one before.
@@ -129,6 +131,7 @@ impl Cache {
             paths: HashMap::new(),
             former: HashMap::new(),
             seals: HashMap::new(),
+            heirs: HashMap::new(),
             turns: Turns::default(),
             last_packets: Vec::new(),
             settled: Vec::new(),
@@ -187,8 +190,10 @@ impl Cache {
                     kernel.reap(grant.first_flow, grant.count, |flow| self.by_flow.contains_key(&flow));
                 }
             }
+            EntryUpdate::Succession { from, to } => self.succeed(from, to),
             EntryUpdate::Remove { flow, .. } => {
                 self.seals.remove(&flow);
+                self.heirs.remove(&flow);
                 self.turns.end(flow);
                 // What the kernel has opened and nobody has told the caches of stays there.
                 let Some(slot) = self.by_flow.remove(&flow) else { return };
@@ -243,6 +248,28 @@ impl Cache {
             self.unlist(&entry.app, entry.flow);
         }
         self.follow(entry.flow);
+    }
+
+    /// A session's program goes by another flow from here on: its connection's end is that one's.
+    fn succeed(&mut self, from: FlowId, to: FlowId) {
+        self.heirs.remove(&to);
+        self.heirs.values_mut().filter(|heir| **heir == from).for_each(|heir| *heir = to);
+        self.heirs.insert(from, to);
+        let Some(left) = self.by_flow.get(&from) else { return };
+        let ending = left.ending;
+        let numbers = left.numbers;
+        if let Some(taken) = self.by_flow.get_mut(&to) {
+            taken.ending = taken.ending.after(ending);
+            taken.numbers = taken.numbers.or(numbers);
+        }
+    }
+
+    /// What is known of a flow's connection.
+    fn shown_of(&mut self, flow: FlowId) -> Option<&mut Slot> {
+        let has_heir = self.by_flow.get(&flow).is_some_and(|slot| !slot.entry.directions.has_egress());
+        let heir = self.heirs.get(&flow).filter(|heir| has_heir && self.by_flow.contains_key(heir));
+        let known = heir.copied().unwrap_or(flow);
+        self.by_flow.get_mut(&known)
     }
 
     /// What an application sends goes by this flow no more, if it did.
@@ -313,7 +340,10 @@ impl Cache {
             let delta = slot.entry.delta;
             Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open, delta })
         });
-        kernel.follow(flow, wanted);
+        let removed = kernel.follow(flow, wanted);
+        if let (Some(removed), Some(slot)) = (removed, self.by_flow.get_mut(&flow)) {
+            slot.ending = slot.ending.after(removed);
+        }
     }
 
     /// Flows of a grant, by their bits.
@@ -374,8 +404,15 @@ impl Cache {
 
     /// What has passed to the application, from whichever way.
     pub(crate) fn note_delivered(&mut self, flow: FlowId, segment: &Segment) {
-        if let Some(slot) = self.by_flow.get_mut(&flow) {
+        if let Some(slot) = self.shown_of(flow) {
             slot.ending.note(Direction::Ingress, segment);
+        }
+    }
+
+    /// What the core has made of a segment of the application has passed by the session's two ways.
+    pub(crate) fn note_parted(&mut self, flow: FlowId, segment: &Segment) {
+        if let Some(slot) = self.shown_of(flow) {
+            slot.ending.note(Direction::Egress, segment);
         }
     }
 
@@ -450,7 +487,10 @@ impl Cache {
         if slot.entry.wire.is_some() && segment.tuple.protocol == TCP {
             slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
         }
-        slot.ending.note(Direction::Egress, segment);
+        // What the core carries of a program's packet has other numbers, where its way has.
+        if !slot.entry.directions.gives_up() {
+            slot.ending.note(Direction::Egress, segment);
+        }
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
         let is_watched = segment.tuple.protocol == TCP && !segment.data.is_empty() && to.is_some();
         let silence = (is_watched && !(is_beside && path.passage == Passage::Open))

@@ -570,9 +570,13 @@ impl Host {
         if !opens && self.carry(now, segment, packet) {
             return;
         }
-        if let AppVerdict::Forward(_) = self.sal.handle_app_packet(now, packet) {
-            self.drain(now);
-            self.carry(now, segment, packet);
+        match self.sal.handle_app_packet(now, packet) {
+            AppVerdict::Forward(_) => {
+                self.drain(now);
+                self.carry(now, segment, packet);
+            }
+            AppVerdict::Parted(flow) => self.cache.note_parted(flow, segment),
+            AppVerdict::Consumed | AppVerdict::Drop(_) => {}
         }
     }
 

@@ -83,6 +83,18 @@ impl Ending {
         Self { ends, acknowledged }
     }
 
+    /// What has passed after what had passed before, elsewhere.
+    pub fn after(self, before: Self) -> Self {
+        let ends = (self.ends.0.or(before.ends.0), self.ends.1.or(before.ends.1));
+        let later = |now: Option<u32>, before: Option<u32>| match (now, before) {
+            (Some(now), Some(before)) if before.wrapping_sub(now).cast_signed() > 0 => Some(before),
+            _ => now.or(before),
+        };
+        let acknowledged =
+            (later(self.acknowledged.0, before.acknowledged.0), later(self.acknowledged.1, before.acknowledged.1));
+        Self { ends, acknowledged }
+    }
+
     /// Each has acknowledged all of the other's.
     pub fn is_over(self) -> bool {
         let has_closed = self.ends.0.is_some() && self.ends.1.is_some();
@@ -175,12 +187,15 @@ impl Default for Kernel {
 }
 
 impl Kernel {
-    /// Takes the entry that the agent wants; what goes direct neither way is no entry.
-    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) {
+    /// Takes the entry that the agent wants; what goes direct neither way is no entry. Gives what it has seen of a
+    /// connection's end whose entry goes.
+    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) -> Option<Ending> {
         if self.grants.know(flow) {
             self.tell_of(flow, false);
         }
+        let before = self.ending(flow);
         self.set(flow, wanted);
+        before.filter(|_| !self.flows.contains_key(&flow))
     }
 
     fn set(&mut self, flow: FlowId, wanted: Option<Wanted>) {
@@ -232,7 +247,9 @@ impl Kernel {
         self.grants.lose_path(path);
         let lost: Vec<FlowId> =
             self.flows.iter().filter(|(_, entry)| entry.wire.path == path).map(|(flow, _)| *flow).collect();
-        lost.into_iter().for_each(|flow| self.follow(flow, None));
+        for flow in lost {
+            self.follow(flow, None);
+        }
     }
 
     /// Forgets every flow.

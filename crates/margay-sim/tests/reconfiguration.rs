@@ -5,9 +5,8 @@ mod line;
 
 use std::time::Duration;
 
-use line::{Line, MAIL, line};
-use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule};
-use margay_core::name::Prefix;
+use line::{Line, name, open_line};
+use margay_core::chain::ChainPolicy;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured};
 use margay_core::table::{Action, Allow, Rule};
 use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};
@@ -21,33 +20,6 @@ use margay_wire::FlowId;
 const SECOND: Duration = Duration::from_secs(1);
 const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 1500, closes: true };
 const BYTES: u64 = 1500 * 700;
-
-/// A line whose sessions go through no boxes, although its policy knows them.
-fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
-    let mut line = line(seed, weather, count);
-    let one = |at: usize| {
-        let name = format!("box-{at}.shop");
-        BoxWanted { service: service(&name), name, may_be_left_out: false, is_proxy: false }
-    };
-    let rule = ChainRule {
-        name: "mail".to_owned(),
-        services: Prefix::from(service(MAIL)),
-        protocol: None,
-        ports: None,
-        clients: Vec::new(),
-        filter: None,
-        boxes: (0..count).map(one).collect(),
-    };
-    let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
-    for host in line.all() {
-        line.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
-    }
-    line
-}
-
-fn name(at: usize) -> margay_core::name::ServiceId {
-    service(&format!("box-{at}.shop"))
-}
 
 const fn insert(service: margay_core::name::ServiceId) -> Edit {
     Edit::Insert { service, before: None }

@@ -227,6 +227,35 @@ fn either_end_may_close_at_every_step() {
     }
 }
 
+/// Whichever of its packets go by which way, both ends know that a connection is over as soon as of any other.
+#[test]
+fn a_connection_that_ends_while_a_program_leaves_is_forgotten_as_any_other() {
+    /// Ends are kept for 10 s, and then it is asked whether all has arrived.
+    const ORDINARY: Duration = Duration::from_secs(13);
+    const BRIEF: Plan = Plan { write: 700, every: Duration::from_millis(14), writes: 50, closes: true };
+    let mut done = 0;
+    for (ours, theirs) in [(BRIEF, Plan::LISTEN), (Plan::LISTEN, BRIEF), (BRIEF, BRIEF)] {
+        for millis in (0..30).map(|step| 550 + step * 7) {
+            let mut relayed = relayed(16, theirs, Duration::from_millis(5));
+            relayed.set_direct(millis % 2 == 0);
+            // By its ports a connection has its numbers, and the two differ by others each time.
+            let client = relayed.client;
+            relayed.world.host(client).come_round(u16::try_from(millis).expect("it is small"));
+            relayed.begin(ours);
+            relayed.world.run_for(Duration::from_millis(millis));
+            if relayed.leave().is_err() {
+                continue;
+            }
+            relayed.world.run_for(SECOND - Duration::from_millis(millis) + ORDINARY);
+            let outcomes = relayed.outcomes();
+            done += u32::from(outcomes == [SpliceOutcome::Done]);
+            let what = format!("{} and {} writes, at {millis} ms: {outcomes:?}", ours.writes, theirs.writes);
+            relayed.nothing_stays(&what);
+        }
+    }
+    assert!(done > 30, "programs have left amid the end: {done}");
+}
+
 #[test]
 fn a_program_that_dies_meanwhile_costs_the_session_and_no_bytes() {
     let mut kept = 0;

@@ -392,6 +392,15 @@ pub enum EntryUpdate {
         /// The number that the listener expects of the client.
         expected: u32,
     },
+    /// The program of a session goes by another flow of the session from here on. What its connection has shown of
+    /// itself on the way that it leaves, and what still passes there, counts for the way that it takes: numbers, FINs,
+    /// and what was acknowledged, all as the program's TCP has them.
+    Succession {
+        /// The local identifier of the flow that the program leaves.
+        from: FlowId,
+        /// And of the flow that it goes by. It has an entry.
+        to: FlowId,
+    },
     /// The kernel's cache may open flows by this.
     Grant(Box<Grant>),
     /// None may be opened by this grant any more. Those that were are as they are.

@@ -106,6 +106,10 @@ pub enum Output {
 pub enum AppVerdict {
     /// The core took it: it is held, carried in signalling or answered.
     Consumed,
+    /// The same of a flow whose entry leaves its packets to the core
+    /// ([`Directions::Parted`](crate::entry::Directions::Parted)): what the packet shows of its connection counts as if
+    /// the cache had carried it.
+    Parted(FlowId),
     /// The flow is known; its entry is in the output queue. Drain the queue and look the packet up once more.
     Forward(FlowId),
     /// Not carried, and why.

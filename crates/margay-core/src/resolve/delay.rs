@@ -422,7 +422,7 @@ impl Sal {
     fn give_on_own(&mut self, now: Instant, bytes: Vec<u8>) {
         let Ok(Parsed::Transport(packet)) = packet::parse(&bytes) else { return };
         match self.handle_transport_packet(now, &packet) {
-            AppVerdict::Consumed => {}
+            AppVerdict::Consumed | AppVerdict::Parted(_) => {}
             // Of a flow that an earlier one has begun.
             AppVerdict::Forward(_) => self.queue.egress(bytes),
             AppVerdict::Drop(reason) => self.counters.drop(reason),

@@ -330,6 +330,7 @@ fn unjudged_of(entry: &flow_entry) -> Unjudged {
         end: (peer.flags & NUMBERS_END != 0).then_some(peer.end),
         next: (peer.flags & NUMBERS_NEXT != 0).then_some(entry.ingress.next),
         acknowledged: (own.flags & NUMBERS_ACKNOWLEDGED != 0).then_some(own.acknowledgement),
+        farthest: (peer.flags & NUMBERS_KNOWN != 0).then(|| (peer.sequence, peer.sequence.wrapping_add(peer.length))),
     }
 }
 

@@ -209,9 +209,16 @@ pub struct Unjudged {
     pub next: Option<u32>,
     /// What it has acknowledged last.
     pub acknowledged: Option<u32>,
+    /// The farthest segment of the peer's: its number, and that after it.
+    pub farthest: Option<(u32, u32)>,
 }
 
 impl Unjudged {
+    /// Whether there is an ending to judge.
+    pub(crate) const fn is_ending(&self) -> bool {
+        self.reset.is_some() || self.end.is_some()
+    }
+
     /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the
     /// connection.
     pub fn taken(&self, connection: Option<&Connection>) -> u8 {
@@ -226,7 +233,11 @@ impl Unjudged {
     pub fn expected(&self, connection: Option<&Connection>) -> impl Iterator<Item = u32> {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
-        [self.acknowledged, self.next, own, peer].into_iter().flatten()
+        let known = [self.acknowledged, self.next, own, peer];
+        // The programs see nothing of what user space has carried: a segment that begins where that has ended is not
+        // known to them as what comes next, but here it is.
+        let behind = self.farthest.filter(|(from, _)| known.contains(&Some(*from))).map(|(_, to)| to);
+        [behind].into_iter().chain(known).flatten()
     }
 }
 

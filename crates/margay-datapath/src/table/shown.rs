@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use margay_wire::FlowId;
 
-use super::{Connection, Slot, Table, TcpNumbers};
+use super::{Applied, Connection, Slot, Table, TcpNumbers};
 use crate::ending::Arrived;
 use crate::kernel::{Unjudged, WireState};
 use crate::packet::TCP;
@@ -20,10 +20,54 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Takes note of what a segment of the application shows. Gives whether it acknowledges a FIN of the peer's.
+    pub(super) fn note_own(&self, numbers: TcpNumbers) -> bool {
+        self.numbers.note(numbers);
+        self.ending.own.note(numbers.end);
+        self.ending.peer.is(numbers.acknowledgement)
+    }
+}
+
 impl Table {
+    /// The flow that the program of a flow's session goes by, where that is another one.
+    pub(crate) fn heir(&self, flow: FlowId) -> Option<FlowId> {
+        self.heirs.get(&flow).copied()
+    }
+
+    /// The entry that has what is known of a flow's connection.
+    fn shown_of(&self, flow: FlowId) -> Option<&Slot> {
+        let slot = self.find(flow)?;
+        // Of most flows their own, and no other is looked for.
+        if slot.directions.has_egress() {
+            return Some(slot);
+        }
+        self.heir(flow).and_then(|heir| self.find(heir)).or(Some(slot))
+    }
+
+    /// The program goes by `to` from here on. Segments may have passed there already.
+    pub(super) fn succeed(&mut self, from: FlowId, to: FlowId) -> Applied {
+        self.heirs.remove(&to);
+        self.heirs.values_mut().filter(|heir| **heir == from).for_each(|heir| *heir = to);
+        self.heirs.insert(from, to);
+        let (Some(left), Some(taken)) = (self.find(from), self.find(to)) else { return Applied::Stale };
+        taken.numbers.precede(&left.numbers);
+        taken.peer_numbers.precede(&left.peer_numbers);
+        taken.ending.own.precede(&left.ending.own);
+        taken.ending.peer.precede(&left.ending.peer);
+        taken.note_segment(left.segment.load(Ordering::Relaxed));
+        Applied::Done
+    }
+
+    /// Takes note of a packet of the application whose flow the entry leaves to the core. Gives whether it acknowledges
+    /// a FIN of the peer's.
+    pub(crate) fn note_parted(&self, flow: FlowId, numbers: TcpNumbers) -> bool {
+        self.shown_of(flow).is_some_and(|slot| slot.note_own(numbers))
+    }
+
     /// Takes note of the peer's numbers, as its segment showed them.
     pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
-        if let Some(slot) = self.find(flow) {
+        if let Some(slot) = self.shown_of(flow) {
             slot.peer_numbers.note(numbers);
             slot.ending.peer.note(numbers.end);
         }
@@ -38,7 +82,7 @@ impl Table {
     /// Takes note of what a train of the peer's shows: how far it reaches, where it brings what is expected as far as
     /// has been seen here, and what it acknowledges.
     pub(crate) fn note_train(&self, flow: FlowId, train: &Arrived) {
-        let Some(slot) = self.find(flow) else { return };
+        let Some(slot) = self.shown_of(flow) else { return };
         if let Some(numbers) = train.numbers(&Unjudged::default(), Some(&slot.connection())) {
             slot.peer_numbers.note(numbers);
         }
@@ -46,7 +90,7 @@ impl Table {
 
     /// Takes note of the number after the peer's FIN.
     pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
-        if let Some(slot) = self.find(flow) {
+        if let Some(slot) = self.shown_of(flow) {
             slot.ending.peer.note(end);
         }
     }
@@ -62,6 +106,6 @@ impl Table {
 
     /// What user space knows of a connection; `None` when it is not cached, or none.
     pub fn connection(&self, flow: FlowId) -> Option<Connection> {
-        self.find(flow).filter(|slot| slot.key.protocol == TCP).map(Slot::connection)
+        self.shown_of(flow).filter(|slot| slot.key.protocol == TCP).map(Slot::connection)
     }
 }

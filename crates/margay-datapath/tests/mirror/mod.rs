@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use margay_core::{
-    AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Input, Instant, Output, Passage, Path, PathId,
-    RemoveReason, Role, Stack, Stacks, Tuple, Wire,
+    AppVerdict, Direction, Directions, DropReason, Entry, EntryUpdate, Event, Grant, Input, Instant, Output, Passage,
+    Path, PathId, RemoveReason, Role, Stack, Stacks, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
@@ -32,6 +32,8 @@ pub enum Heard {
     Opened(FlowId, Tuple),
     /// So many flows of a grant are opened.
     Taken(FlowId, u16),
+    /// Whether each end of a connection has acknowledged all of the other's.
+    Over(FlowId, bool),
     /// A packet of an application was of no use.
     InVain,
     /// The deadline came.
@@ -100,7 +102,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
-            directions: margay_core::Directions::Both,
+            directions: Directions::Both,
             delta: None,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
@@ -119,6 +121,35 @@ impl Mirror {
     pub fn remove(&mut self, flow: FlowId) {
         self.flows.remove(&flow);
         self.update(EntryUpdate::Remove { flow, reason: RemoveReason::Closed });
+    }
+
+    /// Takes what comes of a session by another flow than the one that its program goes by.
+    pub fn take_by(&mut self, flow: FlowId, other: FlowId) {
+        self.change(Entry { flow: other, peer_flow: other, directions: Directions::Ingress, ..self.flows[&flow] });
+    }
+
+    /// A session's program leaves a flow, of which what still comes is taken, and goes by another one.
+    pub fn turn(&mut self, from: FlowId, to: FlowId) {
+        let before = self.flows[&from];
+        self.change(Entry { generation: before.generation + 1, directions: Directions::Ingress, ..before });
+        self.change(Entry { flow: to, peer_flow: to, ..before });
+        self.update(EntryUpdate::Succession { from, to });
+    }
+
+    /// A flow is encapsulated from here on.
+    pub fn encapsulate(&mut self, flow: FlowId) {
+        let before = self.flows[&flow];
+        self.change(Entry { generation: before.generation + 1, wire: None, ..before });
+    }
+
+    fn change(&mut self, entry: Entry) {
+        self.flows.insert(entry.flow, entry);
+        self.update(EntryUpdate::Install(entry));
+    }
+
+    /// Asks whether a connection is over.
+    pub fn ask_end(&mut self, flow: FlowId) {
+        self.outputs.push_back((Output::Ending(flow), Vec::new()));
     }
 
     /// Whether it has a flow.
@@ -163,7 +194,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
-            directions: margay_core::Directions::Both,
+            directions: Directions::Both,
             delta: None,
         };
         self.flows.insert(flow, entry);
@@ -230,6 +261,7 @@ impl Core for Mirror {
             Input::Timeout => self.survey(now),
             Input::Activity(flow) => self.tell(Heard::Active(flow)),
             Input::Transport { flow, direction, flags } => self.tell(Heard::Passed(flow, direction, flags)),
+            Input::Ending { flow, is_over } => self.tell(Heard::Over(flow, is_over)),
             Input::Opened { flow, app } => self.open(flow, *app),
             Input::Taken { grant, taken } => self.tell(Heard::Taken(grant, taken)),
             Input::Survey { grant, survey } => {

@@ -58,6 +58,36 @@ pub fn line(seed: u64, weather: Weather, count: usize) -> Line {
     line
 }
 
+/// A line whose sessions go through no boxes, although its policy knows them.
+#[allow(dead_code, reason = "not every story changes boxes")]
+pub fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
+    let mut line = line(seed, weather, count);
+    let one = |at: usize| {
+        let name = format!("box-{at}.shop");
+        BoxWanted { service: service(&name), name, may_be_left_out: false, is_proxy: false }
+    };
+    let rule = ChainRule {
+        name: "mail".to_owned(),
+        services: Prefix::from(service(MAIL)),
+        protocol: None,
+        ports: None,
+        clients: Vec::new(),
+        filter: None,
+        boxes: (0..count).map(one).collect(),
+    };
+    let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
+    for host in line.all() {
+        line.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
+    }
+    line
+}
+
+/// The name of a box.
+#[allow(dead_code, reason = "not every story changes boxes")]
+pub fn name(at: usize) -> ServiceId {
+    service(&format!("box-{at}.shop"))
+}
+
 #[allow(dead_code, reason = "not every story needs all of it")]
 impl Line {
     pub fn all(&self) -> Vec<HostId> {
@@ -131,8 +161,13 @@ impl Line {
 
     /// Starts a connection that talks both ways.
     pub fn talk(&mut self, plan: Plan) -> usize {
-        self.world.publish_streams(self.router, self.server, CHAT, plan);
-        self.world.connect_stream(self.client, CHAT, plan)
+        self.talk_as(plan, plan)
+    }
+
+    /// The same, by what the client's program says and what the server's does.
+    pub fn talk_as(&mut self, client: Plan, server: Plan) -> usize {
+        self.world.publish_streams(self.router, self.server, CHAT, server);
+        self.world.connect_stream(self.client, CHAT, client)
     }
 
     /// The server's end of it.

@@ -193,7 +193,7 @@ impl Sal {
                 let packet = packet.ok_or(DropReason::NoService)?;
                 return match self.delay_own(now, asked, packet, (rule, resolver)) {
                     AppVerdict::Drop(reason) => Err(reason),
-                    AppVerdict::Consumed | AppVerdict::Forward(_) => Ok(()),
+                    AppVerdict::Consumed | AppVerdict::Parted(_) | AppVerdict::Forward(_) => Ok(()),
                 };
             }
             Resolution::None if self.is_awaited(now, &asked) => return Err(DropReason::Awaited),

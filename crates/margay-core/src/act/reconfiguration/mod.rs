@@ -443,6 +443,7 @@ impl Sal {
         self.flows.set_directions(to, directions);
         self.locations.announce_path(&self.associations, &mut self.queue, association);
         self.flows.install_again(&mut self.queue, to);
+        self.queue.update(EntryUpdate::Succession { from, to });
     }
 
     /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of

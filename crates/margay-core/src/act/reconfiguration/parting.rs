@@ -12,7 +12,7 @@ use margay_wire::{CutRepr, ErrorCode, Extension, FlowId, ReconfigurationStep, Se
 use super::cut::{Arrival, Cut, PeerCut, Way};
 use super::{KeptWay, PartingRecord, Ways, bare, kind_of};
 use crate::association::draft::Draft;
-use crate::cache::entry::{Directions, RemoveReason};
+use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
 use crate::leg::carriage::Why;
@@ -257,7 +257,7 @@ impl Sal {
             self.transport_event(now, id, Direction::Egress, flags);
         }
         self.parted_further(now, session, role);
-        AppVerdict::Consumed
+        AppVerdict::Parted(id)
     }
 
     fn carry_piece(&mut self, now: Instant, session: SessionId, role: Role, way: Way, mut piece: Vec<u8>) {
@@ -334,6 +334,7 @@ impl Sal {
         flow.delta = delta.map(Box::new);
         self.flows.set_directions(new, Directions::Both);
         self.settle_way(now, new);
+        self.queue.update(EntryUpdate::Succession { from: old, to: new });
         if let Some(history) = self.reconfigurations.histories.remove(&old) {
             self.reconfigurations.histories.insert(new, history);
         }

@@ -209,19 +209,20 @@ fn datagrams(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
 }
 
 /// Flows that a box's agent has not forgotten although their sessions go another way.
-fn leaks(one: &Host, findings: &mut Findings) -> Result<()> {
-    let left = || -> Result<usize> {
-        let shown: Value = serde_json::from_str(&margay(one, ["flow", "list", "--json"])?)?;
-        Ok(shown["flows"].as_array().into_iter().flatten().filter(|flow| !flow["chain"].is_null()).count())
+pub(super) fn leaks(one: &Host, findings: &mut Findings) -> Result<()> {
+    let left = || -> Result<Vec<Value>> {
+        Ok(agent::flows(one)?.into_iter().filter(|flow| !flow["chain"].is_null()).collect())
     };
     let is_empty = wait_for(&format!("no flows at {}", one.name()), READY_LIMIT, || {
         let left = left()?;
-        ensure!(left == 0, "{left} are left");
+        ensure!(left.is_empty(), "{} are left", left.len());
         Ok(())
     });
     if let Err(error) = is_empty {
         findings.note(format!("{error:#}"));
-        findings.figures.add("leaks", left()? as f64);
+        let left = left()?;
+        left.iter().for_each(|flow| progress(&format!("{}: this flow is left: {flow}", one.name())));
+        findings.figures.add("leaks", left.len() as f64);
     }
     Ok(())
 }

@@ -74,8 +74,8 @@ const RESTART_BOUNDS: [Bound; 4] = [
 /// Of clients and servers, each with a name and a HAProxy of its own.
 const PAIRS: u16 = 4;
 /// The proxy's link, and those of clients and servers.
-const PROXY_MBIT: u32 = 40;
-const SITE_MBIT: u32 = 200;
+pub(super) const PROXY_MBIT: u32 = 40;
+pub(super) const SITE_MBIT: u32 = 200;
 /// Goodput is measured for so long.
 const WINDOW: Duration = Duration::from_secs(2);
 /// The link to the server while agents are killed: what the proxy holds takes seconds there.
@@ -86,7 +86,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 const PROXY: &str = include_str!("../../../../../examples/leaving-proxy.py");
 const TALK: &str = include_str!("offset.py");
 
-fn flows(host: &Host) -> Result<usize> {
+pub(super) fn flows(host: &Host) -> Result<usize> {
     let shown: Value = serde_json::from_str(&margay(host, ["flow", "list", "--json"])?)?;
     Ok(shown["flows"].as_array().map_or(0, Vec::len))
 }
@@ -162,7 +162,7 @@ fn measure(all: &mut [Transfers<'_>], proxies: &[Program]) -> Result<(f64, f64)>
 }
 
 /// A proxy for one name, with a server of transfers behind it.
-fn pair_of(lab: &Lab, number: u16) -> Result<Server> {
+pub(super) fn pair_of(lab: &Lab, number: u16) -> Result<Server> {
     let server = lab.host("server")?;
     let port = PORT + number;
     let bulk = Server::start(server, port, false)?;
@@ -175,11 +175,11 @@ fn bulk_of(number: u16) -> String {
     format!("bulk{number}.shop")
 }
 
-fn gate_of(number: u16) -> String {
+pub(super) fn gate_of(number: u16) -> String {
     format!("gate{number}.shop")
 }
 
-fn gate(lab: &Lab, shim: &Path, number: u16) -> Result<(Program, PathBuf)> {
+pub(super) fn gate(lab: &Lab, shim: &Path, number: u16) -> Result<(Program, PathBuf)> {
     let proxy = lab.host("proxy")?;
     let port = PORT + number;
     let when = proxy.dir.join(format!("leave-{number}"));
@@ -189,7 +189,7 @@ fn gate(lab: &Lab, shim: &Path, number: u16) -> Result<(Program, PathBuf)> {
     Ok((program, when))
 }
 
-fn order(when: &Path) -> Result<()> {
+pub(super) fn order(when: &Path) -> Result<()> {
     std::fs::write(when, "").with_context(|| format!("cannot write {}", when.display()))
 }
 

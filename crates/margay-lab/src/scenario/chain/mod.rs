@@ -4,6 +4,8 @@
 pub mod attacks;
 pub mod boxes;
 pub mod contention;
+pub mod disruption;
+pub mod ends;
 pub mod insert_remove;
 pub mod leaving;
 pub mod nat;

@@ -1,0 +1,194 @@
+//! `disruption`: one long session while HAProxy, on a slower link, leaves it, with selective acknowledgements and
+//! without (Dysco, figure 13). What its program gets by old and new way together is to dip as little as may be.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::leaving::{PROXY_MBIT, SITE_MBIT, flows, gate, gate_of, order, pair_of};
+use super::{ZONE, build};
+use crate::agent::Agents;
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::observe;
+use crate::program::wait_for;
+use crate::report::Limit::Exactly;
+use crate::report::{Bound, bound, median};
+use crate::scenario::af_serval::programs::Programs;
+use crate::scenario::{Findings, Scenario, pair};
+use crate::timeline::Timeline;
+use crate::transfers::{Order, Transfers, now_us};
+use crate::wire;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "disruption",
+    summary: "one long session while HAProxy on a slower link leaves it: goodput over time, with SACK and without",
+    bounds: &BOUNDS,
+    run,
+};
+
+/// How far goodput dips, and for how long, is told and has no bound: see docs/decisions/0102.
+const BOUNDS: [Bound; 4] = [
+    bound("staying", Exactly(0.0)),
+    bound("resets", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+/// Goodput is looked at by so long.
+const BIN_US: u64 = 200_000;
+/// The session runs for so long by the proxy before that leaves, and so long afterwards.
+const BEFORE: Duration = Duration::from_secs(4);
+const AFTER: Duration = Duration::from_secs(4);
+/// Of the time before the proxy leaves, what counts: a session that has just begun is slower.
+const STEADY_BINS: usize = 10;
+/// A bin with so much less than before is one of a dip.
+const DIP: f64 = 0.15;
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// Goodput of one session in Mbit/s, bin by bin.
+struct Run {
+    rates: Vec<f64>,
+    /// The bin in which the proxy was told to leave.
+    left_at: usize,
+}
+
+impl Run {
+    fn before(&self) -> f64 {
+        median(&self.rates[self.left_at.saturating_sub(STEADY_BINS)..self.left_at])
+    }
+
+    /// For how long together goodput is less than what it was before by more than [`DIP`] of it.
+    fn dip_ms(&self) -> f64 {
+        let least = self.before() * (1.0 - DIP);
+        self.rates[self.left_at..].iter().filter(|rate| **rate < least).count() as f64 * BIN_US as f64 / 1e3
+    }
+
+    /// By how much of what it was before goodput falls in the worst bin.
+    fn dip_share(&self) -> f64 {
+        let worst = self.rates[self.left_at..].iter().copied().fold(f64::INFINITY, f64::min);
+        (1.0 - worst / self.before().max(f64::MIN_POSITIVE)).max(0.0)
+    }
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = build("disruption", 0, &["proxy"], dir)?;
+    let _agents = Agents::start(&lab)?;
+    let [client, server] = [lab.host("client")?, lab.host("server")?];
+    let programs = Programs::make(dir)?;
+    for host in [client, server] {
+        observe::count_virtual_resets(host)?;
+        wire::set_rate(Some(host), "eth0", SITE_MBIT)?;
+    }
+    wire::set_rate(Some(lab.host("proxy")?), "eth0", PROXY_MBIT)?;
+    findings.figures.add("staying", 0.0);
+    let mut runs = Vec::new();
+    for (number, (suffix, sack)) in (0..).zip([("", "1"), ("_no_sack", "0")]) {
+        for host in [client, server] {
+            set_sack(host, sack)?;
+        }
+        let one = session(&lab, &programs, number, findings)?;
+        findings.set(&format!("goodput_dip_share{suffix}"), one.dip_share());
+        findings.set(&format!("goodput_dip_ms{suffix}"), one.dip_ms());
+        findings.set(&format!("before_mbit{suffix}"), one.before());
+        findings.set(&format!("after_mbit{suffix}"), median(&one.rates[one.left_at + STEADY_BINS..]));
+        runs.push(one);
+    }
+    draw(&runs, findings)?;
+    pair::report_resets(&[client, server], findings)
+}
+
+fn set_sack(host: &Host, value: &str) -> Result<()> {
+    host.shell(&format!("sysctl -qw net.ipv4.tcp_sack={value}")).map(drop)
+}
+
+fn session(lab: &Lab, programs: &Programs, number: u16, findings: &mut Findings) -> Result<Run> {
+    let proxy = lab.host("proxy")?;
+    let mut bulk = pair_of(lab, number)?;
+    let (_haproxy, when) = gate(lab, &programs.shim(), number)?;
+    let to = format!("{}.{ZONE}", gate_of(number));
+    let mut transfers =
+        Transfers::start(lab.host("client")?, &mut bulk, Order { to: &to, ways: &["down:cubic"], pace: 0 })?;
+    let begun_us = now_us();
+    let_pass(BEFORE)?;
+    let left_us = now_us();
+    order(&when)?;
+    let has_left = wait_for("the proxy to leave", LIMIT, || {
+        let left = flows(proxy)?;
+        ensure!(left == 0, "it has {left} flows");
+        Ok(())
+    });
+    if let Err(error) = has_left {
+        findings.note(format!("{error:#}"));
+        findings.figures.add("staying", flows(proxy)? as f64);
+    }
+    let_pass(AFTER)?;
+    transfers.refresh()?;
+    let marks = transfers.received().remove(0).marks;
+    transfers.finish(&format!("session {number}"), findings)?;
+    // The last bin is over, and the first one has begun.
+    let bins = (now_us() - begun_us) / BIN_US - 1;
+    let bins = marks.last().map_or(0, |last| bins.min((last.0 - begun_us) / BIN_US));
+    let rates: Vec<f64> = (0..bins).map(|bin| rate(&marks, begun_us + bin * BIN_US)).collect();
+    let left_at = usize::try_from((left_us - begun_us) / BIN_US)?;
+    ensure!(rates.len() > left_at + STEADY_BINS, "too few marks: {} bins", rates.len());
+    Ok(Run { rates, left_at })
+}
+
+fn let_pass(time: Duration) -> Result<()> {
+    let begun = Instant::now();
+    wait_for("the session", 2 * time, || {
+        ensure!(begun.elapsed() >= time, "it runs");
+        Ok(())
+    })
+}
+
+/// Goodput of a bin in Mbit/s. Between two marks of the receiver's it is taken to be even.
+fn rate(marks: &[(u64, u64)], from_us: u64) -> f64 {
+    let until = |us: u64| {
+        let behind = marks.partition_point(|(at_us, _)| *at_us <= us);
+        match (behind.checked_sub(1).and_then(|at| marks.get(at)), marks.get(behind)) {
+            (Some((from_us, from)), Some((to_us, to))) => {
+                *from as f64 + (to - from) as f64 * (us - from_us) as f64 / (to_us - from_us) as f64
+            }
+            (Some((_, bytes)), None) | (None, Some((_, bytes))) => *bytes as f64,
+            (None, None) => 0.0,
+        }
+    };
+    (until(from_us + BIN_US) - until(from_us)) * 8.0 / BIN_US as f64
+}
+
+/// Both sessions, one after the other.
+fn draw(runs: &[Run], findings: &Findings) -> Result<()> {
+    let step_s = BIN_US as f64 / 1e6;
+    let bins: usize = runs.iter().map(|run| run.rates.len()).sum();
+    let mut begin = 0;
+    let mut rates = Vec::new();
+    let mut changes = Vec::new();
+    for run in runs {
+        let mut of_run = vec![0.0; bins];
+        of_run[begin..begin + run.rates.len()].copy_from_slice(&run.rates);
+        rates.push(of_run);
+        changes.push(((begin + run.left_at) as f64 * step_s, "the proxy leaves".to_owned()));
+        begin += run.rates.len();
+    }
+    let timeline = Timeline { names: &["SACK", "no SACK"], unit: "Mbit/s", rates: &rates, step_s, changes: &changes };
+    findings.draw(SCENARIO.name, &timeline.svg())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_cut_between_marks_and_the_worst_one_is_found() {
+        let marks = [(1_000_000, 0), (1_200_000, 1_000_000), (1_600_000, 2_000_000)];
+        let rates: Vec<f64> = (0..3).map(|bin| rate(&marks, 1_000_000 + bin * BIN_US)).collect();
+        assert_eq!(rates, [40.0, 20.0, 20.0]);
+        let run = Run { rates: vec![10.0, 40.0, 40.0, 41.0, 30.0, 90.0], left_at: 3 };
+        assert_eq!((run.before(), run.dip_share(), run.dip_ms()), (40.0, 0.25, 200.0));
+        assert_eq!(Run { rates: vec![40.0, 80.0], left_at: 1 }.dip_share(), 0.0);
+    }
+}

@@ -20,7 +20,7 @@ mod types;
 pub use act::ending::{drain, fence, patience, quiet};
 pub use act::fetch::HandOverError;
 pub use act::moving::keepsake;
-pub use act::path::plain_place::{PlainPlaces, PlainPlacesError};
+pub use act::path::place_stack::{PlaceStack, PlaceStacks, PlaceStacksError};
 pub use act::path::policy::{Policy, Weights, WeightsError};
 pub use act::path::side_path::{MoveRefused, Towards};
 pub use act::path::{direct, policy};

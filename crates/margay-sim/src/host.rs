@@ -18,6 +18,7 @@ use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 use crate::cache::{Cache, Carried};
 use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
+use crate::place_fec::Sent;
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::relay::Relay;
 use crate::seal::Refused;
@@ -376,8 +377,9 @@ impl Host {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
         let streams = streams.into_iter().chain(self.relays.iter().filter_map(Relay::next_deadline)).min();
-        let turns = self.cache.turns.next_deadline().filter(|_| !self.is_dead);
-        let agents = self.sal.poll_timeout().filter(|_| !self.is_dead).into_iter().chain(turns).min();
+        let turns = self.cache.turns.next_deadline();
+        let caches = turns.into_iter().chain(self.cache.place_fecs.next_deadline());
+        let agents = self.sal.poll_timeout().into_iter().chain(caches).min().filter(|_| !self.is_dead);
         agents.into_iter().chain(clients).chain(streams).min()
     }
 
@@ -389,6 +391,8 @@ impl Host {
             for (flow, change) in self.cache.turns.take_due(now) {
                 self.turned(now, flow, change);
             }
+            let repairs = self.cache.place_fecs.take_due(now);
+            self.send_repairs(repairs);
         }
         for at in 0..self.clients.len() {
             for segment in self.clients[at].poll(now) {
@@ -483,7 +487,20 @@ impl Host {
         self.sal.handle(now, Input::Turned { flow, change });
     }
 
+    /// Takes DATA, and what it brings back. False where it is of no flow that is cached.
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
+        let restored = match self.cache.restore(from, datagram) {
+            Some(restored) => restored,
+            None if !self.take(now, from, datagram) => return false,
+            None => self.cache.keep(from, datagram),
+        };
+        for datagram in restored {
+            self.take(now, from, &datagram);
+        }
+        true
+    }
+
+    fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
         match self.cache.admit(now, from, datagram) {
             Some((_, Admission::Held | Admission::Late | Admission::Full)) => return true,
             Some((flow, Admission::Strange)) => {
@@ -578,8 +595,9 @@ impl Host {
 
     fn carry(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> bool {
         let Some(carried) = self.cache.encapsulate(now, segment, packet) else { return false };
-        let Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence } = carried;
+        let Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence, repairs } = carried;
         self.outbox.extend(to.map(|to| Outgoing::Datagram(local, to, datagram)));
+        self.send_repairs(repairs);
         self.report(now, flow, Direction::Egress, segment.flags);
         if wants_pinhole {
             self.send_pinhole(flow);
@@ -601,6 +619,10 @@ impl Host {
         let carried = self.cache.encapsulate_by(now, flow, &segment, packet);
         let sent = carried.and_then(|carried| Some(Outgoing::Datagram(carried.local, carried.to?, carried.datagram)));
         self.outbox.extend(sent);
+    }
+
+    fn send_repairs(&mut self, repairs: Vec<Sent>) {
+        self.outbox.extend(repairs.into_iter().map(|(local, to, repair)| Outgoing::Datagram(local, to, repair)));
     }
 
     fn send_pinhole(&mut self, flow: FlowId) {
@@ -700,6 +722,11 @@ impl Host {
     }
 
     fn update(&mut self, now: Instant, update: EntryUpdate) {
+        if let EntryUpdate::Count(flow) = update {
+            let count = self.cache.count(flow);
+            self.sal.handle(now, Input::Counted { flow, count: &count });
+            return;
+        }
         self.cache.apply(now, update);
         let last = self.cache.take_last_packets();
         self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));

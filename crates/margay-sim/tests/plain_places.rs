@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::stack_rule::{Expression, Fact, Network, StackRule};
-use margay_core::{MoveRefused, PlainPlaces, Policy, Stack};
+use margay_core::{MoveRefused, PlaceStack, PlaceStacks, Policy, Stack};
 use margay_sim::HostId;
 use margay_sim::stream::Plan;
 use margay_wire::{DATA_HEADER_LEN, DataRepr, is_sealed};
@@ -20,7 +20,7 @@ const CABLE: [u8; 4] = [10, 7, 0, 52];
 const SERVERS_CABLE: [u8; 4] = [10, 7, 0, 51];
 
 fn partly(address: [u8; 4]) -> Policy {
-    Policy::StripePartly(PlainPlaces::new([IpAddr::from(address)]).expect("one"))
+    Policy::StripePartly(PlaceStacks::new([(IpAddr::from(address), PlaceStack::Plain)]).expect("one"))
 }
 
 /// What was recorded of DATA that carries something, by the place by which it went.

@@ -191,6 +191,10 @@ pub struct Place {
     pub sends_plain: bool,
     /// What comes by it as it is is taken, though the flow is sealed.
     pub takes_plain: bool,
+    /// What is sent by it is followed by repairs, made of datagrams as they went (docs/decisions/0095).
+    pub sends_fec: bool,
+    /// Repairs that come by it are taken, and what they bring back is as if it had come by it. Nothing is given twice.
+    pub takes_fec: bool,
 }
 
 /// Flows that the kernel's flow cache may open by itself (docs/decisions/0035).

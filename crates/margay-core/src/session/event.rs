@@ -182,6 +182,10 @@ pub struct StripePlace {
     pub sends_plain: bool,
     /// What the peer sends by it may come as it is, though the flow is sealed.
     pub takes_plain: bool,
+    /// What this end sends by it is repaired where it is lost.
+    pub sends_fec: bool,
+    /// What the peer sends by it is.
+    pub takes_fec: bool,
 }
 
 /// A flow as lists show it.

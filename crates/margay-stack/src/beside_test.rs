@@ -53,7 +53,7 @@ fn receive(restorer: &mut Restorer, came: &[u32], repairs: &[Sent]) -> Vec<u32> 
 #[test]
 fn what_is_missing_is_brought_back_once_whatever_other_places_have_had_between() {
     let mut repairer = losing(50_000);
-    let numbers: Vec<u32> = (0..12).map(|at| u32::MAX - 20 + at * 3).map(|number| number.wrapping_add(40)).collect();
+    let numbers: Vec<u32> = (0..12).map(|at| (u32::MAX - 20).wrapping_add(at * 3)).collect();
     let repairs = block(&mut repairer, at(0), &numbers);
     assert!(repairs.len() >= 4, "{} repairs", repairs.len());
     let came: Vec<u32> = numbers.iter().copied().filter(|number| ![numbers[2], numbers[7]].contains(number)).collect();

@@ -151,6 +151,16 @@ pub struct StackChange {
     pub outcome: ChangeOutcome,
 }
 
+impl StackChange {
+    /// A sentence for people: why it is as it is.
+    pub fn text(&self) -> String {
+        match (self.cause, self.outcome) {
+            (ChangeCause::Failed, ChangeOutcome::Done) => ChangeRefused::Failed.to_string(),
+            (_, outcome) => outcome.text(),
+        }
+    }
+}
+
 /// What is remembered of a flow's stack.
 #[derive(Debug, Default)]
 struct History {

@@ -431,6 +431,11 @@ impl Cache {
         }
     }
 
+    /// When something that waits is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.turns.next_deadline().into_iter().chain(self.place_fecs.next_deadline()).min()
+    }
+
     /// What a flow's datagrams have been counted for.
     pub(crate) fn count(&self, flow: FlowId) -> FlowCount {
         let (sent, received) = self.by_flow.get(&flow).map(|slot| slot.carried).unwrap_or_default();

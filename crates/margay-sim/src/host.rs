@@ -18,12 +18,13 @@ use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 use crate::cache::{Cache, Carried};
 use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
-use crate::place_fec::Sent;
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::relay::Relay;
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 use crate::turn::Admission;
+
+mod repairs;
 
 /// Which host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -377,9 +378,8 @@ impl Host {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
         let streams = streams.into_iter().chain(self.relays.iter().filter_map(Relay::next_deadline)).min();
-        let turns = self.cache.turns.next_deadline();
-        let caches = turns.into_iter().chain(self.cache.place_fecs.next_deadline());
-        let agents = self.sal.poll_timeout().into_iter().chain(caches).min().filter(|_| !self.is_dead);
+        let agents = self.sal.poll_timeout().into_iter().chain(self.cache.next_deadline()).min();
+        let agents = agents.filter(|_| !self.is_dead);
         agents.into_iter().chain(clients).chain(streams).min()
     }
 
@@ -391,8 +391,7 @@ impl Host {
             for (flow, change) in self.cache.turns.take_due(now) {
                 self.turned(now, flow, change);
             }
-            let repairs = self.cache.place_fecs.take_due(now);
-            self.send_repairs(repairs);
+            self.send_due_repairs(now);
         }
         for at in 0..self.clients.len() {
             for segment in self.clients[at].poll(now) {
@@ -485,19 +484,6 @@ impl Host {
             self.ingress(now, from, &datagram);
         }
         self.sal.handle(now, Input::Turned { flow, change });
-    }
-
-    /// Takes DATA, and what it brings back. False where it is of no flow that is cached.
-    fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        let restored = match self.cache.restore(from, datagram) {
-            Some(restored) => restored,
-            None if !self.take(now, from, datagram) => return false,
-            None => self.cache.keep(from, datagram),
-        };
-        for datagram in restored {
-            self.take(now, from, &datagram);
-        }
-        true
     }
 
     fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
@@ -621,10 +607,6 @@ impl Host {
         self.outbox.extend(sent);
     }
 
-    fn send_repairs(&mut self, repairs: Vec<Sent>) {
-        self.outbox.extend(repairs.into_iter().map(|(local, to, repair)| Outgoing::Datagram(local, to, repair)));
-    }
-
     fn send_pinhole(&mut self, flow: FlowId) {
         let packet = self.cache.pinhole(flow);
         self.outbox.extend(packet.map(Outgoing::Direct));
@@ -672,6 +654,7 @@ impl Host {
                     let datagram = buf[..len].to_vec();
                     self.ingress(now, from, &datagram);
                 }
+                Output::Update(EntryUpdate::Count(flow)) => self.tell_count(now, flow),
                 Output::Update(update) => self.update(now, update),
                 Output::Pinhole(flow) => self.send_pinhole(flow),
                 Output::Knock(flow) => self.outbox.extend(self.cache.knock(flow).map(Outgoing::Direct)),
@@ -722,11 +705,6 @@ impl Host {
     }
 
     fn update(&mut self, now: Instant, update: EntryUpdate) {
-        if let EntryUpdate::Count(flow) = update {
-            let count = self.cache.count(flow);
-            self.sal.handle(now, Input::Counted { flow, count: &count });
-            return;
-        }
         self.cache.apply(now, update);
         let last = self.cache.take_last_packets();
         self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_core::DropReason;
 use margay_core::copies::Copies;
 use margay_core::entry::{PathId, Place, Places, StripeNews};
 use margay_core::reorder::{Part, Sequencer};
 use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
 use margay_core::time::Instant;
+use margay_core::{DropReason, PlaceStack};
 use margay_wire::{ArrivalRepr, ArrivalsRepr, DataRepr, FlowId, PLACES_MAX, is_sealed};
 use parking_lot::{Mutex, RwLock};
 
@@ -145,7 +145,7 @@ impl Receiving {
     /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on
     /// their way.
     fn follow(&mut self, places: &Places) {
-        let is_repaired = places.places.iter().flatten().any(|place| place.takes_fec);
+        let is_repaired = places.places.iter().flatten().any(|place| place.takes == Some(PlaceStack::Fec));
         self.sequencer.set_repaired(is_repaired);
         if places.takes_copies {
             self.copies.get_or_insert_default();
@@ -196,22 +196,22 @@ impl Stripe {
 
     /// Whether a sealed flow's packets go as they are by a place.
     fn sends_plain(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.sends_plain)
+        self.place(place).is_some_and(|place| place.sends == Some(PlaceStack::Plain))
     }
 
     /// Whether a sealed flow's packets may come as they are by a place.
     pub fn takes_plain(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.takes_plain)
+        self.place(place).is_some_and(|place| place.takes == Some(PlaceStack::Plain))
     }
 
     /// Whether what goes by a place is repaired.
     fn sends_fec(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.sends_fec)
+        self.place(place).is_some_and(|place| place.sends == Some(PlaceStack::Fec))
     }
 
     /// Whether repairs may come by a place.
     pub fn takes_fec(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.takes_fec)
+        self.place(place).is_some_and(|place| place.takes == Some(PlaceStack::Fec))
     }
 
     /// The path records of all its places.
@@ -425,7 +425,8 @@ impl Stripe {
         let mut receiving = self.receiving.lock();
         receiving.follow(&places);
         let Receiving { sequencer, copies, restoring, .. } = &mut *receiving;
-        let is_repaired = |place: &usize| places.places[*place].is_some_and(|place| place.takes_fec);
+        let is_repaired =
+            |place: &usize| places.places[*place].is_some_and(|place| place.takes == Some(PlaceStack::Fec));
         let mut restoring = place.filter(is_repaired).map(|place| &mut restoring[place]);
         let mut take = |part: Part, run: &Run<'_>| {
             if sequencer.admit(now, place, &part) {

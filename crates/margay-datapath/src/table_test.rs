@@ -9,7 +9,7 @@ use crate::train::Delivered;
 use margay_core::Taking;
 use margay_core::delta::Delta;
 use margay_core::entry::{Place, Places};
-use margay_core::{Cipher, Tuple};
+use margay_core::{Cipher, PlaceStack, Tuple};
 use margay_wire::{STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -171,8 +171,7 @@ fn an_answer_is_told_of_whatever_became_of_the_entry_meanwhile() {
 
 /// A place by which a flow goes as it goes by others.
 const fn place_of(id: u32) -> Place {
-    let [sends_plain, takes_plain, sends_fec, takes_fec] = [false; 4];
-    Place { path: PathId(id), may_send: true, weight: 1, sends_plain, takes_plain, sends_fec, takes_fec }
+    Place { path: PathId(id), may_send: true, weight: 1, sends: None, takes: None }
 }
 
 #[test]
@@ -215,7 +214,10 @@ fn a_sealed_flow_takes_what_is_plain_by_its_plain_places_alone() {
     }
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
     let install = |table: &mut Table, generation, is_plain| {
-        let place = |id, plain| Some(Place { sends_plain: plain, takes_plain: plain, ..place_of(id) });
+        let place = |id, is_plain: bool| {
+            let stack = is_plain.then_some(PlaceStack::Plain);
+            Some(Place { sends: stack, takes: stack, ..place_of(id) })
+        };
         let places = Places { places: [place(8, is_plain), place(9, false), None, None], ..Places::default() };
         let stacks = Stacks::only(Stack::Secure);
         let entry = Entry { stripe: Some(places), seal: Some(keys), stacks, ..entry(7, generation, 100) };
@@ -248,7 +250,7 @@ fn repairs_are_taken_by_places_that_repair_alone() {
             let local = Some(local.parse().expect("literal"));
             table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path("10.1.0.2:54324", 1472) }));
         }
-        let places = [Some(Place { takes_fec: true, ..place_of(8) }), Some(place_of(9)), None, None];
+        let places = [Some(Place { takes: Some(PlaceStack::Fec), ..place_of(8) }), Some(place_of(9)), None, None];
         let stripe = Some(Places { places, ..Places::default() });
         let seal = stack.is_sealed().then(|| sample::seal_keys(Cipher::Aes256Gcm));
         table.apply(EntryUpdate::Install(Entry { stripe, seal, stacks: Stacks::only(stack), ..entry(7, 1, 100) }));

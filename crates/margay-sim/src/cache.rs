@@ -9,8 +9,8 @@ use std::time::Duration;
 use margay_core::entry::Place;
 use margay_core::loss::FlowCount;
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Stack, Survey,
-    Taking, Tuple, Wire,
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, PlaceStack,
+    Stack, Survey, Taking, Tuple, Wire,
 };
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, REPAIR, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN,
@@ -288,7 +288,7 @@ impl Cache {
     fn is_plain_place(&self, entry: &Entry, from: SocketAddr) -> bool {
         let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_from = |place: Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.any(|place| place.takes_plain && is_from(place))
+        places.any(|place| place.takes == Some(PlaceStack::Plain) && is_from(place))
     }
 
     /// The place that repairs by which a datagram of a flow has come from there, if it has come by one.
@@ -296,7 +296,7 @@ impl Cache {
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
         let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        let place = places.find(|place| place.takes_fec && is_from(place))?;
+        let place = places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))?;
         Some((entry.flow, place.path))
     }
 
@@ -511,7 +511,7 @@ impl Cache {
             Some(delta) => datagram.extend_from_slice(&segment.clone().on_wire(delta).emit()),
             None => datagram.extend_from_slice(packet),
         }
-        if place.is_some_and(|place| place.sends_plain) {
+        if place.is_some_and(|place| place.sends == Some(PlaceStack::Plain)) {
             let header = DataRepr::parse(&datagram).ok()?;
             let packet_number = self.seals.get_mut(&flow)?.number();
             DataRepr { flags: 0, packet_number, ..header }.emit(&mut datagram);
@@ -521,7 +521,7 @@ impl Cache {
             datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
         }
         self.void += u64::from(to.is_none());
-        let repairing = place.filter(|place| place.sends_fec).zip(to);
+        let repairing = place.filter(|place| place.sends == Some(PlaceStack::Fec)).zip(to);
         let repairs =
             repairing.map(|(place, to)| self.place_fecs.sent(now, (flow, place.path), &(local, to, datagram.clone())));
         let repairs = repairs.unwrap_or_default();
@@ -584,7 +584,9 @@ impl Cache {
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
         let mut repairing = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        let repairing = repairing.find(|place| place.takes_fec && is_from(place)).map(|place| (flow, place.path));
+        let repairing = repairing
+            .find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))
+            .map(|place| (flow, place.path));
         let is_late = !is_sealed(data.stack) && repairing.is_some_and(|at| self.place_fecs.is_late(at, datagram));
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);

@@ -93,7 +93,8 @@ impl Pair {
     fn repairs(&mut self) -> bool {
         self.hosts().iter().all(|host| {
             let places = self.flow(*host).places;
-            places.len() == 2 && places.iter().filter(|place| place.sends_fec && place.takes_fec).count() == 1
+            places.len() == 2
+                && places.iter().filter(|place| [place.sends, place.takes] == [Some(PlaceStack::Fec); 2]).count() == 1
         })
     }
 

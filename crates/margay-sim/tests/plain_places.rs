@@ -77,7 +77,8 @@ impl Pair {
     fn is_partly(&mut self) -> bool {
         self.hosts().iter().all(|host| {
             let places = self.flow(*host).places;
-            places.len() == 2 && places.iter().filter(|place| place.sends_plain && place.takes_plain).count() == 1
+            places.len() == 2
+                && places.iter().filter(|place| [place.sends, place.takes] == [Some(PlaceStack::Plain); 2]).count() == 1
         })
     }
 }
@@ -143,7 +144,7 @@ fn connections_are_carried_so_too() {
     pair.chat(SECOND * 4);
     let client = pair.client;
     let mut flows = pair.world.host(client).sal.flows().filter(|flow| flow.app.protocol == 6);
-    assert!(flows.all(|flow| flow.places.iter().any(|place| place.sends_plain)));
+    assert!(flows.all(|flow| flow.places.iter().any(|place| place.sends == Some(PlaceStack::Plain))));
     drop(flows);
     pair.check(SECOND * 2, "a connection");
 }

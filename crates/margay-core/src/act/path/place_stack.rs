@@ -12,30 +12,11 @@ use margay_wire::{Flags, FlowId, PLACES_MAX};
 use crate::act::path::side_path::MoveRefused;
 use crate::act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, StackChange};
 use crate::association::location::Pair;
-use crate::leg::stack::Stack;
+use crate::leg::stack::{PlaceStack, Stack};
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::{Flow, seen};
 use crate::types::time::Instant;
-
-/// What a place of a striped flow has that others have not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlaceStack {
-    /// The flow is sealed, and goes by this place as it is.
-    Plain,
-    /// What is lost of what goes by this place is repaired.
-    Fec,
-}
-
-impl PlaceStack {
-    /// As orders and lists write it.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Fec => "fec",
-        }
-    }
-}
 
 /// Addresses, this host's or the peer's, whose places have a stack of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -125,7 +106,7 @@ impl Sal {
     /// An end demands that a flow is sealed: none of its places is plain. The peer hears at once of a demand of this
     /// end.
     pub(crate) fn seal_all_places(&mut self, id: FlowId, demand: u16) {
-        let is_plain = |place: &StripePlace| place.sends_plain || place.takes_plain;
+        let is_plain = |place: &StripePlace| [place.sends, place.takes].contains(&Some(PlaceStack::Plain));
         let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return };
         if striping.list(true).iter().any(is_plain) {
             self.flows.install_again(&mut self.queue, id);

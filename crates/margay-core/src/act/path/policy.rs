@@ -6,9 +6,10 @@ use core::net::IpAddr;
 
 use margay_wire::{FlowId, PLACES_MAX, Sharing};
 
-use crate::act::path::place_stack::{PlaceStack, PlaceStacks};
+use crate::act::path::place_stack::PlaceStacks;
 use crate::act::path::side_path::{ListOf, MoveRefused, Towards};
 use crate::association::location::{Cause, Pair, Scope};
+use crate::leg::stack::PlaceStack;
 use crate::machine::sal::Sal;
 use crate::session::Act;
 use crate::session::flow::{Flow, seen};

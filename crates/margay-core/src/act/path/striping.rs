@@ -12,7 +12,6 @@ use core::time::Duration;
 
 use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, Sharing, StripeRepr};
 
-use crate::act::path::place_stack::PlaceStack;
 use crate::act::path::side_path::MoveRefused;
 use crate::association::Association;
 use crate::association::draft::Draft;
@@ -20,6 +19,7 @@ use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, Places, StripeNews};
 use crate::cache::queue::OutputQueue;
 use crate::leg::carriage::{DirectEvent, Why};
+use crate::leg::stack::PlaceStack;
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::Flow;
@@ -106,10 +106,8 @@ impl Striping {
             path: leg.path,
             may_send: leg.is_proved,
             weight: leg.weight,
-            sends_plain: may_be_plain && leg.sends(PlaceStack::Plain),
-            takes_plain: may_be_plain && leg.said == Some(PlaceStack::Plain),
-            sends_fec: leg.sends(PlaceStack::Fec),
-            takes_fec: leg.said == Some(PlaceStack::Fec),
+            sends: leg.sends(may_be_plain),
+            takes: leg.takes(may_be_plain),
         };
         Places {
             // A peer that does not know of copies would give them all to its program.
@@ -134,11 +132,9 @@ impl Striping {
         let place = |(place, leg): (usize, &Option<Leg>)| {
             let leg = leg.as_ref()?;
             let Leg { pair, is_proved, rtt, weight, .. } = *leg;
-            let sends_plain = may_be_plain && leg.sends(PlaceStack::Plain);
-            let takes_plain = may_be_plain && leg.said == Some(PlaceStack::Plain);
-            let sends_fec = leg.sends(PlaceStack::Fec);
-            let takes_fec = leg.said == Some(PlaceStack::Fec);
-            Some(StripePlace { place, pair, is_proved, rtt, weight, sends_plain, takes_plain, sends_fec, takes_fec })
+            let sends = leg.sends(may_be_plain);
+            let takes = leg.takes(may_be_plain);
+            Some(StripePlace { place, pair, is_proved, rtt, weight, sends, takes })
         };
         self.legs.iter().enumerate().filter_map(place).collect()
     }
@@ -159,8 +155,15 @@ impl Striping {
 }
 
 impl Leg {
-    fn sends(&self, stack: PlaceStack) -> bool {
-        self.wants == Some(stack) && self.agreed == Some(stack)
+    /// The stack of its own by which this end sends, where any place may be plain or none.
+    fn sends(&self, may_be_plain: bool) -> Option<PlaceStack> {
+        let agreed = self.wants.filter(|stack| self.agreed == Some(*stack));
+        agreed.filter(|stack| may_be_plain || *stack != PlaceStack::Plain)
+    }
+
+    /// The same of the peer.
+    fn takes(&self, may_be_plain: bool) -> Option<PlaceStack> {
+        self.said.filter(|stack| may_be_plain || *stack != PlaceStack::Plain)
     }
 }
 

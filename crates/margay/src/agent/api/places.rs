@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use margay_control::api::v1::PlaceInfo;
 use margay_core::key::HostId;
 use margay_core::stripe::Sharing;
-use margay_core::{FlowInfo, Pair};
+use margay_core::{FlowInfo, Pair, PlaceStack};
 
 use crate::agent::Agent;
 
@@ -15,7 +15,7 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
         return Vec::new();
     }
     let counted = agent.core.0.stripe_counters(flow.flow).unwrap_or_default();
-    let is_mixed = flow.places.iter().any(|place| place.sends_plain || place.sends_fec);
+    let is_mixed = flow.places.iter().any(|place| place.sends.is_some());
     let is_sealed = flow.stack.stack.is_sealed();
     let info = |known: &margay_core::StripePlace| {
         let counted = counted.get(known.place).copied().unwrap_or_default();
@@ -45,11 +45,11 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
 
 /// How a flow, which is sealed by the places that have no stack of their own or is not, goes by one.
 const fn stack_of(place: &margay_core::StripePlace, is_sealed: bool) -> &'static str {
-    match (is_sealed && !place.sends_plain, place.sends_fec) {
-        (false, false) => "plain",
-        (false, true) => "fec",
-        (true, false) => "secure",
-        (true, true) => "secure-fec",
+    match (is_sealed, place.sends) {
+        (_, Some(PlaceStack::Plain)) | (false, None) => "plain",
+        (false, Some(PlaceStack::Fec)) => "fec",
+        (true, None) => "secure",
+        (true, Some(PlaceStack::Fec)) => "secure-fec",
     }
 }
 

@@ -20,7 +20,7 @@ mod types;
 pub use act::ending::{drain, fence, patience, quiet};
 pub use act::fetch::HandOverError;
 pub use act::moving::keepsake;
-pub use act::path::plain_place::{PlainPlaces, PlainPlacesError};
+pub use act::path::place_stack::{PlaceStacks, PlaceStacksError};
 pub use act::path::policy::{Policy, Weights, WeightsError};
 pub use act::path::side_path::{MoveRefused, Towards};
 pub use act::path::{direct, policy};
@@ -34,7 +34,7 @@ pub use cache::entry::{
 pub use cache::output::{AppVerdict, Output};
 pub use cache::packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use cache::{entry, output};
-pub use leg::stack::{Stack, Stacks, Taking};
+pub use leg::stack::{PlaceStack, Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};
 pub use leg::seal::{Cipher, SealKeys};

@@ -16,6 +16,7 @@ use crate::fec::{self, Fec};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
+use crate::repairing::REPAIR_MORE;
 use crate::striped::{self, Stripe};
 use crate::table::{Destination, EgressRoute, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
@@ -261,6 +262,9 @@ fn carry_striped<C: Core>(
     // It is cut once.
     let datagram_max = copy.map_or(u16::MAX, |copy| copy.to.datagram_max);
     route.to.datagram_max = route.to.datagram_max.min(datagram_max);
+    if way.is_fec {
+        route.to.datagram_max = route.to.datagram_max.saturating_sub(REPAIR_MORE);
+    }
     if way.is_plain
         && let Some(seal) = route.seal.take()
     {

@@ -85,6 +85,30 @@ pub(crate) fn take<C: Core>(
     came: (Option<IpAddr>, SocketAddr),
     detours: Option<&mut Detours<FlowId>>,
 ) -> Result<(), DropReason> {
+    let mut restored = Vec::new();
+    let taken = take_run(shared, assembler, header, (datagrams, stride), came, (detours, Some(&mut restored)));
+    for mut datagram in restored {
+        shared.counting.fec_repaired.add(1);
+        // It has its own header, which was found to be of this flow.
+        let Ok(header) = DataRepr::parse(&datagram) else { continue };
+        let len = datagram.len();
+        if let Err(reason) = take_run(shared, assembler, header, (&mut datagram, len), came, (None, None)) {
+            shared.counting.drop(reason);
+        }
+    }
+    taken
+}
+
+/// The same. Datagrams that are brought back by what has come, at a place that repairs, are put into `restored`; what
+/// was brought back itself brings nothing back, and has not come by its place.
+fn take_run<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    header: DataRepr,
+    (datagrams, stride): (&mut [u8], usize),
+    came: (Option<IpAddr>, SocketAddr),
+    (detours, restored): (Option<&mut Detours<FlowId>>, Option<&mut Vec<Vec<u8>>>),
+) -> Result<(), DropReason> {
     let route = shared.table.read().ingress(header.dst_flow, came, &header);
     if route == Err(DropReason::OtherStack) && shared.table.read().may_complain_of_stack(header.dst_flow) {
         shared.notice(Notice::StrangeStack(header.dst_flow));
@@ -110,17 +134,36 @@ pub(crate) fn take<C: Core>(
             Admission::Full => return Err(DropReason::Full),
         }
     }
+    let ended = ended(&header, datagrams.len().div_ceil(stride)).filter(|_| !route.is_repair);
     if let Some((stripe, place)) = &route.stripe
-        && stripe.note_arrival(shared, *place, ended(&header, datagrams.len().div_ceil(stride)), datagrams.len())
+        && restored.is_some()
+        && stripe.note_arrival(shared, *place, ended, datagrams.len())
     {
         shared.notice(Notice::Arrivals(header.dst_flow));
     }
     if route.ends_silence {
         shared.notice(Notice::Answer(header.dst_flow));
     }
-    let mut take_run = |run: &Run<'_>| match &route.fec {
-        Some(fec) => take_of_fec(shared, assembler, run, (fec, &route)),
-        None => accept(shared, assembler, run, &route),
+    if route.is_repair {
+        let place = route.stripe.as_ref().and_then(|(stripe, place)| Some((stripe, (*place)?)));
+        if let Some(((stripe, place), restored)) = place.zip(restored) {
+            for repair in datagrams.chunks(stride) {
+                match stripe.restore(place, repair) {
+                    Ok(found) => restored.extend(found),
+                    Err(reason) => shared.counting.drop(reason),
+                }
+            }
+        }
+        return Ok(());
+    }
+    let mut keeping = Keeping::new(&route, header, (datagrams, stride), restored);
+    let mut take_run = |run: &Run<'_>| {
+        match &route.fec {
+            Some(fec) => take_of_fec(shared, assembler, run, (fec, &route))?,
+            None => accept(shared, assembler, run, &route)?,
+        }
+        keeping.iter_mut().for_each(|keeping| keeping.keep(run));
+        Ok(())
     };
     let Some(seal) = &route.seal else {
         return take_run(&Run::new(header, datagrams, stride));
@@ -140,6 +183,37 @@ pub(crate) fn take<C: Core>(
         shared.counting.drop(reason);
     });
     Ok(())
+}
+
+/// What has come by a place that repairs, as it was on the wire: what of it is taken is kept.
+struct Keeping<'a> {
+    stripe: &'a Stripe,
+    place: usize,
+    header: DataRepr,
+    datagrams: Vec<u8>,
+    stride: usize,
+    restored: &'a mut Vec<Vec<u8>>,
+}
+
+impl<'a> Keeping<'a> {
+    fn new(
+        route: &'a IngressRoute,
+        header: DataRepr,
+        (datagrams, stride): (&[u8], usize),
+        restored: Option<&'a mut Vec<Vec<u8>>>,
+    ) -> Option<Self> {
+        let (stripe, place) = route.stripe.as_ref().and_then(|(stripe, place)| Some((stripe, (*place)?)))?;
+        let restored = restored.filter(|_| stripe.takes_fec(place))?;
+        Some(Self { stripe, place, header, datagrams: datagrams.to_vec(), stride, restored })
+    }
+
+    /// Of these, those of a run that was taken, opened where they were sealed.
+    fn keep(&mut self, run: &Run<'_>) {
+        let first = usize::from(run.header.index.wrapping_sub(self.header.index)) * self.stride;
+        let end = (first + run.chunks() * self.stride).min(self.datagrams.len());
+        let Some(datagrams) = self.datagrams.get(first..end) else { return };
+        self.restored.extend(self.stripe.keep(self.place, &Run::new(run.header, datagrams, self.stride)));
+    }
 }
 
 /// Takes datagrams and repairs of a flow that goes by `fec`, opened where they were sealed; or the last one, behind

@@ -31,6 +31,7 @@ mod pinhole;
 #[cfg(test)]
 mod prelude;
 pub mod repair;
+mod repairing;
 mod restart;
 #[cfg(test)]
 mod sample;

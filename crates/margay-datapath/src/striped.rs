@@ -1,6 +1,6 @@
 //! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's
 //! scheduler chooses, or by two of them (docs/decisions/0084), and not before its turn; arriving trains put in order,
-//! what comes twice dropped, and the peer told of what has come.
+//! what comes twice dropped, what a place has lost repaired (docs/decisions/0095), and the peer told of what has come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_core::DropReason;
 use margay_core::copies::Copies;
 use margay_core::entry::{PathId, Place, Places, StripeNews};
 use margay_core::reorder::{Part, Sequencer};
 use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
 use margay_core::time::Instant;
+use margay_core::{DropReason, PlaceStack};
 use margay_wire::{ArrivalRepr, ArrivalsRepr, DataRepr, FlowId, PLACES_MAX, is_sealed};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
 use crate::driver::Shared;
+use crate::repairing::{Repairing, Repairs, Restoring};
 use crate::table::Destination;
 use crate::train::{OwnedRun, Run};
 use crate::wait::Timer;
@@ -49,6 +50,15 @@ struct Waiting {
     is_plain: bool,
 }
 
+impl Waiting {
+    /// What repairs a block goes at once.
+    fn of_repairs<C>(shared: &Shared<C>, repairs: Repairs, at: Instant, to: Destination) -> Self {
+        let Repairs { datagrams, segment } = repairs;
+        shared.counting.fec_repair_bytes.add(datagrams.len() as u64);
+        Self { at, to, datagrams, segment, is_copy: false, is_plain: false }
+    }
+}
+
 /// How a train goes by a place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
@@ -58,12 +68,15 @@ pub(crate) struct Way {
     is_copy: bool,
     /// The flow is sealed, and goes as it is by this place.
     pub is_plain: bool,
+    /// What goes by this place is repaired.
+    pub is_fec: bool,
 }
 
 #[derive(Default)]
 struct Sending {
     scheduler: Scheduler,
     queues: [VecDeque<Waiting>; PLACES_MAX],
+    repairing: [Option<Repairing>; PLACES_MAX],
 }
 
 #[derive(Default)]
@@ -71,6 +84,7 @@ struct Receiving {
     sequencer: Sequencer<OwnedRun>,
     /// What has come, of a peer that sends by two places at once, or has done so.
     copies: Option<Copies>,
+    restoring: [Restoring; PLACES_MAX],
     arrivals: ArrivalsRepr,
     /// Bytes by place, wrapping.
     bytes: [u32; PLACES_MAX],
@@ -103,12 +117,36 @@ impl Sending {
         self.scheduler.set_sharing(places.sharing, places.weights());
         self.scheduler.choose(now, bytes)
     }
+
+    /// What goes by a place that repairs has been sent: what is to follow it at once.
+    fn repair(&mut self, now: Instant, place: usize, datagrams: &[u8], segment: usize) -> Vec<Repairs> {
+        let repairs = self.repairing[place].get_or_insert_default().add(now, datagrams, segment);
+        self.note_repairs(now, place, &repairs);
+        repairs
+    }
+
+    /// The same, of blocks that have lasted long enough.
+    fn repair_due(&mut self, now: Instant, place: usize) -> Vec<Repairs> {
+        let repairs = self.repairing[place].as_mut().map(|repairing| repairing.take_due(now)).unwrap_or_default();
+        self.note_repairs(now, place, &repairs);
+        repairs
+    }
+
+    fn note_repairs(&mut self, now: Instant, place: usize, repairs: &[Repairs]) {
+        repairs.iter().for_each(|one| self.scheduler.note_repairs(now, place, one.datagrams.len()));
+    }
+
+    fn repairs_deadline(&self) -> Option<Instant> {
+        self.repairing.iter().flatten().filter_map(Repairing::deadline).min()
+    }
 }
 
 impl Receiving {
     /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on
     /// their way.
     fn follow(&mut self, places: &Places) {
+        let is_repaired = places.places.iter().flatten().any(|place| place.takes == Some(PlaceStack::Fec));
+        self.sequencer.set_repaired(is_repaired);
         if places.takes_copies {
             self.copies.get_or_insert_default();
         }
@@ -158,12 +196,22 @@ impl Stripe {
 
     /// Whether a sealed flow's packets go as they are by a place.
     fn sends_plain(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.sends_plain)
+        self.place(place).is_some_and(|place| place.sends == Some(PlaceStack::Plain))
     }
 
     /// Whether a sealed flow's packets may come as they are by a place.
     pub fn takes_plain(&self, place: usize) -> bool {
-        self.place(place).is_some_and(|place| place.takes_plain)
+        self.place(place).is_some_and(|place| place.takes == Some(PlaceStack::Plain))
+    }
+
+    /// Whether what goes by a place is repaired.
+    fn sends_fec(&self, place: usize) -> bool {
+        self.place(place).is_some_and(|place| place.sends == Some(PlaceStack::Fec))
+    }
+
+    /// Whether repairs may come by a place.
+    pub fn takes_fec(&self, place: usize) -> bool {
+        self.place(place).is_some_and(|place| place.takes == Some(PlaceStack::Fec))
     }
 
     /// The path records of all its places.
@@ -176,8 +224,21 @@ impl Stripe {
         let mut sending = self.sending.lock();
         match news {
             StripeNews::Alive { place, rtt } => sending.scheduler.handle_alive(clock::now(), place, rtt),
-            StripeNews::Gone(place) => sending.scheduler.forget(place),
-            StripeNews::Arrivals(arrivals) => sending.scheduler.handle_arrivals(clock::now(), &arrivals),
+            StripeNews::Gone(place) => {
+                sending.scheduler.forget(place);
+                sending.repairing[place] = None;
+                drop(sending);
+                self.receiving.lock().restoring[place] = Restoring::default();
+            }
+            StripeNews::Arrivals(arrivals) => {
+                sending.scheduler.handle_arrivals(clock::now(), &arrivals);
+                let Sending { scheduler, repairing, .. } = &mut *sending;
+                for (place, repairing) in repairing.iter_mut().enumerate() {
+                    if let Some((repairing, loss)) = repairing.as_mut().zip(scheduler.loss(place)) {
+                        repairing.note_loss(loss);
+                    }
+                }
+            }
         }
     }
 
@@ -203,7 +264,8 @@ impl Stripe {
             let to = self.path(place).and_then(|path| shared.table.read().destination(path))?;
             // Of two copies one may be sealed, and there is one train.
             let is_plain = matches!(turn, Turn::Place(..)) && self.sends_plain(place);
-            Some(Way { place, at, to, is_copy, is_plain })
+            let is_fec = matches!(turn, Turn::Place(..)) && self.sends_fec(place);
+            Some(Way { place, at, to, is_copy, is_plain, is_fec })
         };
         match turn {
             Turn::Place(place, at) => Ok(Some((way((place, at), false).ok_or(DropReason::Nowhere)?, None))),
@@ -219,20 +281,31 @@ impl Stripe {
 
     /// Sends a part of a train by a place that was chosen, or lets it wait for its turn.
     pub(crate) fn send<C>(self: &Arc<Self>, shared: &Shared<C>, way: &Way, datagrams: &[u8], segment: usize) {
-        let Way { place, at, to, is_copy, is_plain } = *way;
+        let Way { place, at, to, is_copy, is_plain, is_fec } = *way;
         if is_copy {
             shared.counting.egress_copies.add(1);
         }
         let now = clock::now();
         let mut sending = self.sending.lock();
-        let Sending { scheduler, queues } = &mut *sending;
-        if queues[place].is_empty() && at <= now + SLACK {
-            scheduler.note_sent(now, place, number_of(datagrams), datagrams.len(), at > now);
+        if sending.queues[place].is_empty() && at <= now + SLACK {
+            sending.scheduler.note_sent(now, place, number_of(datagrams), datagrams.len(), at > now);
+            let repairs = if is_fec { sending.repair(now, place, datagrams, segment) } else { Vec::new() };
+            let due = sending.repairs_deadline().filter(|_| is_fec);
             drop(sending);
             shared.send_data(datagrams, segment, &to, false);
+            if is_fec {
+                shared.counting.fec_bytes.add(datagrams.len() as u64);
+            }
+            for Repairs { datagrams, segment } in repairs {
+                shared.counting.fec_repair_bytes.add(datagrams.len() as u64);
+                shared.send_data(&datagrams, segment, &to, false);
+            }
+            if let Some(due) = due {
+                shared.pacing.add(self, due);
+            }
             return;
         }
-        queues[place].push_back(Waiting { at, to, datagrams: datagrams.to_vec(), segment, is_copy, is_plain });
+        sending.queues[place].push_back(Waiting { at, to, datagrams: datagrams.to_vec(), segment, is_copy, is_plain });
         drop(sending);
         shared.counting.egress_paced.add(1);
         shared.pacing.add(self, at);
@@ -242,7 +315,7 @@ impl Stripe {
     fn take_due<C>(&self, shared: &Shared<C>, now: Instant) -> (Vec<Waiting>, Option<Instant>) {
         let mut due = Vec::new();
         let mut sending = self.sending.lock();
-        let Sending { scheduler, queues } = &mut *sending;
+        let Sending { scheduler, queues, .. } = &mut *sending;
         let is_dead = |place: usize, queue: &VecDeque<Waiting>| !queue.is_empty() && !scheduler.is_live(place);
         let dead = queues.iter_mut().enumerate().filter(|(place, queue)| is_dead(*place, queue));
         let orphans: Vec<Waiting> = dead.flat_map(|(_, queue)| std::mem::take(queue)).collect();
@@ -260,18 +333,31 @@ impl Stripe {
                 None => shared.counting.drop(DropReason::Full),
             }
         }
-        for (place, queue) in queues.iter_mut().enumerate() {
-            while let Some(waiting) = queue.pop_front_if(|waiting| waiting.at <= now + SLACK) {
+        for place in 0..PLACES_MAX {
+            let is_fec = self.sends_fec(place);
+            while let Some(waiting) = sending.queues[place].pop_front_if(|waiting| waiting.at <= now + SLACK) {
                 if waiting.is_plain && !self.sends_plain(place) {
                     // Since it began to wait, an end has come to demand the seal, or an order has.
                     shared.counting.drop(DropReason::OtherStack);
                     continue;
                 }
-                scheduler.note_sent(now, place, number_of(&waiting.datagrams), waiting.datagrams.len(), true);
+                let Waiting { to, ref datagrams, segment, .. } = waiting;
+                sending.scheduler.note_sent(now, place, number_of(datagrams), datagrams.len(), true);
+                let repairs = if is_fec { sending.repair(now, place, datagrams, segment) } else { Vec::new() };
+                if is_fec {
+                    shared.counting.fec_bytes.add(datagrams.len() as u64);
+                }
                 due.push(waiting);
+                due.extend(repairs.into_iter().map(|repairs| Waiting::of_repairs(shared, repairs, now, to)));
+            }
+            let repairs = sending.repair_due(now + SLACK, place);
+            let to = self.path(place).filter(|_| is_fec && !repairs.is_empty());
+            if let Some(to) = to.and_then(|path| shared.table.read().destination(path)) {
+                due.extend(repairs.into_iter().map(|repairs| Waiting::of_repairs(shared, repairs, now, to)));
             }
         }
-        (due, queues.iter().filter_map(|queue| queue.front()).map(|waiting| waiting.at).min())
+        let waiting = sending.queues.iter().filter_map(|queue| queue.front()).map(|waiting| waiting.at);
+        (due, waiting.chain(sending.repairs_deadline()).min())
     }
 
     /// To its new place, if there is one, or else where all flows with the peer go.
@@ -338,7 +424,10 @@ impl Stripe {
         let places = self.ways.read().places;
         let mut receiving = self.receiving.lock();
         receiving.follow(&places);
-        let Receiving { sequencer, copies, .. } = &mut *receiving;
+        let Receiving { sequencer, copies, restoring, .. } = &mut *receiving;
+        let is_repaired =
+            |place: &usize| places.places[*place].is_some_and(|place| place.takes == Some(PlaceStack::Fec));
+        let mut restoring = place.filter(is_repaired).map(|place| &mut restoring[place]);
         let mut take = |part: Part, run: &Run<'_>| {
             if sequencer.admit(now, place, &part) {
                 give(run);
@@ -347,21 +436,24 @@ impl Stripe {
                 sequencer.hold(now, part, OwnedRun::from(run));
             }
         };
-        match copies {
-            // A seal takes no number twice.
-            Some(copies) if !is_sealed(run.header.stack) => {
-                let fresh = run.filtered(|index| copies.admit(part.number, run.header.count, index));
-                let mut chunks = 0;
-                for run in fresh {
-                    chunks += run.chunks();
-                    take(Part { chunks: run.chunks() as u32, ..part }, &run);
-                }
-                if chunks < run.chunks() {
-                    shared.counting.ingress_copies.add((run.chunks() - chunks) as u64);
-                    sequencer.note_copy(now, place, part.number);
-                }
+        // A seal takes no number twice.
+        if is_sealed(run.header.stack) || copies.is_none() && restoring.is_none() {
+            take(part, run);
+        } else {
+            let DataRepr { packet_number, count, .. } = run.header;
+            let fresh = run.filtered(|index| {
+                let is_first = copies.as_mut().is_none_or(|copies| copies.admit(part.number, count, index));
+                is_first && !restoring.as_mut().is_some_and(|restoring| restoring.is_late(packet_number, index))
+            });
+            let mut chunks = 0;
+            for run in fresh {
+                chunks += run.chunks();
+                take(Part { chunks: run.chunks() as u32, ..part }, &run);
             }
-            _ => take(part, run),
+            if chunks < run.chunks() {
+                shared.counting.ingress_copies.add((run.chunks() - chunks) as u64);
+                sequencer.note_copy(now, place, part.number);
+            }
         }
         while let Some(held) = receiving.sequencer.take(now) {
             give(&held.run());
@@ -371,6 +463,21 @@ impl Stripe {
         if let Some(deadline) = deadline {
             shared.ordering.add(self, deadline);
         }
+    }
+
+    /// A run has come by a place that repairs, as it was on the wire, and was taken. Gives datagrams that can be brought
+    /// back now.
+    pub(crate) fn keep(&self, place: usize, run: &Run<'_>) -> Vec<Vec<u8>> {
+        self.receiving.lock().restoring[place].keep(run)
+    }
+
+    /// A repair has come by a place. As [`keep`](Self::keep).
+    ///
+    /// # Errors
+    ///
+    /// It is none.
+    pub(crate) fn restore(&self, place: usize, repair: &[u8]) -> Result<Vec<Vec<u8>>, DropReason> {
+        self.receiving.lock().restoring[place].repair(repair)
     }
 
     /// Takes note of a sealed chunk that has come before. False where the peer sends nothing twice.

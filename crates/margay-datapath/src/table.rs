@@ -11,7 +11,7 @@ use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
 use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_ENCAP};
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, REPAIR, STACK_ENCAP, STACK_FEC};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
@@ -461,7 +461,11 @@ impl Table {
         // Where it came to is known, or it may have come by another place of the same peer's address.
         let is_of_place = data.stack == STACK_ENCAP && local.is_some();
         let by_plain_place = is_of_place && place.is_some_and(|(stripe, at)| stripe.takes_plain(at));
-        let (stack, seal) = if by_plain_place { (Stack::Plain, None) } else { slot.admit(data)? };
+        let is_of_repair = data.stack == STACK_FEC && data.flags & REPAIR != 0 && local.is_some();
+        let is_repair = is_of_repair && place.is_some_and(|(stripe, at)| stripe.takes_fec(at));
+        // What a repair brings back is looked at as if it had come itself.
+        let is_bare = by_plain_place || is_repair;
+        let (stack, seal) = if is_bare { (Stack::Plain, None) } else { slot.admit(data)? };
         let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let turning = if by_plain_place { Stack::Secure } else { stack };
         let turn = self.turn_of(slot).map(|turn| (turn, turning));
@@ -486,6 +490,7 @@ impl Table {
             is_opening,
             stripe,
             by_plain_place,
+            is_repair,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::train::Delivered;
 use margay_core::Taking;
 use margay_core::delta::Delta;
 use margay_core::entry::{Place, Places};
-use margay_core::{Cipher, Tuple};
+use margay_core::{Cipher, PlaceStack, Tuple};
 use margay_wire::{STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -115,6 +115,7 @@ fn found_both_ways_and_counted() {
         is_sending: false,
         seal: None,
         by_plain_place: false,
+        is_repair: false,
         fec: None,
         turn: None,
         ends_silence: false,
@@ -168,6 +169,11 @@ fn an_answer_is_told_of_whatever_became_of_the_entry_meanwhile() {
     assert_eq!((ends(&table), ends(&table)), (true, false));
 }
 
+/// A place by which a flow goes as it goes by others.
+const fn place_of(id: u32) -> Place {
+    Place { path: PathId(id), may_send: true, weight: 1, sends: None, takes: None }
+}
+
 #[test]
 fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
     let mut table = table();
@@ -176,8 +182,7 @@ fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
         let local = Some(local.parse().expect("literal"));
         table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path(remote, 1472) }));
     }
-    let place =
-        |id, may_send| Some(Place { path: PathId(id), may_send, weight: 1, sends_plain: false, takes_plain: false });
+    let place = |id, may_send| Some(Place { may_send, ..place_of(id) });
     let places = Places { places: [place(8, true), place(9, false), None, None], ..Places::default() };
     let striped = |generation| Entry { stripe: Some(places), ..entry(7, generation, 100) };
     table.apply(EntryUpdate::Install(striped(1)));
@@ -209,8 +214,9 @@ fn a_sealed_flow_takes_what_is_plain_by_its_plain_places_alone() {
     }
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
     let install = |table: &mut Table, generation, is_plain| {
-        let place = |id, plain| {
-            Some(Place { path: PathId(id), may_send: true, weight: 1, sends_plain: plain, takes_plain: plain })
+        let place = |id, is_plain: bool| {
+            let stack = is_plain.then_some(PlaceStack::Plain);
+            Some(Place { sends: stack, takes: stack, ..place_of(id) })
         };
         let places = Places { places: [place(8, is_plain), place(9, false), None, None], ..Places::default() };
         let stacks = Stacks::only(Stack::Secure);
@@ -233,6 +239,32 @@ fn a_sealed_flow_takes_what_is_plain_by_its_plain_places_alone() {
     }
     install(&mut table, 2, false);
     assert_eq!(takes(&table, Some("10.1.0.1"), STACK_ENCAP), Err(DropReason::OtherStack), "a demand has come");
+}
+
+/// Whether it is sealed or not: what a repair brings back is looked at by itself.
+#[test]
+fn repairs_are_taken_by_places_that_repair_alone() {
+    for stack in [Stack::Plain, Stack::Secure] {
+        let mut table = table();
+        for (id, local) in [(8, "10.1.0.1"), (9, "10.2.0.1")] {
+            let local = Some(local.parse().expect("literal"));
+            table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path("10.1.0.2:54324", 1472) }));
+        }
+        let places = [Some(Place { takes: Some(PlaceStack::Fec), ..place_of(8) }), Some(place_of(9)), None, None];
+        let stripe = Some(Places { places, ..Places::default() });
+        let seal = stack.is_sealed().then(|| sample::seal_keys(Cipher::Aes256Gcm));
+        table.apply(EntryUpdate::Install(Entry { stripe, seal, stacks: Stacks::only(stack), ..entry(7, 1, 100) }));
+        let from = "10.1.0.2:54324".parse().expect("literal");
+        let takes = |local: Option<&str>, flags| {
+            let local = local.map(|local| local.parse().expect("literal"));
+            let route = table.ingress(FlowId(7), (local, from), &DataRepr { stack: STACK_FEC, flags, ..data(0, 0) });
+            route.map(|route| (route.is_repair, route.seal.is_some(), route.fec.is_some()))
+        };
+        assert_eq!(takes(Some("10.1.0.1"), REPAIR), Ok((true, false, false)), "{stack:?}");
+        assert_eq!(takes(Some("10.1.0.1"), 0), Err(DropReason::OtherStack), "{stack:?}: no datagram of `fec`");
+        assert_eq!(takes(Some("10.2.0.1"), REPAIR), Err(DropReason::OtherStack), "{stack:?}: by another place");
+        assert_eq!(takes(None, REPAIR), Err(DropReason::OtherStack), "{stack:?}: by either");
+    }
 }
 
 /// One count for what is sealed and what is not: a train has as many numbers as chunks.

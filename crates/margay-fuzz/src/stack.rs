@@ -1,14 +1,16 @@
-//! What the receiving end of `fec` makes of forged numbers.
+//! What the receiving ends of `fec`, of a flow and of a place, make of forged numbers.
 
 use margay_core::time::Instant;
 use margay_stack::decoder::{Decoder, Given, RepairOf};
-use margay_wire::{PlaceRepr, RepairRepr};
+use margay_stack::{RepairBeside, Restorer};
+use margay_wire::{ChunkName, Covered, PlaceRepr, RepairRepr};
 
 use crate::parts;
 
 /// A sequence of datagrams and repairs. None is given twice, and none before one with a lower number.
 pub fn fec(bytes: &[u8]) {
     let mut decoder = Decoder::new(1);
+    let mut restorer = Restorer::default();
     let mut now = Instant::from_millis(0);
     let mut last: Option<u32> = None;
     let mut give = |given: Given<'_>| {
@@ -23,6 +25,10 @@ pub fn fec(bytes: &[u8]) {
         let base = u32::from_be_bytes(*base);
         // Both kinds have a place in the block before what they bear.
         let Ok((PlaceRepr { index, count: places }, body)) = PlaceRepr::parse(said) else { continue };
+        if what & 2 != 0 {
+            beside(&mut restorer, (base, index, places), body);
+            continue;
+        }
         if what & 1 == 0 {
             let _ = decoder.datagram(now, base, index, body, &mut give);
         } else {
@@ -32,4 +38,15 @@ pub fn fec(bytes: &[u8]) {
     }
     decoder.finish(&mut give);
     assert!(decoder.deadline().is_none(), "nothing waits after the end");
+}
+
+/// The same by a place: what is brought back is what its check says.
+fn beside(restorer: &mut Restorer, (number, index, count): (u32, u16, u16), body: &[u8]) {
+    let give = |name: ChunkName, datagram: &[u8]| assert!(name.index <= 255 && datagram.len() < 65_536);
+    match Covered::parse(body) {
+        Ok((covered, symbol)) => {
+            let _ = restorer.repair(RepairBeside { block: number, index, count }, &covered, symbol, give);
+        }
+        Err(_) => restorer.keep(ChunkName { number, index }, body, give),
+    }
 }

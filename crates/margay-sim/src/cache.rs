@@ -7,16 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::entry::Place;
+use margay_core::loss::FlowCount;
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Stack, Survey,
-    Taking, Tuple, Wire,
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, PlaceStack,
+    Stack, Survey, Taking, Tuple, Wire,
 };
 use margay_wire::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, TrainRepr,
-    change_of_fence, fence_of_change, is_sealed,
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, REPAIR, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN,
+    TrainRepr, change_of_fence, fence_of_change, is_sealed,
 };
 
 use crate::kernel::{Ending, Kernel, Wanted};
+use crate::place_fec::{PlaceFecs, Sent};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
 use crate::turn::{Admission, Turns};
@@ -63,6 +65,8 @@ pub(crate) struct Carried {
     pub wants_pinhole: bool,
     /// For how long the connection's data has gone unanswered, where that is too long.
     pub silence: Option<Duration>,
+    /// What repairs those before it, and it.
+    pub repairs: Vec<Sent>,
 }
 
 /// What a DATA datagram is.
@@ -103,6 +107,8 @@ pub struct Cache {
     seals: HashMap<FlowId, Seal>,
     /// Flows whose sessions' programs go by others: how their connections end is known of those.
     heirs: HashMap<FlowId, FlowId>,
+    /// Places of striped flows that repair what they lose.
+    pub(crate) place_fecs: PlaceFecs,
     /// Flows whose peers turn to another stack.
     pub(crate) turns: Turns,
     /// Flows that this end sends by another stack from here on: their last packets of the one before.
@@ -132,6 +138,7 @@ impl Cache {
             former: HashMap::new(),
             seals: HashMap::new(),
             heirs: HashMap::new(),
+            place_fecs: PlaceFecs::default(),
             turns: Turns::default(),
             last_packets: Vec::new(),
             settled: Vec::new(),
@@ -167,7 +174,7 @@ impl Cache {
                 self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
             }
             // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` nothing is
-            // repaired here, nor measured.
+            // repaired here. The host answers what is asked about counts.
             EntryUpdate::Show { .. }
             | EntryUpdate::Stripe { .. }
             | EntryUpdate::Count(_)
@@ -308,7 +315,29 @@ impl Cache {
     fn is_plain_place(&self, entry: &Entry, from: SocketAddr) -> bool {
         let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
         let is_from = |place: Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.any(|place| place.takes_plain && is_from(place))
+        places.any(|place| place.takes == Some(PlaceStack::Plain) && is_from(place))
+    }
+
+    /// The place that repairs by which a datagram of a flow has come from there, if it has come by one.
+    fn repairing_place(&self, data: &DataRepr, from: SocketAddr) -> Option<(FlowId, PathId)> {
+        let entry = self.by_flow.get(&data.dst_flow)?.entry;
+        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+        let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
+        let place = places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))?;
+        Some((entry.flow, place.path))
+    }
+
+    /// What a repair brings back, where a datagram is one. `None` elsewhere.
+    pub(crate) fn restore(&mut self, from: SocketAddr, datagram: &[u8]) -> Option<Vec<Vec<u8>>> {
+        let data = DataRepr::parse(datagram).ok().filter(|data| data.stack == STACK_FEC && data.flags & REPAIR != 0)?;
+        let place = self.repairing_place(&data, from)?;
+        Some(self.place_fecs.restore(place, datagram))
+    }
+
+    /// A datagram was taken as it came: what can be brought back now.
+    pub(crate) fn keep(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Vec<u8>> {
+        let place = DataRepr::parse(datagram).ok().and_then(|data| self.repairing_place(&data, from));
+        place.map(|place| self.place_fecs.keep(place, datagram)).unwrap_or_default()
     }
 
     /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
@@ -439,6 +468,22 @@ impl Cache {
         }
     }
 
+    /// When something that waits is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.turns.next_deadline().into_iter().chain(self.place_fecs.next_deadline()).min()
+    }
+
+    /// What a flow's datagrams have been counted for.
+    pub(crate) fn count(&self, flow: FlowId) -> FlowCount {
+        let (sent, received) = self.by_flow.get(&flow).map(|slot| slot.carried).unwrap_or_default();
+        FlowCount { sent, received, ..FlowCount::default() }
+    }
+
+    /// Datagrams that repairs of places have brought back.
+    pub const fn restored(&self) -> u64 {
+        self.place_fecs.restored
+    }
+
     /// Flows that it carries.
     pub fn len(&self) -> usize {
         self.by_flow.len()
@@ -506,7 +551,7 @@ impl Cache {
             Some(delta) => datagram.extend_from_slice(&segment.clone().on_wire(delta).emit()),
             None => datagram.extend_from_slice(packet),
         }
-        if place.is_some_and(|place| place.sends_plain) {
+        if place.is_some_and(|place| place.sends == Some(PlaceStack::Plain)) {
             let header = DataRepr::parse(&datagram).ok()?;
             let packet_number = self.seals.get_mut(&flow)?.number();
             DataRepr { flags: 0, packet_number, ..header }.emit(&mut datagram);
@@ -516,7 +561,11 @@ impl Cache {
             datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
         }
         self.void += u64::from(to.is_none());
-        Some(Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence })
+        let repairing = place.filter(|place| place.sends == Some(PlaceStack::Fec)).zip(to);
+        let repairs =
+            repairing.map(|(place, to)| self.place_fecs.sent(now, (flow, place.path), &(local, to, datagram.clone())));
+        let repairs = repairs.unwrap_or_default();
+        Some(Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence, repairs })
     }
 
     /// An empty DATA with these flags, and where it goes.
@@ -573,6 +622,12 @@ impl Cache {
             return None;
         }
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
+        let mut repairing = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+        let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
+        let repairing = repairing
+            .find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))
+            .map(|place| (flow, place.path));
+        let is_late = !is_sealed(data.stack) && repairing.is_some_and(|at| self.place_fecs.is_late(at, datagram));
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
         let opened = match self.seals.get_mut(&flow).filter(|_| is_sealed(data.stack)) {
@@ -601,6 +656,9 @@ impl Cache {
             let turns = change_of_fence(&stream).filter(|_| data.flags & FENCE != 0);
             let inner = Cow::Owned(stream.get(TRAIN_HEADER_LEN..).unwrap_or_default().to_vec());
             return Some(Decapsulated { inner, turns, is_refused, ..plain });
+        }
+        if is_late {
+            return Some(plain);
         }
         let turns = change_of_fence(&datagram[DATA_HEADER_LEN..]).filter(|_| data.flags & FENCE != 0);
         if turns.is_some() {

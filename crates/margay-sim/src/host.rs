@@ -24,6 +24,8 @@ use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 use crate::turn::Admission;
 
+mod repairs;
+
 /// Which host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostId(pub usize);
@@ -376,8 +378,8 @@ impl Host {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
         let streams = streams.into_iter().chain(self.relays.iter().filter_map(Relay::next_deadline)).min();
-        let turns = self.cache.turns.next_deadline().filter(|_| !self.is_dead);
-        let agents = self.sal.poll_timeout().filter(|_| !self.is_dead).into_iter().chain(turns).min();
+        let agents = self.sal.poll_timeout().into_iter().chain(self.cache.next_deadline()).min();
+        let agents = agents.filter(|_| !self.is_dead);
         agents.into_iter().chain(clients).chain(streams).min()
     }
 
@@ -389,6 +391,7 @@ impl Host {
             for (flow, change) in self.cache.turns.take_due(now) {
                 self.turned(now, flow, change);
             }
+            self.send_due_repairs(now);
         }
         for at in 0..self.clients.len() {
             for segment in self.clients[at].poll(now) {
@@ -483,7 +486,7 @@ impl Host {
         self.sal.handle(now, Input::Turned { flow, change });
     }
 
-    fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
+    fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
         match self.cache.admit(now, from, datagram) {
             Some((_, Admission::Held | Admission::Late | Admission::Full)) => return true,
             Some((flow, Admission::Strange)) => {
@@ -582,8 +585,9 @@ impl Host {
 
     fn carry(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> bool {
         let Some(carried) = self.cache.encapsulate(now, segment, packet) else { return false };
-        let Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence } = carried;
+        let Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence, repairs } = carried;
         self.outbox.extend(to.map(|to| Outgoing::Datagram(local, to, datagram)));
+        self.send_repairs(repairs);
         self.report(now, flow, Direction::Egress, segment.flags);
         if wants_pinhole {
             self.send_pinhole(flow);
@@ -654,6 +658,7 @@ impl Host {
                     let datagram = buf[..len].to_vec();
                     self.ingress(now, from, &datagram);
                 }
+                Output::Update(EntryUpdate::Count(flow)) => self.tell_count(now, flow),
                 Output::Update(update) => self.update(now, update),
                 Output::Pinhole(flow) => self.send_pinhole(flow),
                 Output::Knock(flow) => self.outbox.extend(self.cache.knock(flow).map(Outgoing::Direct)),

@@ -15,6 +15,7 @@ pub mod host;
 mod kernel;
 pub mod middlebox;
 pub mod network;
+mod place_fec;
 pub mod program;
 mod relay;
 mod seal;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::stack_rule::{Expression, Fact, Network, StackRule};
-use margay_core::{MoveRefused, PlainPlaces, Policy, Stack};
+use margay_core::{MoveRefused, PlaceStack, PlaceStacks, Policy, Stack};
 use margay_sim::HostId;
 use margay_sim::stream::Plan;
 use margay_wire::{DATA_HEADER_LEN, DataRepr, is_sealed};
@@ -20,7 +20,7 @@ const CABLE: [u8; 4] = [10, 7, 0, 52];
 const SERVERS_CABLE: [u8; 4] = [10, 7, 0, 51];
 
 fn partly(address: [u8; 4]) -> Policy {
-    Policy::StripePartly(PlainPlaces::new([IpAddr::from(address)]).expect("one"))
+    Policy::StripePartly(PlaceStacks::new([(IpAddr::from(address), PlaceStack::Plain)]).expect("one"))
 }
 
 /// What was recorded of DATA that carries something, by the place by which it went.
@@ -77,7 +77,8 @@ impl Pair {
     fn is_partly(&mut self) -> bool {
         self.hosts().iter().all(|host| {
             let places = self.flow(*host).places;
-            places.len() == 2 && places.iter().filter(|place| place.sends_plain && place.takes_plain).count() == 1
+            places.len() == 2
+                && places.iter().filter(|place| [place.sends, place.takes] == [Some(PlaceStack::Plain); 2]).count() == 1
         })
     }
 }
@@ -143,7 +144,7 @@ fn connections_are_carried_so_too() {
     pair.chat(SECOND * 4);
     let client = pair.client;
     let mut flows = pair.world.host(client).sal.flows().filter(|flow| flow.app.protocol == 6);
-    assert!(flows.all(|flow| flow.places.iter().any(|place| place.sends_plain)));
+    assert!(flows.all(|flow| flow.places.iter().any(|place| place.sends == Some(PlaceStack::Plain))));
     drop(flows);
     pair.check(SECOND * 2, "a connection");
 }

@@ -5,14 +5,16 @@
 //! engine.
 //!
 //! Reading order: [`plan`] says how many repairs a block needs, [`encoder`] makes blocks and repairs, [`decoder`] puts
-//! them together again.
+//! them together again; [`beside`] does both for one place of a striped flow, whose datagrams have numbers already.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod beside;
 pub mod decoder;
 pub mod encoder;
 pub mod plan;
 
+pub use beside::{RepairBeside, Repairer, Restorer};
 pub use decoder::{Arrivals, Decoder, Given, Refused, RepairOf};
 pub use encoder::{Encoder, Repair, Slot};
 pub use plan::{Loss, Plan};

@@ -6,6 +6,7 @@
 mod address;
 mod chain;
 mod change;
+mod covered;
 mod data;
 mod extension;
 mod fec;
@@ -27,6 +28,7 @@ mod timing;
 
 pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
+pub use covered::{COVERED_LEN_MAX, COVERED_MAX, ChunkName, Covered};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, REPAIR, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SECURE_AES,
     STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence,

@@ -30,6 +30,7 @@ mod field {
 const ENDS: u8 = 1;
 const LEADS: u8 = 2;
 const PLAIN: u8 = 4;
+const FEC: u8 = 8;
 
 fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
@@ -77,6 +78,8 @@ pub struct StripeRepr {
     /// The sender of a question wants to send as it is by this place what is sealed by others; in the answer, it may
     /// (docs/decisions/0097). Versions before this field answer that it may not.
     pub plain: bool,
+    /// The same of repairs, which follow what is sent by this place (docs/decisions/0095).
+    pub fec: bool,
 }
 
 impl StripeRepr {
@@ -94,13 +97,14 @@ impl StripeRepr {
             sharing: Sharing::of_number(value[field::SHARING]),
             weight: value[field::WEIGHT],
             plain: flags & PLAIN != 0,
+            fec: flags & FEC != 0,
         })
     }
 
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::NUMBER].copy_from_slice(&self.number.to_be_bytes());
         value[field::PLACE] = self.place;
-        let flags = [(self.ends, ENDS), (self.leads, LEADS), (self.plain, PLAIN)];
+        let flags = [(self.ends, ENDS), (self.leads, LEADS), (self.plain, PLAIN), (self.fec, FEC)];
         value[field::FLAGS] = flags.iter().map(|(is_set, bit)| if *is_set { *bit } else { 0 }).sum();
         value[field::SHARING] = self.sharing as u8;
         value[field::WEIGHT] = self.weight;

@@ -199,6 +199,7 @@ local f = {
     stripe_ends = ProtoField.bool("margay.stripe.flags.ends", "Several pairs no more", 8, nil, 0x01),
     stripe_leads = ProtoField.bool("margay.stripe.flags.leads", "The sender says which pairs", 8, nil, 0x02),
     stripe_plain = ProtoField.bool("margay.stripe.flags.plain", "Plain by this place", 8, nil, 0x04),
+    stripe_fec = ProtoField.bool("margay.stripe.flags.fec", "Repairs by this place", 8, nil, 0x08),
     stripe_sharing = ProtoField.uint8("margay.stripe.sharing", "Shared out", nil, SHARINGS),
     stripe_weight = ProtoField.uint8("margay.stripe.weight", "Weight of the place"),
     arrivals_number = ProtoField.uint32("margay.arrivals.number", "Report"),
@@ -463,6 +464,7 @@ local readers = {
         tree:add(f.stripe_ends, value(5, 1))
         tree:add(f.stripe_leads, value(5, 1))
         tree:add(f.stripe_plain, value(5, 1))
+        tree:add(f.stripe_fec, value(5, 1))
         tree:add(f.stripe_sharing, value(6, 1))
         tree:add(f.stripe_weight, value(7, 1))
     end },

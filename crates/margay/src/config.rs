@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use margay_core::chain::Requirement;
 use margay_core::name::Prefix;
 use margay_core::stack_rule::StackRule;
-use margay_core::{PlainPlaces, PlainPlacesError, Policy, RangeV4, RangeV6, Ranges, Weights, WeightsError};
+use margay_core::{PlaceStack, PlaceStacks, PlaceStacksError, Policy, RangeV4, RangeV6, Ranges, Weights, WeightsError};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
@@ -288,7 +288,7 @@ pub struct MultihomingSection {
     #[serde(default)]
     pub weights: BTreeMap<IpAddr, u32>,
     /// With `stripe`: by which addresses, of this host or of the peer, flows are `plain`; by all others they are
-    /// `secure` then.
+    /// `secure` then. And by which what flows of datagrams lose is repaired: `fec`.
     #[serde(default)]
     pub stacks: BTreeMap<IpAddr, PlaceStackWord>,
 }
@@ -301,6 +301,8 @@ pub enum PlaceStackWord {
     Plain,
     /// Sealed.
     Secure,
+    /// What is lost is repaired; of flows of datagrams.
+    Fec,
 }
 
 /// A policy, as the file has it.
@@ -325,7 +327,7 @@ impl MultihomingSection {
             (PolicyWord::Pin, Some(address)) => Policy::Pin(address),
             (PolicyWord::Stripe, _) if self.stacks.is_empty() => Policy::Stripe,
             // Places that cannot be were refused when the file was read.
-            (PolicyWord::Stripe, _) => self.read_plain().map_or(Policy::Stripe, Policy::StripePartly),
+            (PolicyWord::Stripe, _) => self.read_stacks().map_or(Policy::Stripe, Policy::StripePartly),
             (PolicyWord::Redundant, _) => Policy::Redundant,
             // Weights that are none were refused when the file was read.
             (PolicyWord::Weighted, _) => self.read_weights().map_or(Policy::Stripe, Policy::Weighted),
@@ -333,9 +335,12 @@ impl MultihomingSection {
         }
     }
 
-    fn read_plain(&self) -> Result<PlainPlaces, PlainPlacesError> {
-        let plain = self.stacks.iter().filter(|(_, stack)| **stack == PlaceStackWord::Plain);
-        PlainPlaces::new(plain.map(|(address, _)| *address))
+    fn read_stacks(&self) -> Result<PlaceStacks, PlaceStacksError> {
+        PlaceStacks::new(self.stacks.iter().filter_map(|(address, stack)| match stack {
+            PlaceStackWord::Plain => Some((*address, PlaceStack::Plain)),
+            PlaceStackWord::Fec => Some((*address, PlaceStack::Fec)),
+            PlaceStackWord::Secure => None,
+        }))
     }
 
     fn read_weights(&self) -> Result<Weights, WeightsError> {
@@ -354,9 +359,11 @@ impl MultihomingSection {
             if self.policy != PolicyWord::Stripe {
                 return Err(("only `stripe` takes stacks of its places".to_owned(), "remove `stacks`".to_owned()));
             }
-            let advice = "write `stacks` as in { \"192.0.2.1\" = \"plain\" }: up to four addresses, one plain at least";
-            let plain = self.read_plain().map_err(|error| (error.to_string(), advice.to_owned()))?;
-            if plain.is_empty() {
+            let advice = "write `stacks` as in { \"192.0.2.1\" = \"plain\" }: up to four addresses, one plain where one \
+                          is secure";
+            let own = self.read_stacks().map_err(|error| (error.to_string(), advice.to_owned()))?;
+            let has_sealed = self.stacks.values().any(|stack| *stack == PlaceStackWord::Secure);
+            if has_sealed && !own.have(PlaceStack::Plain) {
                 return Err(("`stacks` has no place that is `plain`".to_owned(), advice.to_owned()));
             }
         }

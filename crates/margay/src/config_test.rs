@@ -195,15 +195,20 @@ fn mistakes_in_policies_are_pointed_at() {
         ("redundant", "weights = { \"192.0.2.1\" = 2 }", "only `weighted` takes weights"),
         ("weighted", "weights = { \"192.0.2.1\" = 2 }\nstacks = { \"192.0.2.1\" = \"plain\" }", "only `stripe` takes"),
         ("stripe", "stacks = { \"192.0.2.1\" = \"secure\" }", "no place that is `plain`"),
-        ("stripe", "stacks = { \"192.0.2.1\" = \"fec\" }", "unknown variant `fec`"),
+        ("stripe", "stacks = { \"192.0.2.1\" = \"fec\", \"192.0.2.2\" = \"secure\" }", "no place that is `plain`"),
+        ("stripe", "stacks = { \"192.0.2.1\" = \"direct\" }", "unknown variant `direct`"),
     ] {
         let (what, ..) = wrong(&format!("{several}policy = \"{policy}\"\n{weights}\n"));
         assert!(what.contains(words), "{what}");
     }
-    let stacks = "stacks = { \"192.0.2.1\" = \"plain\", \"198.51.100.1\" = \"secure\" }";
-    let config = parse(&format!("{several}policy = \"stripe\"\n{stacks}\n")).expect("stacks");
-    let plain = PlainPlaces::new([[192, 0, 2, 1].into()]).expect("one");
-    assert_eq!(config.policies()[0].1, Policy::StripePartly(plain));
+    for (stacks, shown) in [
+        ("{ \"192.0.2.1\" = \"plain\", \"198.51.100.1\" = \"secure\" }", "stripe 192.0.2.1=plain"),
+        ("{ \"192.0.2.1\" = \"plain\", \"192.0.2.9\" = \"fec\" }", "stripe 192.0.2.1=plain 192.0.2.9=fec"),
+        ("{ \"192.0.2.9\" = \"fec\" }", "stripe 192.0.2.9=fec"),
+    ] {
+        let config = parse(&format!("{several}policy = \"stripe\"\nstacks = {stacks}\n")).expect("stacks");
+        assert_eq!(config.policies()[0].1.to_string(), shown);
+    }
     let two = "weights = { \"192.0.2.1\" = 2, \"192.0.2.9\" = 1 }";
     let config = parse(&format!("{several}policy = \"weighted\"\n{two}\n")).expect("weights");
     assert_eq!(config.policies()[0].1.to_string(), "weighted 192.0.2.1=2 192.0.2.9=1");

@@ -14,7 +14,7 @@ use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX, Sharing};
 use crate::leg::delta::Delta;
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
-use crate::leg::stack::Stacks;
+use crate::leg::stack::{PlaceStack, Stacks};
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -186,11 +186,13 @@ pub struct Place {
     pub may_send: bool,
     /// How often it has its turn, where turns go by weights.
     pub weight: u8,
-    /// What is sent by it goes as it is, though the flow is sealed: with the seal's numbers, one for each chunk
-    /// (docs/decisions/0097). Where none of the places works, what goes by the pair of all flows is sealed.
-    pub sends_plain: bool,
-    /// What comes by it as it is is taken, though the flow is sealed.
-    pub takes_plain: bool,
+    /// What is sent by it otherwise than by other places. Plain: it goes as it is, though the flow is sealed, with the
+    /// seal's numbers, one for each chunk (docs/decisions/0097); where none of the places works, what goes by the pair
+    /// of all flows is sealed. `fec`: it is followed by repairs, made of datagrams as they went (docs/decisions/0095).
+    pub sends: Option<PlaceStack>,
+    /// What is taken so. Plain: what comes as it is, though the flow is sealed. `fec`: repairs, and what they bring
+    /// back, as if it had come by this place; nothing is given twice.
+    pub takes: Option<PlaceStack>,
 }
 
 /// Flows that the kernel's flow cache may open by itself (docs/decisions/0035).

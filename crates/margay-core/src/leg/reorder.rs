@@ -2,7 +2,7 @@
 //!
 //! Each place keeps its own order. So what is missing is lost when every place that is in use has brought something
 //! later, and is waited for no longer (as RFC 1990 §4.1 has it for bundled links); and never for longer than a bounded
-//! time.
+//! time. Where repairs come by a place, what every place has passed by may still be brought back, and is waited for.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -13,6 +13,8 @@ use crate::types::time::Instant;
 
 /// Longest wait for what is missing.
 const WAIT_MAX: Duration = Duration::from_millis(50);
+/// The same where repairs come by a place: a block lasts for 8 ms, and what repairs it follows.
+const WAIT_FOR_REPAIRS: Duration = Duration::from_millis(40);
 /// A place by which nothing has come for so long is not in use.
 const IN_USE: Duration = Duration::from_millis(100);
 /// What waits, in parts.
@@ -53,11 +55,13 @@ pub struct Sequencer<T> {
     places: [Option<Seen>; PLACES_MAX + 1],
     /// In order; parts of one train as they came.
     held: VecDeque<Held<T>>,
+    /// What is lost may be brought back.
+    is_repaired: bool,
 }
 
 impl<T> Default for Sequencer<T> {
     fn default() -> Self {
-        Self { next: None, places: [None; PLACES_MAX + 1], held: VecDeque::new() }
+        Self { next: None, places: [None; PLACES_MAX + 1], held: VecDeque::new(), is_repaired: false }
     }
 }
 
@@ -66,6 +70,11 @@ const fn is_before(one: u32, other: u32) -> bool {
 }
 
 impl<T> Sequencer<T> {
+    /// From here on repairs come by a place, or come no more.
+    pub const fn set_repaired(&mut self, is_repaired: bool) {
+        self.is_repaired = is_repaired;
+    }
+
     /// Takes note of a part that has come by a place, and has come before by another one: it is not given on.
     pub fn note_copy(&mut self, now: Instant, place: Option<usize>, number: u32) {
         let Some(seen) = place.and_then(|place| self.places.get_mut(place)) else { return };
@@ -101,7 +110,8 @@ impl<T> Sequencer<T> {
         let (next, _) = self.next?;
         let number = first.part.number;
         let is_due = !is_before(next, number);
-        if !is_due && !self.is_lost(now, next) && now.since(self.oldest()?) < WAIT_MAX {
+        let is_lost = !self.is_repaired && self.is_lost(now, next);
+        if !is_due && !is_lost && now.since(self.oldest()?) < self.wait_max() {
             return None;
         }
         let held = self.held.pop_front()?;
@@ -116,7 +126,11 @@ impl<T> Sequencer<T> {
 
     /// When something that waits is not to wait any longer.
     pub fn deadline(&self) -> Option<Instant> {
-        self.oldest().map(|oldest| oldest + WAIT_MAX)
+        self.oldest().map(|oldest| oldest + self.wait_max())
+    }
+
+    const fn wait_max(&self) -> Duration {
+        if self.is_repaired { WAIT_FOR_REPAIRS } else { WAIT_MAX }
     }
 
     fn oldest(&self) -> Option<Instant> {
@@ -214,6 +228,24 @@ mod test {
         assert_eq!(sequencer.take(at(50)), None);
         assert_eq!(sequencer.take(at(51)), Some(3));
         assert_eq!(sequencer.deadline(), None);
+    }
+
+    #[test]
+    fn what_every_place_has_passed_by_is_waited_for_where_repairs_come() {
+        let mut sequencer = Sequencer::default();
+        sequencer.set_repaired(true);
+        assert_eq!(run(&mut sequencer, at(0), 0, whole(1)), [1]);
+        assert_eq!(run(&mut sequencer, at(0), 1, whole(2)), [2]);
+        assert_eq!(run(&mut sequencer, at(1), 0, whole(4)), []);
+        assert_eq!(run(&mut sequencer, at(2), 1, whole(5)), []);
+        assert_eq!(run(&mut sequencer, at(9), 0, whole(3)), [3, 4, 5], "brought back");
+        assert_eq!(run(&mut sequencer, at(10), 1, whole(7)), []);
+        assert_eq!(sequencer.deadline(), Some(at(50)));
+        assert_eq!(sequencer.take(at(49)), None);
+        assert_eq!(sequencer.take(at(50)), Some(7), "for a bounded time");
+        sequencer.set_repaired(false);
+        assert_eq!(run(&mut sequencer, at(60), 0, whole(9)), []);
+        assert_eq!(run(&mut sequencer, at(61), 1, whole(10)), [9, 10], "as ever");
     }
 
     #[test]

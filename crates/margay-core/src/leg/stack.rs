@@ -89,6 +89,25 @@ impl Stack {
     }
 }
 
+/// What a place of a striped flow has that others have not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlaceStack {
+    /// The flow is sealed, and goes by this place as it is.
+    Plain,
+    /// What is lost of what goes by this place is repaired.
+    Fec,
+}
+
+impl PlaceStack {
+    /// As orders and lists write it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Fec => "fec",
+        }
+    }
+}
+
 impl fmt::Display for Stack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.label())

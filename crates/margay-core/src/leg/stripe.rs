@@ -15,6 +15,7 @@ use core::time::Duration;
 pub use margay_wire::Sharing;
 use margay_wire::{ArrivalRepr, ArrivalsRepr, PLACES_MAX};
 
+use crate::leg::loss::Loss;
 use crate::types::time::Instant;
 
 /// Under way by a new place until its rate is known, for each round trip, in bytes.
@@ -47,6 +48,9 @@ const DEAD_FIRST: Duration = Duration::from_millis(500);
 const DEAD_DOUBLED_MAX: u32 = 6;
 /// The least delay is that of the last one or two of these.
 const LEAST_TIME: Duration = Duration::from_secs(5);
+/// So many bytes are sent by a place before what it loses is reckoned anew, and over so many that is forgotten.
+const LOSS_SAMPLE: u64 = 20_000;
+const LOSS_SPAN: u64 = 1_000_000;
 /// Trains under way by one place that are remembered.
 const LOG_MAX: usize = 8192;
 
@@ -82,6 +86,8 @@ struct Sent {
     number: u32,
     at: Instant,
     bytes: usize,
+    /// Bytes that had been sent by the place by then, repairs included.
+    total: u64,
     /// It had waited for its place: the place was busy.
     waited: bool,
 }
@@ -132,6 +138,44 @@ impl Least {
     }
 }
 
+/// What a place loses, from bytes that were sent and bytes that had come by then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Losing {
+    anchor: Option<(u64, u32)>,
+    sent: u64,
+    /// Less than nothing where something has overtaken what is counted.
+    lost: i64,
+}
+
+impl Losing {
+    /// Of so many bytes that were sent so many have come; the second count wraps.
+    fn add(&mut self, total: u64, came: u32) {
+        let (total_before, came_before) = *self.anchor.get_or_insert((total, came));
+        let sent = total.saturating_sub(total_before);
+        if sent < LOSS_SAMPLE {
+            return;
+        }
+        self.anchor = Some((total, came));
+        let came = u64::from(came.wrapping_sub(came_before));
+        if came > sent * 2 {
+            // The receiver counts anew.
+            return;
+        }
+        self.sent += sent;
+        self.lost += i64::try_from(sent).unwrap_or(i64::MAX) - i64::try_from(came).unwrap_or(i64::MAX);
+        if self.sent > LOSS_SPAN {
+            self.sent /= 2;
+            self.lost /= 2;
+        }
+    }
+
+    fn loss(&self) -> Option<Loss> {
+        let ppm = (self.lost.max(0).unsigned_abs() * 1_000_000).checked_div(self.sent)?;
+        // Bytes do not say what is lost in a row.
+        Some(Loss { ppm: u32::try_from(ppm).unwrap_or(u32::MAX), row_thousandths: 1000 })
+    }
+}
+
 /// One place.
 #[derive(Debug)]
 struct Lane {
@@ -157,6 +201,7 @@ struct Lane {
     dead: Option<Instant>,
     deaths: u32,
     sent_bytes: u64,
+    losing: Losing,
     /// Its turns: what it has been given, for its weight. Of several places the one with least is next.
     turns: u64,
 }
@@ -190,6 +235,7 @@ impl Lane {
             dead: None,
             deaths: 0,
             sent_bytes: 0,
+            losing: Losing::default(),
             turns: 0,
         };
         lane.begin(now);
@@ -233,6 +279,7 @@ impl Lane {
         self.last_number = Some(arrival.packet_number);
         self.progress = now;
         self.deaths = 0;
+        self.losing.add(sent.total, arrival.bytes);
         let took = i64::from(arrival.at_us.wrapping_sub(sent.at.micros() as u32).wrapping_sub(origin).cast_signed());
         let least = self.least.get_or_insert(Least::new(now, took));
         least.add(now, took);
@@ -320,6 +367,7 @@ impl Lane {
         self.deaths += 1;
         self.log.clear();
         self.anchor = None;
+        self.losing.anchor = None;
         self.free_at = now;
     }
 }
@@ -469,8 +517,20 @@ impl Scheduler {
         if lane.log.is_empty() {
             lane.progress = now;
         }
-        lane.log.push_back(Sent { number, at: now, bytes, waited });
         lane.sent_bytes += bytes as u64;
+        lane.log.push_back(Sent { number, at: now, bytes, total: lane.sent_bytes, waited });
+    }
+
+    /// So many bytes of repairs have been sent by a place, behind what they repair: they take time of its own.
+    pub fn note_repairs(&mut self, now: Instant, place: usize, bytes: usize) {
+        let Some(lane) = self.lanes.get_mut(place).and_then(Option::as_mut) else { return };
+        lane.sent_bytes += bytes as u64;
+        lane.free_at = lane.free_at.max(now) + takes(bytes, lane.pace());
+    }
+
+    /// What a place loses, once that is known.
+    pub fn loss(&self, place: usize) -> Option<Loss> {
+        self.lanes.get(place)?.as_ref()?.losing.loss()
     }
 
     /// Whether what waits for a place may still go there.

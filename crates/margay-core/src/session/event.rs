@@ -18,6 +18,7 @@ use crate::cache::entry::{FlowCounters, Passage, RemoveReason};
 use crate::leg::carriage::{Carriage, Why};
 use crate::leg::loss::FlowLoss;
 use crate::leg::seal::Cipher;
+use crate::leg::stack::PlaceStack;
 use crate::leg::timing::{FlowTiming, Timing};
 use crate::session::give_up::GiveUpCause;
 use crate::session::hand_over::HandOver;
@@ -178,10 +179,10 @@ pub struct StripePlace {
     pub rtt: Option<Duration>,
     /// How often it has its turn, where turns go by weights.
     pub weight: u8,
-    /// What this end sends by it goes as it is, though the flow is sealed.
-    pub sends_plain: bool,
-    /// What the peer sends by it may come as it is, though the flow is sealed.
-    pub takes_plain: bool,
+    /// The stack of its own by which this end sends there.
+    pub sends: Option<PlaceStack>,
+    /// That by which the peer does.
+    pub takes: Option<PlaceStack>,
 }
 
 /// A flow as lists show it.

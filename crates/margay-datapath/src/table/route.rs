@@ -102,6 +102,8 @@ pub struct IngressRoute {
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
     /// It is not sealed, though its flow is: the place by which it came is plain.
     pub by_plain_place: bool,
+    /// It repairs what has gone by the place by which it came.
+    pub is_repair: bool,
     /// It answers data that the core was told of, since it went unanswered for long.
     pub ends_silence: bool,
     /// The core still gives on what it has held of this flow.

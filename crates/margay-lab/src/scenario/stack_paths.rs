@@ -1,6 +1,7 @@
 //! `stack-paths`: a flow of numbered datagrams over two links at once. Over two equal links it is striped; over one of
-//! 40 and one of 20 Mbit/s it goes by weights; over two that lose one datagram of twenty each it is redundant; and over
-//! two of which one is trusted it is sealed by the other alone, as what is recorded on both shows.
+//! 40 and one of 20 Mbit/s it goes by weights; over two that lose one datagram of twenty each it is redundant, and then
+//! repaired by each; and over two of which one is trusted it is sealed by the other alone, as what is recorded on both
+//! shows.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -32,12 +33,14 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 9] = [
+const BOUNDS: [Bound; 10] = [
     // What arrives over two links, for what arrives over one.
     bound("gain_equal", AtLeast(1.8)),
     // How far the share of a link is from its weight's share, of that.
     bound("weighted_share_error", AtMost(0.1)),
     bound("redundant_lost", AtMost(0.005)),
+    // Of datagrams of which each has two chunks: without repairs a tenth.
+    bound("repaired_lost", AtMost(0.02)),
     bound("duplicated", Exactly(0.0)),
     // Datagrams that are not as the stack of their link says, and kinds of datagrams that were not seen at all.
     bound("mixed_wrong", Exactly(0.0)),
@@ -152,6 +155,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut equal = Stage::build(&lab, 0)?;
     let mut unequal = Stage::build(&lab, 1)?;
     pair::attempt_part("links that lose", findings, |findings| over_lossy(&lab, &mut equal, findings));
+    let server = lab.host("server0")?;
+    pair::attempt_part("links that repair", findings, |findings| over_repaired(&lab, server, &mut equal, findings));
     pair::attempt_part("equal links", findings, |findings| over_equal(&mut equal, findings));
     pair::attempt_part("a plain link and a sealed one", findings, |findings| over_mixed(&mut equal, findings));
     pair::attempt_part("unequal links", findings, |findings| over_unequal(&mut unequal, findings));
@@ -383,5 +388,30 @@ fn over_lossy(lab: &Lab, stage: &mut Stage<'_>, findings: &mut Findings) -> Resu
     let lost = sent.saturating_sub(all);
     findings.set("redundant_lost", lost as f64 / (came + lost).max(1) as f64);
     findings.set("redundant_datagrams", (came + lost) as f64);
+    Ok(())
+}
+
+/// By both links with repairs: what each has lost comes back.
+fn over_repaired(lab: &Lab, server: &Host, stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
+    let run = stage.begin(LITTLE)?;
+    let fec = stage.addresses.each_ref().map(|address| format!("{address}=fec"));
+    stage.order(&run, &["stripe", &fec[0], &fec[1]])?;
+    let shown = agent::stack(stage.client, &run.flow)?;
+    let places = shown["places"].as_array().cloned().unwrap_or_default();
+    ensure!(places.iter().all(|place| place["stack"] == "fec"), "its places are {places:?}");
+    let restored = || agent::metric(server, "margay_datapath_fec_repaired_total");
+    let received = |stage: &Stage<'_>| stage.came(run.number).last().map_or(0, |came| came.received);
+    let restored_before = restored()?;
+    let before = received(stage);
+    lab.sky.lose(Losses { share: 0.05, row: 1 });
+    sleep(Duration::from_secs(if is_long() { 30 } else { 5 }));
+    lab.sky.lose(Losses::default());
+    sleep(SETTLING);
+    let came = received(stage) - before;
+    findings.set("repaired_chunks", restored()? - restored_before);
+    // The links lose nothing but then.
+    let (sent, all) = stage.finish(run, findings)?;
+    let lost = sent.saturating_sub(all);
+    findings.set("repaired_lost", lost as f64 / (came + lost).max(1) as f64);
     Ok(())
 }

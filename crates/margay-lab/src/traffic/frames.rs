@@ -19,8 +19,8 @@ use crate::host::write_line;
 
 /// Run, number of the frame, place of the datagram, and when the frame was sent in milliseconds since 1970.
 const HEAD: usize = 20;
-/// A frame that is not whole by then is of no use.
-const IN_TIME: Duration = Duration::from_millis(100);
+/// A frame that is not whole by then is of no use, if nothing else is said.
+pub const IN_TIME_MS: u32 = 100;
 /// The sink's own queue, in bytes: a sink that has to wait for a processor loses nothing.
 const RECEIVE_BUFFER: usize = 16 << 20;
 /// Frames of a run that may be incomplete at once; older ones are forgotten.
@@ -102,10 +102,16 @@ pub fn send(plan: &Plan) -> Result<()> {
 }
 
 /// What has come of a run: by frame, which of its datagrams.
-#[derive(Default)]
-struct Run(BTreeMap<u32, u32>);
+struct Run {
+    in_time_ms: u32,
+    frames: BTreeMap<u32, u32>,
+}
 
 impl Run {
+    const fn new(in_time_ms: u32) -> Self {
+        Self { in_time_ms, frames: BTreeMap::new() }
+    }
+
     /// Takes note of a datagram; gives the frame if it is whole now, and in time.
     fn note(&mut self, datagram: &[u8], arrived_ms: u64) -> Option<Whole> {
         let word = |at: usize| datagram[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
@@ -117,21 +123,21 @@ impl Run {
         if !(1..=32).contains(&datagrams) || place >= datagrams {
             return None;
         }
-        let came = self.0.entry(frame).or_default();
+        let came = self.frames.entry(frame).or_default();
         let was_whole = came.count_ones() == datagrams;
         *came |= 1 << place;
         let is_whole = came.count_ones() == datagrams && !was_whole;
-        while self.0.len() > INCOMPLETE_MAX {
-            self.0.pop_first();
+        while self.frames.len() > INCOMPLETE_MAX {
+            self.frames.pop_first();
         }
         let took_ms = arrived_ms.saturating_sub(sent_ms);
-        let is_in_time = u128::from(took_ms) <= IN_TIME.as_millis();
+        let is_in_time = took_ms <= u64::from(self.in_time_ms);
         (is_whole && is_in_time).then(|| Whole { run: word(0), frame, took_ms: took_ms as u32 })
     }
 }
 
 /// Says of each frame that comes whole and in time a [`Whole`] as JSON, until it is killed.
-pub fn sink(listen: SocketAddr) -> Result<()> {
+pub fn sink(listen: SocketAddr, in_time_ms: u32) -> Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot bind {listen}"))?;
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).context("cannot enlarge the sink's queue")?;
     write_line("ready")?;
@@ -141,7 +147,7 @@ pub fn sink(listen: SocketAddr) -> Result<()> {
         let Ok(len) = socket.recv(&mut buffer) else { continue };
         let Some(datagram) = buffer.get(..len).filter(|datagram| datagram.len() >= HEAD) else { continue };
         let run = u32::from_be_bytes([datagram[0], datagram[1], datagram[2], datagram[3]]);
-        if let Some(whole) = runs.entry(run).or_default().note(datagram, now_ms() as u64) {
+        if let Some(whole) = runs.entry(run).or_insert(Run::new(in_time_ms)).note(datagram, now_ms() as u64) {
             write_line(&serde_json::to_string(&whole)?)?;
         }
     }
@@ -163,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_frame_counts_once_when_it_is_whole_in_time() {
-        let mut run = Run::default();
+        let mut run = Run::new(100);
         assert_eq!(run.note(&datagram(1, 0), 1010), None);
         assert_eq!(run.note(&datagram(1, 0), 1010), None, "it comes twice");
         assert_eq!(run.note(&datagram(1, 2), 1020), None);
@@ -173,5 +179,8 @@ mod tests {
             assert_eq!(run.note(&datagram(2, place), 1101), None, "too late");
         }
         assert_eq!(run.note(&datagram(3, 3), 1000), None, "a place that no frame has");
+        let mut patient = Run::new(220);
+        let whole = (0..3).filter_map(|place| patient.note(&datagram(2, place), 1220)).count();
+        assert_eq!(whole, 1, "in time for who waits longer");
     }
 }

@@ -214,6 +214,9 @@ pub enum Traffic {
         /// Where to listen
         #[arg(long)]
         listen: SocketAddr,
+        /// A frame that is not whole so long after it was sent is of no use
+        #[arg(long, default_value_t = frames::IN_TIME_MS)]
+        in_time_ms: u32,
     },
     /// Many downloads at once from a web server, each hashed
     Download(download::Plan),
@@ -483,7 +486,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Numbered(plan) => numbered::send(&plan),
         Traffic::NumberedSink { listen } => numbered::sink(listen),
         Traffic::Frames(plan) => frames::send(&plan),
-        Traffic::FrameSink { listen } => frames::sink(listen),
+        Traffic::FrameSink { listen, in_time_ms } => frames::sink(listen, in_time_ms),
         Traffic::Download(plan) => download::run(plan),
         Traffic::Transfer { host, port, ways, first, pace, bytes, mptcp } => {
             transfer::run(transfer::Plan { host, port, ways, first, pace, bytes, mptcp })

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 137] = [
+const FIELDS: [&str; 138] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -130,6 +130,7 @@ const FIELDS: [&str; 137] = [
     "margay.stripe.flags.ends",
     "margay.stripe.flags.leads",
     "margay.stripe.flags.plain",
+    "margay.stripe.flags.fec",
     "margay.stripe.sharing",
     "margay.stripe.weight",
     "margay.arrivals.number",
@@ -522,7 +523,7 @@ impl Expected {
             15 => {
                 self.number("stripe.number", &value["number"]);
                 self.number("stripe.place", &value["place"]);
-                for flag in ["ends", "leads", "plain"] {
+                for flag in ["ends", "leads", "plain", "fec"] {
                     self.put(&format!("stripe.flags.{flag}"), u8::from(value[flag].as_bool().expect("a flag")));
                 }
                 self.number("stripe.sharing", &value["sharing"]);

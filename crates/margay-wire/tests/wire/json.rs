@@ -219,9 +219,9 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "address": location.address.to_string(),
             "flags": location.flags.bits(),
         }),
-        Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight, plain }) => json!({
+        Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight, plain, fec }) => json!({
             "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads,
-            "sharing": *sharing as u8, "weight": weight, "plain": plain,
+            "sharing": *sharing as u8, "weight": weight, "plain": plain, "fec": fec,
         }),
         Extension::Arrivals(arrivals) => {
             let place = |(place, arrival): (usize, &Option<ArrivalRepr>)| {
@@ -464,6 +464,7 @@ fn stripe(value: &Value) -> StripeRepr {
         sharing: Sharing::ALL[number::<usize>(value, "sharing")],
         weight: number(value, "weight"),
         plain: flag(value, "plain"),
+        fec: flag(value, "fec"),
     }
 }
 

@@ -208,11 +208,11 @@ fn critical() -> impl Strategy<Value = Value> {
 
 fn stripe() -> impl Strategy<Value = Value> {
     let shared = (0..3_u8, any::<u8>());
-    (any::<u32>(), 0..4_u8, any::<[bool; 3]>(), shared).prop_map(|(number, place, flags, (sharing, weight))| {
-        let [ends, leads, plain] = flags;
+    (any::<u32>(), 0..4_u8, any::<[bool; 4]>(), shared).prop_map(|(number, place, flags, (sharing, weight))| {
+        let [ends, leads, plain, fec] = flags;
         json!({
             "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads, "sharing": sharing,
-            "weight": weight, "plain": plain,
+            "weight": weight, "plain": plain, "fec": fec,
         })
     })
 }

@@ -235,7 +235,7 @@ fn log(event: &Event) {
         Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed, or the stack is another"),
         Event::StackChanged { flow, change } => tracing::info!(
             %flow, from = %change.from, to = %change.to, cause = change.cause.label(), outcome = change.outcome.label(),
-            why = change.outcome.text(), "a change of a flow's stack is over"
+            why = change.text(), "a change of a flow's stack is over"
         ),
         Event::Reconfigured { flow, session, change } => tracing::info!(
             %flow, %session, act = change.edit.label(), outcome = change.outcome.label(), why = change.outcome.text(),

@@ -62,7 +62,8 @@ pub enum FlowVerb {
         policy: PolicyWord,
         /// With `pin`: an address of this host, or of the peer. With `weighted`: such addresses with their weights, as
         /// 192.0.2.1=2; places of other addresses have 1. With `stripe`, if anything: by which addresses a flow goes as
-        /// it is, as 192.0.2.1=plain; by others it is sealed then
+        /// it is, as 192.0.2.1=plain (by others it is sealed then), and by which what it loses is repaired, as
+        /// 192.0.2.1=fec
         #[arg(required_if_eq_any([("policy", "pin"), ("policy", "weighted")]), value_name = "ADDRESS")]
         addresses: Vec<Addressed>,
         #[command(flatten)]
@@ -155,7 +156,10 @@ fn named(policy: PolicyWord, addresses: &[Addressed]) -> Result<FlowPolicyReques
                 Some(OfPlace::Stack(stack)) => {
                     Ok(PlaceStack { address: one.address.to_string(), stack: stack.clone() })
                 }
-                _ => Err(miette::miette!("`stripe` takes places that are plain, as {}=plain, or none", one.address)),
+                _ => Err(miette::miette!(
+                    "`stripe` takes places with a stack of their own, as {0}=plain or {0}=fec, or none",
+                    one.address
+                )),
             };
             request.stacks = addresses.iter().map(stack).collect::<Result<_>>()?;
         }

@@ -297,7 +297,7 @@ fn changes(stack: &FlowStack) -> String {
     }
     let line = |change: &FlowStackChange| {
         let ago = span(Duration::from_millis(change.ms_ago));
-        let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
+        let why = if change.why == change.outcome { String::new() } else { format!(": {}", change.why) };
         let cause = if change.rule == 0 { change.cause.clone() } else { format!("{} {}", change.cause, change.rule) };
         format!("{ago} ago, {} to {} ({cause}): {}{why}", change.from, change.to, change.outcome)
     };

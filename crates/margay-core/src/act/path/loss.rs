@@ -45,6 +45,9 @@ const SAMPLE_MIN: f64 = 50.0;
 const JITTER_GAIN: f64 = 0.125;
 /// Of fewer PROBEs no jitter is said.
 const JITTER_SAMPLES_MIN: u32 = 4;
+/// So many answers, and so many datagrams, of which none has come: what carries them fails, since answers pass.
+const UNHEARD_ANSWERS: u32 = 4;
+const UNHEARD_MIN: u32 = 50;
 /// A count that has risen by more has begun anew.
 const RISE_MAX: u32 = 1 << 31;
 
@@ -110,6 +113,29 @@ impl Jitter {
     }
 }
 
+/// Answers of a peer in a row by which nothing more of what was sent had come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unheard {
+    /// What had come by the first of them: from which change on, and how much.
+    came: Option<(u32, u32)>,
+    /// How much programs here had sent by then.
+    sent: u32,
+    answers: u32,
+}
+
+impl Unheard {
+    /// The peer has answered that so much has come, and so much was sent by now. True where that has been nothing for
+    /// long.
+    fn note(&mut self, came: (u32, u32), sent: u32) -> bool {
+        if self.came != Some(came) {
+            *self = Self { came: Some(came), sent, answers: 0 };
+            return false;
+        }
+        self.answers += 1;
+        self.answers >= UNHEARD_ANSWERS && sent.wrapping_sub(self.sent) >= UNHEARD_MIN
+    }
+}
+
 /// What is asked and answered about one flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
@@ -129,6 +155,7 @@ struct Measured {
     sent_jitter_us: Option<u32>,
     sent_order: Meter,
     received_order: Meter,
+    unheard: Unheard,
 }
 
 impl Measured {
@@ -290,6 +317,7 @@ impl Sal {
     /// What the flow cache has counted of a flow by now, as it was asked.
     pub(crate) fn handle_counted(&mut self, id: FlowId, count: &FlowCount) {
         let Some(measured) = self.losses.flows.get_mut(&id) else { return };
+        let mut has_failed = false;
         let question = measured.question.take();
         let answer = measured.answer.take();
         let asks = core::mem::take(&mut measured.asks);
@@ -305,6 +333,7 @@ impl Sal {
         }
         if let Some(LossRepr { basis, expected, received, gaps, .. }) = answer {
             measured.sent.note(Numbered { change: basis, expected, received, gaps });
+            has_failed = measured.unheard.note((basis, received), count.sent);
         }
         if let Some(question) = question {
             self.say_loss(id, count, question.sent, Flags::CONFIRM);
@@ -319,6 +348,9 @@ impl Sal {
         let sends_fec = flow.stacks.sends.repairs();
         if let Some(loss) = self.losses.of(id).sent.filter(|_| sends_fec && answer.is_some()) {
             self.queue.update(EntryUpdate::Loss { flow: id, loss });
+        }
+        if has_failed && sends_fec {
+            self.leave_repairs(id);
         }
     }
 
@@ -450,6 +482,17 @@ mod tests {
         assert!(sent.reordered_ppm.is_some_and(|ppm| (29_000..31_000).contains(&ppm)), "{sent:?}");
         assert_eq!(received.reordered_ppm, Some(0));
         assert_eq!(Measured::default().timing(), FlowTiming::default());
+    }
+
+    #[test]
+    fn what_is_sent_and_never_heard_of_has_failed() {
+        let mut unheard = Unheard::default();
+        let failed = |unheard: &mut Unheard, came, sent| unheard.note((7, came), sent);
+        assert!((0..9).all(|at| !failed(&mut unheard, at, at * 1000)), "something comes");
+        assert!((0..9).all(|at| !failed(&mut unheard, 9, 9000 + at)), "too little is sent");
+        let first = (0..).find(|at| failed(&mut unheard, 10, (u32::MAX - 20).wrapping_add(at * 20)));
+        assert_eq!(first, Some(UNHEARD_ANSWERS));
+        assert!(!unheard.note((8, 10), 90_000), "of another change");
     }
 
     #[test]

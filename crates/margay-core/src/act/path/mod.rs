@@ -3,7 +3,7 @@
 pub mod direct;
 pub(crate) mod hold;
 pub(crate) mod loss;
-pub mod plain_place;
+pub mod place_stack;
 pub mod policy;
 pub(crate) mod related;
 pub(crate) mod side_path;

@@ -6,9 +6,10 @@ use core::net::IpAddr;
 
 use margay_wire::{FlowId, PLACES_MAX, Sharing};
 
-use crate::act::path::plain_place::PlainPlaces;
+use crate::act::path::place_stack::PlaceStacks;
 use crate::act::path::side_path::{ListOf, MoveRefused, Towards};
 use crate::association::location::{Cause, Pair, Scope};
+use crate::leg::stack::PlaceStack;
 use crate::machine::sal::Sal;
 use crate::session::Act;
 use crate::session::flow::{Flow, seen};
@@ -26,8 +27,8 @@ pub enum Policy {
     Pin(IpAddr),
     /// It goes by several pairs at once: each packet where it is predicted to arrive first.
     Stripe,
-    /// The same of a flow that is sealed; but by places of these addresses it goes as it is.
-    StripePartly(PlainPlaces),
+    /// The same; but places of these addresses have a stack of their own. Where one of them is plain, the flow is sealed.
+    StripePartly(PlaceStacks),
     /// It goes by several pairs in turns, each as often as its weight says.
     Weighted(Weights),
     /// It goes by several pairs at once: each packet by two, of which the first one that arrives counts.
@@ -107,17 +108,18 @@ impl Weights {
 pub(crate) struct Share {
     pub sharing: Sharing,
     pub weights: Weights,
-    pub plain: PlainPlaces,
+    pub stacks: PlaceStacks,
 }
 
 impl Policy {
     /// Of a flow that is striped by it.
     const fn share(self) -> Option<Share> {
-        let even = Share { sharing: Sharing::Earliest, weights: Weights([None; PLACES_MAX]), plain: PlainPlaces::NONE };
+        let even =
+            Share { sharing: Sharing::Earliest, weights: Weights([None; PLACES_MAX]), stacks: PlaceStacks::NONE };
         Some(match self {
             Self::FailOver | Self::Pin(_) => return None,
             Self::Stripe => even,
-            Self::StripePartly(plain) => Share { plain, ..even },
+            Self::StripePartly(stacks) => Share { stacks, ..even },
             Self::Weighted(weights) => Share { sharing: Sharing::Weighted, weights, ..even },
             Self::Redundant => Share { sharing: Sharing::Redundant, ..even },
         })
@@ -132,9 +134,9 @@ impl fmt::Display for Policy {
                 f.write_str(self.word())?;
                 weights.0.iter().flatten().try_for_each(|(address, weight)| write!(f, " {address}={weight}"))
             }
-            Self::StripePartly(plain) => {
+            Self::StripePartly(stacks) => {
                 f.write_str(self.word())?;
-                plain.addresses().try_for_each(|address| write!(f, " {address}=plain"))
+                stacks.all().try_for_each(|(address, stack)| write!(f, " {address}={}", stack.word()))
             }
             _ => f.write_str(self.word()),
         }
@@ -185,7 +187,7 @@ impl Sal {
     fn may_share(&self, id: FlowId, policy: Policy) -> Result<(), MoveRefused> {
         let addresses: Vec<IpAddr> = match policy {
             Policy::FailOver | Policy::Pin(_) | Policy::Stripe => return Ok(()),
-            Policy::StripePartly(plain) => plain.addresses().collect(),
+            Policy::StripePartly(stacks) => stacks.all().map(|(address, _)| address).collect(),
             Policy::Weighted(weights) => weights.addresses().collect(),
             Policy::Redundant => Vec::new(),
         };
@@ -235,9 +237,12 @@ impl Sal {
                 }
                 Ok(())
             }
-            Policy::StripePartly(plain) if self.seal_first(now, id)? => {
+            Policy::StripePartly(stacks) if stacks.have(PlaceStack::Fec) && !self.is_of_datagrams(id) => {
+                Err(MoveRefused::DatagramsOnly)
+            }
+            Policy::StripePartly(stacks) if stacks.have(PlaceStack::Plain) && self.seal_first(now, id)? => {
                 // It is striped once it is sealed.
-                let share = Policy::StripePartly(plain).share().unwrap_or_default();
+                let share = Policy::StripePartly(stacks).share().unwrap_or_default();
                 self.shares.insert(id, share);
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.seen |= seen::STRIPES;

@@ -85,6 +85,9 @@ pub enum MoveRefused {
          (`margay stack set FLOW plain`)"
     )]
     Fec,
+    /// Some places are to repair what they lose, and it is a connection.
+    #[error("a place with `fec` is for flows of datagrams: TCP repeats by itself what is lost")]
+    DatagramsOnly,
     /// Some places are to be plain, and an end demands that it is sealed.
     #[error(
         "this host or the peer demands `secure` for this flow: by no place does it go as it is; `margay flow show` \

@@ -19,6 +19,7 @@ use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, Places, StripeNews};
 use crate::cache::queue::OutputQueue;
 use crate::leg::carriage::{DirectEvent, Why};
+use crate::leg::stack::PlaceStack;
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::Flow;
@@ -43,9 +44,19 @@ const UNANSWERED: u32 = 7;
 const ACTIVE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(1);
 
+const UDP: u8 = 17;
+
 /// The flow goes by several pairs no more.
-const END: StripeRepr =
-    StripeRepr { number: 0, place: 0, ends: true, leads: false, sharing: Sharing::Earliest, weight: 0, plain: false };
+const END: StripeRepr = StripeRepr {
+    number: 0,
+    place: 0,
+    ends: true,
+    leads: false,
+    sharing: Sharing::Earliest,
+    weight: 0,
+    plain: false,
+    fec: false,
+};
 
 /// One place of a flow.
 #[derive(Debug)]
@@ -65,12 +76,12 @@ struct Leg {
     weight: u8,
     /// What the leader says of that; 0: nothing.
     said_weight: u8,
-    /// This end wants to send as it is by this place.
-    wants_plain: bool,
-    /// The peer does, as its last question says.
-    said_plain: bool,
-    /// The peer's last answer says that it takes what comes so.
-    is_plain_agreed: bool,
+    /// What this end wants to send by this place otherwise than by others.
+    wants: Option<PlaceStack>,
+    /// What the peer does, as its last question says.
+    said: Option<PlaceStack>,
+    /// What the peer's last answer says that it takes.
+    agreed: Option<PlaceStack>,
 }
 
 /// What is kept of a striped flow.
@@ -95,8 +106,8 @@ impl Striping {
             path: leg.path,
             may_send: leg.is_proved,
             weight: leg.weight,
-            sends_plain: may_be_plain && leg.sends_plain(),
-            takes_plain: may_be_plain && leg.said_plain,
+            sends: leg.sends(may_be_plain),
+            takes: leg.takes(may_be_plain),
         };
         Places {
             // A peer that does not know of copies would give them all to its program.
@@ -121,9 +132,9 @@ impl Striping {
         let place = |(place, leg): (usize, &Option<Leg>)| {
             let leg = leg.as_ref()?;
             let Leg { pair, is_proved, rtt, weight, .. } = *leg;
-            let sends_plain = may_be_plain && leg.sends_plain();
-            let takes_plain = may_be_plain && leg.said_plain;
-            Some(StripePlace { place, pair, is_proved, rtt, weight, sends_plain, takes_plain })
+            let sends = leg.sends(may_be_plain);
+            let takes = leg.takes(may_be_plain);
+            Some(StripePlace { place, pair, is_proved, rtt, weight, sends, takes })
         };
         self.legs.iter().enumerate().filter_map(place).collect()
     }
@@ -133,9 +144,9 @@ impl Striping {
         self.pairs().any(|pair| pair.remote == remote)
     }
 
-    /// What the peer is asked for: how this end shares out, and by which places it sends as it is.
-    fn wanted(&self) -> (Sharing, [bool; PLACES_MAX]) {
-        (self.sharing, core::array::from_fn(|at| self.legs[at].as_ref().is_some_and(|leg| leg.wants_plain)))
+    /// What the peer is asked for: how this end shares out, and which places have a stack of their own.
+    fn wanted(&self) -> (Sharing, [Option<PlaceStack>; PLACES_MAX]) {
+        (self.sharing, core::array::from_fn(|at| self.legs[at].as_ref().and_then(|leg| leg.wants)))
     }
 
     fn pairs(&self) -> impl Iterator<Item = Pair> {
@@ -144,12 +155,33 @@ impl Striping {
 }
 
 impl Leg {
-    const fn sends_plain(&self) -> bool {
-        self.wants_plain && self.is_plain_agreed
+    /// The stack of its own by which this end sends, where any place may be plain or none.
+    fn sends(&self, may_be_plain: bool) -> Option<PlaceStack> {
+        let agreed = self.wants.filter(|stack| self.agreed == Some(*stack));
+        agreed.filter(|stack| may_be_plain || *stack != PlaceStack::Plain)
+    }
+
+    /// The same of the peer.
+    fn takes(&self, may_be_plain: bool) -> Option<PlaceStack> {
+        self.said.filter(|stack| may_be_plain || *stack != PlaceStack::Plain)
+    }
+}
+
+/// What a question or an answer says of its place.
+const fn stack_of(said: StripeRepr) -> Option<PlaceStack> {
+    match (said.plain, said.fec) {
+        (true, _) => Some(PlaceStack::Plain),
+        (false, true) => Some(PlaceStack::Fec),
+        (false, false) => None,
     }
 }
 
 impl Sal {
+    /// Whether what is lost of a flow may be repaired: TCP repeats by itself.
+    pub(super) fn is_of_datagrams(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_some_and(|flow| flow.app.protocol == UDP)
+    }
+
     /// From now on the flow goes by several pairs, as soon as they have shown that they work.
     ///
     /// # Errors
@@ -277,9 +309,11 @@ impl Sal {
             leg.next = now + wait.min(ASK_MAX);
             leg.misses += 1;
             let weight = if sharing == Sharing::Weighted { leg.weight } else { 0 };
-            let plain = may_be_plain && leg.wants_plain;
+            let plain = may_be_plain && leg.wants == Some(PlaceStack::Plain);
+            let fec = leg.wants == Some(PlaceStack::Fec);
             let number = leg.number;
-            questions.push((leg.pair, StripeRepr { number, place, leads, sharing, weight, plain, ends: false }));
+            let ends = false;
+            questions.push((leg.pair, StripeRepr { number, place, leads, sharing, weight, plain, fec, ends }));
             if leg.misses > MISSES && leg.is_proved {
                 silent.push(leg.pair);
             }
@@ -366,9 +400,9 @@ impl Sal {
             is_proved: false,
             weight: 1,
             said_weight: 0,
-            wants_plain: false,
-            said_plain: false,
-            is_plain_agreed: false,
+            wants: None,
+            said: None,
+            agreed: None,
         });
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         striping.next = now;
@@ -394,7 +428,7 @@ impl Sal {
         striping.sharing = own.map_or(striping.peers, |own| own.sharing);
         for leg in striping.legs.iter_mut().flatten() {
             leg.weight = own.map_or(leg.said_weight.max(1), |own| own.weights.of(&leg.pair));
-            leg.wants_plain = own.map_or(leg.said_plain, |own| own.plain.has(&leg.pair));
+            leg.wants = own.map_or(leg.said, |own| own.stacks.of(&leg.pair));
         }
         let after = striping.places(true);
         if before == after && was == striping.wanted() {
@@ -462,20 +496,22 @@ impl Sal {
         }
         self.note_sharing(now, scope.flow, said);
         let may_be_plain = self.flows.get(scope.flow).is_some_and(Flow::may_be_plain_in_places);
-        let answer = StripeRepr { leads, plain: said.plain && may_be_plain, ..said };
+        let fec = said.fec && self.is_of_datagrams(scope.flow);
+        let answer = StripeRepr { leads, plain: said.plain && may_be_plain, fec, ..said };
         self.send_stripe(scope, pair, answer, Flags::CONFIRM);
         Ok(())
     }
 
     /// How the peer shares out, as its question by a place says.
     fn note_sharing(&mut self, now: Instant, id: FlowId, said: StripeRepr) {
+        let may_repair = self.is_of_datagrams(id);
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         let before = striping.places(true);
         striping.peers = said.sharing;
         striping.is_able |= said.sharing != Sharing::Earliest;
         if let Some(leg) = striping.legs.get_mut(usize::from(said.place)).and_then(Option::as_mut) {
             leg.said_weight = said.weight;
-            leg.said_plain = said.plain;
+            leg.said = stack_of(said).filter(|stack| *stack != PlaceStack::Fec || may_repair);
         }
         let is_changed = before != striping.places(true);
         self.share_out(now, id);
@@ -498,8 +534,8 @@ impl Sal {
         leg.misses = 0;
         leg.next = now + ASK;
         let is_new = !core::mem::replace(&mut leg.is_proved, true);
-        let is_plain_agreed = said.plain && leg.wants_plain;
-        let is_other = is_plain_agreed != core::mem::replace(&mut leg.is_plain_agreed, is_plain_agreed);
+        let agreed = stack_of(said).filter(|stack| leg.wants == Some(*stack));
+        let is_other = agreed != core::mem::replace(&mut leg.agreed, agreed);
         let was_able = striping.is_able;
         striping.is_able |= said.sharing != Sharing::Earliest;
         if striping.is_refused() && asked_with == Sharing::Redundant {

@@ -26,6 +26,7 @@
 //! `secure` where one of them is sealed, and to plain otherwise: [`settling`].
 
 mod carrying;
+mod failing;
 mod following;
 mod leading;
 mod order;
@@ -81,6 +82,8 @@ pub enum ChangeCause {
     Rule(u16),
     /// The same rule has no say any more.
     RuleEnded(u16),
+    /// What repairs the flow brings nothing to the peer.
+    Failed,
 }
 
 impl ChangeCause {
@@ -93,6 +96,7 @@ impl ChangeCause {
             Self::Settled => "settled",
             Self::Rule(_) => "rule",
             Self::RuleEnded(_) => "rule-ended",
+            Self::Failed => "failed",
         }
     }
 }
@@ -147,12 +151,24 @@ pub struct StackChange {
     pub outcome: ChangeOutcome,
 }
 
+impl StackChange {
+    /// A sentence for people: why it is as it is.
+    pub fn text(&self) -> String {
+        match (self.cause, self.outcome) {
+            (ChangeCause::Failed, ChangeOutcome::Done) => ChangeRefused::Failed.to_string(),
+            (_, outcome) => outcome.text(),
+        }
+    }
+}
+
 /// What is remembered of a flow's stack.
 #[derive(Debug, Default)]
 struct History {
     since: Option<Instant>,
     order: Option<StackOrder>,
     changes: VecDeque<StackChange>,
+    /// Repairs have failed: until then no rule of either end tries them again.
+    failed_until: Option<Instant>,
 }
 
 /// The changes that this host has a part in, and what is remembered of those that are over.
@@ -320,8 +336,8 @@ impl Sal {
             history.since = Some(now);
             history.order = match change.cause {
                 ChangeCause::Order => Some(StackOrder { stack: change.to, at: now }),
-                // The later order holds.
-                ChangeCause::Release | ChangeCause::Peer => None,
+                // The later order holds, and one that cannot be followed does not.
+                ChangeCause::Release | ChangeCause::Peer | ChangeCause::Failed => None,
                 ChangeCause::Settled | ChangeCause::Rule(_) | ChangeCause::RuleEnded(_) => history.order,
             };
         }

@@ -76,6 +76,12 @@ pub enum ChangeRefused {
     /// The peer's version cannot seal what goes by `fec`.
     #[error("the agent of the peer is of a version that cannot seal what goes by `fec`; bring it up to date")]
     NoSealedFec,
+    /// It has been tried, and nothing of it came.
+    #[error("what was sent by `fec` did not come to the peer, whose agent answers; it is tried again after a minute")]
+    Failed,
+    /// The peer has said nothing of an earlier change.
+    #[error("the peer's agent has not answered in time; it is asked again after a while")]
+    NoAnswer,
     /// It is a connection.
     #[error("`fec` is for flows of datagrams: TCP repeats by itself what is lost")]
     DatagramsOnly,
@@ -126,7 +132,9 @@ impl ChangeRefused {
             Self::DatagramsOnly => ErrorCode::DatagramsOnly,
             Self::Demanded(_) => ErrorCode::Demanded,
             Self::Outranked(_) => ErrorCode::Outranked,
-            Self::SameHost | Self::Chained | Self::NoOrder | Self::ByPeer(_) => ErrorCode::Refused,
+            Self::SameHost | Self::Chained | Self::NoOrder | Self::Failed | Self::NoAnswer | Self::ByPeer(_) => {
+                ErrorCode::Refused
+            }
         }
     }
 

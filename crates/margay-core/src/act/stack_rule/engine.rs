@@ -457,6 +457,9 @@ impl Sal {
         if !said.by_rule || is_sealing {
             return Ok(());
         }
+        if to.repairs() && self.have_repairs_failed(id) {
+            return Err(ChangeRefused::Failed);
+        }
         let is_demanded = said.demands || flow.is_demanded();
         let ordered = self.order_of(id).map(|order| order.stack);
         let followed = self.stack_rules.followed.get(&id);
@@ -518,8 +521,23 @@ impl StackRules {
             (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::Refused(refused)) => {
                 self.note_refused(flows, now, id, change, refused);
             }
+            (ChangeCause::Rule(_) | ChangeCause::RuleEnded(_), ChangeOutcome::NoAnswer) => {
+                // A seal does not wait, and one that nothing is sent without waits least.
+                let flow = flows.get(id);
+                let rest = match flow {
+                    Some(flow) if flow.has(seen::GUARDED) => Duration::ZERO,
+                    _ if change.to.is_sealed() && !change.from.is_sealed() => CHANGE_EVERY,
+                    _ => BLOCKED,
+                };
+                self.follow_with(id, |followed| followed.blocked = Some((ChangeRefused::NoAnswer, now + rest)));
+            }
             _ => self.stir(id),
         }
+    }
+
+    /// What repairs a flow has failed: no rule tries it again for a while.
+    pub(crate) fn note_failed(&mut self, id: FlowId, until: Instant) {
+        self.follow_with(id, |followed| followed.blocked = Some((ChangeRefused::Failed, until)));
     }
 
     /// The facts about a flow's path are others.

@@ -12,7 +12,7 @@ use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::stripe::Sharing;
 use margay_core::{
-    Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlainPlaces, Policy, Role, Stack, Weights,
+    Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlaceStacks, Policy, Role, Stack, Weights,
 };
 use margay_datapath::clock;
 use margay_wire::FlowId;
@@ -152,25 +152,28 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
 }
 
 fn stripe(said: &[PlaceStack]) -> Result<Policy, Status> {
-    let mut plain = Vec::new();
+    let mut own = Vec::new();
     for one in said {
         let address = super::path::parse_address(&one.address)?;
         match one.stack.as_str() {
-            "plain" => plain.push(address),
+            "plain" => own.push((address, margay_core::PlaceStack::Plain)),
+            "fec" => own.push((address, margay_core::PlaceStack::Fec)),
             // As all that are not named, where one is plain.
             "secure" => {}
             other => {
-                let what = format!("a place of a striped flow is `plain` or `secure`, and {address} is `{other}`");
+                let what =
+                    format!("a place of a striped flow is `plain`, `fec` or `secure`, and {address} is `{other}`");
                 return Err(misuse(what));
             }
         }
     }
-    if plain.is_empty() && !said.is_empty() {
+    let has_sealed = own.len() < said.len();
+    let own = PlaceStacks::new(own).map_err(misuse)?;
+    if has_sealed && !own.have(margay_core::PlaceStack::Plain) {
         let what = "no place is `plain`: have the flow sealed (`margay stack set FLOW secure`), and give it `stripe`";
         return Err(misuse(what.to_owned()));
     }
-    let plain = PlainPlaces::new(plain).map_err(misuse)?;
-    Ok(if plain.is_empty() { Policy::Stripe } else { Policy::StripePartly(plain) })
+    Ok(if own.is_empty() { Policy::Stripe } else { Policy::StripePartly(own) })
 }
 
 fn weights(said: &[PlaceWeight]) -> Result<Weights, Status> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use margay_control::api::v1::PlaceInfo;
 use margay_core::key::HostId;
 use margay_core::stripe::Sharing;
-use margay_core::{FlowInfo, Pair};
+use margay_core::{FlowInfo, Pair, PlaceStack};
 
 use crate::agent::Agent;
 
@@ -15,7 +15,8 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
         return Vec::new();
     }
     let counted = agent.core.0.stripe_counters(flow.flow).unwrap_or_default();
-    let is_mixed = flow.places.iter().any(|place| place.sends_plain);
+    let is_mixed = flow.places.iter().any(|place| place.sends.is_some());
+    let is_sealed = flow.stack.stack.is_sealed();
     let info = |known: &margay_core::StripePlace| {
         let counted = counted.get(known.place).copied().unwrap_or_default();
         let sending = counted.sending.unwrap_or_default();
@@ -35,11 +36,21 @@ pub(super) fn of_flow(agent: &Agent, flow: &FlowInfo) -> Vec<PlaceInfo> {
             rate: sending.rate,
             later_us: sending.later_us,
             share: 0,
-            stack: if is_mixed { if known.sends_plain { "plain" } else { "secure" }.to_owned() } else { String::new() },
+            stack: if is_mixed { stack_of(known, is_sealed).to_owned() } else { String::new() },
             weight: if flow.sharing == Sharing::Weighted { known.weight.into() } else { 0 },
         }
     };
     shared(flow.places.iter().map(info).collect())
+}
+
+/// How a flow, which is sealed by the places that have no stack of their own or is not, goes by one.
+const fn stack_of(place: &margay_core::StripePlace, is_sealed: bool) -> &'static str {
+    match (is_sealed, place.sends) {
+        (_, Some(PlaceStack::Plain)) | (false, None) => "plain",
+        (false, Some(PlaceStack::Fec)) => "fec",
+        (true, None) => "secure",
+        (true, Some(PlaceStack::Fec)) => "secure-fec",
+    }
 }
 
 /// Those of all striped flows with each peer.

@@ -192,7 +192,7 @@ fn change_info(change: &StackChange) -> FlowStackChange {
         to: change.to.label().to_owned(),
         cause: change.cause.label().to_owned(),
         outcome: change.outcome.label().to_owned(),
-        why: change.outcome.text(),
+        why: change.text(),
         rule: match change.cause {
             ChangeCause::Rule(number) | ChangeCause::RuleEnded(number) => number.into(),
             _ => 0,

@@ -1,8 +1,9 @@
-//! Places of a striped flow that are plain while its others are sealed: sealed by Wi-Fi, plain by the cable
-//! (docs/decisions/0097).
+//! Places of a striped flow that have a stack of their own: plain while its others are sealed (sealed by Wi-Fi, plain by
+//! the cable: docs/decisions/0097), or with repairs (docs/decisions/0095).
 //!
-//! Such a flow is sealed, as any other that is: nothing of it goes as it is but by places of which both ends have
-//! agreed so, and of none while an end demands that it is sealed.
+//! A flow with a plain place is sealed, as any other that is: nothing of it goes as it is but by places of which both
+//! ends have agreed so, and of none while an end demands that it is sealed. Repairs change nothing of what goes by a
+//! place: of a sealed flow they are made of what is sealed.
 
 use core::net::IpAddr;
 
@@ -11,28 +12,28 @@ use margay_wire::{Flags, FlowId, PLACES_MAX};
 use crate::act::path::side_path::MoveRefused;
 use crate::act::stack_change::{ChangeCause, ChangeOutcome, ChangeRefused, StackChange};
 use crate::association::location::Pair;
-use crate::leg::stack::Stack;
+use crate::leg::stack::{PlaceStack, Stack};
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
 use crate::session::flow::{Flow, seen};
 use crate::types::time::Instant;
 
-/// Addresses, this host's or the peer's, by whose places a sealed flow goes as it is.
+/// Addresses, this host's or the peer's, whose places have a stack of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct PlainPlaces([Option<IpAddr>; PLACES_MAX]);
+pub struct PlaceStacks([Option<(IpAddr, PlaceStack)>; PLACES_MAX]);
 
-/// Why addresses are no plain places.
+/// Why addresses are no places with a stack of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlainPlacesError {
+pub enum PlaceStacksError {
     /// More than a flow has places.
-    #[error("a flow has {PLACES_MAX} places at most, and so many can be plain")]
+    #[error("a flow has {PLACES_MAX} places at most, and so many can have a stack of their own")]
     Many,
     /// One address twice.
     #[error("{0} is named twice")]
     Twice(IpAddr),
 }
 
-impl PlainPlaces {
+impl PlaceStacks {
     /// None.
     pub const NONE: Self = Self([None; PLACES_MAX]);
 
@@ -41,30 +42,36 @@ impl PlainPlaces {
     /// # Errors
     ///
     /// Too many, or one twice.
-    pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, PlainPlacesError> {
+    pub fn new(stacks: impl IntoIterator<Item = (IpAddr, PlaceStack)>) -> Result<Self, PlaceStacksError> {
         let mut all = Self::NONE;
-        for (count, address) in addresses.into_iter().enumerate() {
-            if all.addresses().any(|known| known == address) {
-                return Err(PlainPlacesError::Twice(address));
+        for (count, (address, stack)) in stacks.into_iter().enumerate() {
+            if all.all().any(|(known, _)| known == address) {
+                return Err(PlaceStacksError::Twice(address));
             }
-            *all.0.get_mut(count).ok_or(PlainPlacesError::Many)? = Some(address);
+            *all.0.get_mut(count).ok_or(PlaceStacksError::Many)? = Some((address, stack));
         }
         Ok(all)
     }
 
-    /// Which addresses they have.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+    /// Which addresses they have, and which stacks.
+    pub fn all(&self) -> impl Iterator<Item = (IpAddr, PlaceStack)> {
         self.0.iter().flatten().copied()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.addresses().next().is_none()
+        self.all().next().is_none()
     }
 
-    /// Whether a pair of addresses is one.
-    pub(crate) fn has(&self, pair: &Pair) -> bool {
-        self.addresses().any(|address| pair.local == Some(address) || pair.remote.ip() == address)
+    /// Whether any of them has this stack.
+    pub fn have(&self, stack: PlaceStack) -> bool {
+        self.all().any(|(_, known)| known == stack)
+    }
+
+    /// Of a pair of addresses.
+    pub(crate) fn of(&self, pair: &Pair) -> Option<PlaceStack> {
+        let is_its = |(address, _): &(IpAddr, PlaceStack)| pair.local == Some(*address) || pair.remote.ip() == *address;
+        self.all().find(is_its).map(|(_, stack)| stack)
     }
 }
 
@@ -92,14 +99,14 @@ impl Sal {
 
     /// Whether this host wants plain places of a flow that is not sealed: nothing of it goes by several pairs before.
     pub(super) fn is_to_be_sealed_first(&self, flow: &Flow) -> bool {
-        let is_partly = self.own_share(flow).is_some_and(|share| !share.plain.is_empty());
+        let is_partly = self.own_share(flow).is_some_and(|share| share.stacks.have(PlaceStack::Plain));
         is_partly && flow.stacks.settled() != Some(Stack::Secure)
     }
 
     /// An end demands that a flow is sealed: none of its places is plain. The peer hears at once of a demand of this
     /// end.
     pub(crate) fn seal_all_places(&mut self, id: FlowId, demand: u16) {
-        let is_plain = |place: &StripePlace| place.sends_plain || place.takes_plain;
+        let is_plain = |place: &StripePlace| [place.sends, place.takes].contains(&Some(PlaceStack::Plain));
         let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return };
         if striping.list(true).iter().any(is_plain) {
             self.flows.install_again(&mut self.queue, id);
@@ -121,7 +128,7 @@ impl Sal {
     /// A change of a flow is over: where it was to be sealed before it is striped, it is striped now, or not at all.
     pub(crate) fn stripe_what_is_sealed(&mut self, now: Instant, id: FlowId, change: &StackChange) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::STRIPES)) else { return };
-        let is_partly = self.own_share(flow).is_some_and(|share| !share.plain.is_empty());
+        let is_partly = self.own_share(flow).is_some_and(|share| share.stacks.have(PlaceStack::Plain));
         if !is_partly || flow.stripe.is_some() || change.to != Stack::Secure || !flow.carries_data() {
             return;
         }
@@ -146,12 +153,16 @@ mod tests {
     #[test]
     fn addresses_are_few_and_each_is_named_once() {
         let address = |last: u8| IpAddr::from([192, 0, 2, last]);
-        let places = PlainPlaces::new([address(1), address(2)]).expect("two");
-        assert_eq!(places.addresses().collect::<Vec<_>>(), [address(1), address(2)]);
+        let plain = |last| (address(last), PlaceStack::Plain);
+        let two = [plain(1), (address(2), PlaceStack::Fec)];
+        let places = PlaceStacks::new(two).expect("two");
+        assert_eq!(places.all().collect::<Vec<_>>(), two);
         let pair = |local: u8, remote: u8| Pair { local: Some(address(local)), remote: (address(remote), 9).into() };
-        assert!(places.has(&pair(1, 9)) && places.has(&pair(9, 2)) && !places.has(&pair(8, 9)));
-        assert_eq!(PlainPlaces::new([address(1), address(1)]), Err(PlainPlacesError::Twice(address(1))));
-        assert_eq!(PlainPlaces::new((1..6).map(address)), Err(PlainPlacesError::Many));
-        assert!(PlainPlaces::new([]).is_ok_and(|none| none.is_empty()));
+        let of = |local, remote| places.of(&pair(local, remote));
+        assert_eq!([of(1, 9), of(9, 2), of(8, 9)], [Some(PlaceStack::Plain), Some(PlaceStack::Fec), None]);
+        let twice = [plain(1), (address(1), PlaceStack::Fec)];
+        assert_eq!(PlaceStacks::new(twice), Err(PlaceStacksError::Twice(address(1))));
+        assert_eq!(PlaceStacks::new((1..6).map(plain)), Err(PlaceStacksError::Many));
+        assert!(PlaceStacks::new([]).is_ok_and(|none| none.is_empty() && !none.have(PlaceStack::Fec)));
     }
 }

@@ -267,9 +267,9 @@ const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
 
 const fn path(flow: &margay_core::FlowInfo) -> &'static str {
     match flow.secure {
-        Some(_) if matches!(flow.stack.stack, Stack::SecureFec) => "secure-fec",
+        Some(_) if flow.stack.stack.makes_good() => flow.stack.stack.sealed().label(),
         Some(_) => "secure",
-        None if matches!(flow.stack.stack, Stack::Fec) => "fec",
+        None if flow.stack.stack.makes_good() => flow.stack.stack.label(),
         None if flow.carriage.sends() => "direct",
         None => "encapsulated",
     }

@@ -34,6 +34,7 @@ pub mod repair;
 mod restart;
 #[cfg(test)]
 mod sample;
+pub mod sctp;
 pub mod seal;
 pub mod segments;
 pub mod service_router;

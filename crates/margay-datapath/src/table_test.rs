@@ -116,6 +116,7 @@ fn found_both_ways_and_counted() {
         seal: None,
         by_plain_place: false,
         fec: None,
+        sctp: None,
         turn: None,
         ends_silence: false,
         is_opening: false,

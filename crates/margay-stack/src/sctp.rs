@@ -222,6 +222,11 @@ impl Endpoint {
         self.arrivals
     }
 
+    /// How many datagrams wait or are under way.
+    pub fn held(&self) -> usize {
+        self.sender.held()
+    }
+
     /// Whether all that this end has sent is acknowledged or given up.
     pub fn is_idle(&self) -> bool {
         self.sender.is_idle()

@@ -130,3 +130,7 @@ pub(super) fn passes_turn(stack: Stack, data: &DataRepr, turn: &Turn) -> bool {
     let is_exposed = turn.to().is_sealed() && !stack.is_sealed();
     stack.repeats() && turn.to() != stack && data.flags & FENCE == 0 && !is_exposed
 }
+
+#[cfg(test)]
+#[path = "repeating_test.rs"]
+mod test;

@@ -1,6 +1,6 @@
 //! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried in one way and
 //! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`, sealed
-//! and both at once. Then TCP transfers, every byte checked, whose flows are changed one after the other. How long
+//! and both at once, and the same with `sctp`. Then TCP transfers, every byte checked, whose flows are changed one after the other. How long
 //! nothing comes at a change is held against as long a time in which the agent is only asked something.
 
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::transfers::{Order, Server, Transfers};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "stack-switch",
-    summary: "numbered datagrams and TCP transfers whose live flows are carried plain, sealed and by `fec` in turns",
+    summary: "numbered datagrams and TCP transfers whose live flows are carried plain, sealed, by `fec` and by `sctp` in turns",
     bounds: &BOUNDS,
     run,
 };
@@ -74,13 +74,16 @@ struct Ways {
     other_path: &'static str,
 }
 
-const PAIRS: [Ways; 5] = [
+const PAIRS: [Ways; 8] = [
     Ways { stack: "plain", path: "encapsulated", other: "secure", other_path: "secure" },
     Ways { stack: "plain", path: "direct", other: "secure", other_path: "secure" },
     Ways { stack: "plain", path: "encapsulated", other: "fec", other_path: "fec" },
     Ways { stack: "plain", path: "direct", other: "fec", other_path: "fec" },
+    Ways { stack: "plain", path: "encapsulated", other: "sctp", other_path: "sctp" },
+    Ways { stack: "plain", path: "direct", other: "sctp", other_path: "sctp" },
     // A flow that is sealed stays so.
     Ways { stack: "secure", path: "secure", other: "fec", other_path: "secure-fec" },
+    Ways { stack: "secure", path: "secure", other: "sctp", other_path: "secure-sctp" },
 ];
 
 struct Stage<'a> {
@@ -215,7 +218,7 @@ fn flows(host: &Host, service: &str, protocol: &str) -> Result<Vec<String>> {
 /// How many datagrams a second arrive of a flow that goes by the slowest of the other stacks.
 fn slowest_rate(stage: &mut Stage<'_>) -> Result<u64> {
     let mut slowest = u64::MAX;
-    for stack in ["secure", "fec", "secure-fec"] {
+    for stack in ["secure", "fec", "secure-fec", "sctp", "secure-sctp"] {
         slowest = slowest.min(rate_of(stage, stack)?);
     }
     Ok(slowest)

@@ -11,9 +11,7 @@ use margay_control::api::v1::{
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::stripe::Sharing;
-use margay_core::{
-    Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlainPlaces, Policy, Role, Stack, Weights,
-};
+use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlainPlaces, Policy, Role, Weights};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;

@@ -35,8 +35,8 @@ pub fn fec(bytes: &[u8]) {
     assert!(decoder.deadline().is_none(), "nothing waits after the end");
 }
 
-/// A sequence of packets for an end that sends as well: their number in four bytes behind a pause, then chunks. Whatever
-/// they say, what is held stays within its bounds, and what is sent within a packet.
+/// A sequence of packets for an end that sends as well: their number in four bytes behind a pause, then chunks.
+/// Whatever they say, what is held stays within its bounds, and what is sent within a packet.
 pub fn sctp(bytes: &[u8]) {
     const ROOM: usize = 1200;
     let mut end = Endpoint::new(0);

@@ -7,7 +7,7 @@
 //! | | order | twice | what is lost | bytes | waits |
 //! |---|---|---|---|---|---|
 //! | `fec` | kept | never | is repaired, for the most part | up to half as many more | behind what is missing, 40 ms |
-//! | `sctp` | not kept | never | is sent again, for [250 ms](sctp::LIFETIME) | what is lost; 24 a datagram | nothing that came |
+//! | `sctp` | not kept | never | is sent again, [250 ms](sctp::LIFETIME) | what is lost; 24 each | nothing |
 //!
 //! Reading order: [`plan`] says how many repairs a block needs, [`encoder`] makes blocks and repairs, [`decoder`] puts
 //! them together again; [`sctp`] is one end of a flow by `sctp`.
@@ -26,8 +26,9 @@ pub use plan::{Loss, Plan};
 /// Most repairs of a block.
 pub const REPAIRS_MAX: u16 = margay_wire::BLOCK_MAX;
 
-/// The number of the first datagram that a flow sends by `fec` or `sctp` from this change on. Both ends know the change: so the
-/// first datagram may be lost as any other, and what is late of an earlier time is far from what is expected.
+/// The number of the first datagram that a flow sends by `fec` or `sctp` from this change on. Both ends know the
+/// change: so the first datagram may be lost as any other, and what is late of an earlier time is far from what is
+/// expected.
 pub const fn first_number(change: u32) -> u32 {
     // An odd constant, that of Fibonacci hashing: changes that follow each other have numbers far apart.
     change.wrapping_mul(0x9e37_79b1)

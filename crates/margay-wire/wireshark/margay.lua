@@ -647,7 +647,8 @@ local function dissect_sctp(tvb, pinfo, tree)
     while at < len do
         if len - at < 4 then return refuse(tree, pinfo, "a chunk of SCTP is cut short") end
         local kind, chunk_len = tvb(at, 1):uint(), tvb(at + 2, 2):uint()
-        if chunk_len < 4 or chunk_len > len - at then return refuse(tree, pinfo, "a chunk of SCTP has a wrong length") end
+        local is_within = chunk_len >= 4 and chunk_len <= len - at
+        if not is_within then return refuse(tree, pinfo, "a chunk of SCTP has a wrong length") end
         local branch = tree:add(f.sctp_chunk, tvb(at, chunk_len))
         branch:append_text(", " .. (sctp_chunks[kind] or "unknown"))
         branch:add(f.sctp_type, tvb(at, 1))

@@ -73,8 +73,8 @@ enum Standing {
     Lost,
     /// For now.
     Come,
-    /// Its time is over: it is not sent any more. Its bytes are kept while they count as under way, so that what is given
-    /// up makes no room on a path that may be cut.
+    /// Its time is over: it is not sent any more. Its bytes are kept while they count as under way, so that what is
+    /// given up makes no room on a path that may be cut.
     GivenUp,
 }
 

@@ -1,7 +1,8 @@
 //! `stack-switch`: numbered datagrams at half the rate of the slower stack, while their flow is carried in one way and
 //! another in turns: encapsulated and sealed, direct and sealed, encapsulated and by `fec`, direct and by `fec`, sealed
-//! and both at once, and the same with `sctp`. Then TCP transfers, every byte checked, whose flows are changed one after the other. How long
-//! nothing comes at a change is held against as long a time in which the agent is only asked something.
+//! and both at once, and the same with `sctp`. Then TCP transfers, every byte checked, whose flows are changed one
+//! after the other. How long nothing comes at a change is held against as long a time in which the agent is only asked
+//! something.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -25,7 +26,7 @@ use crate::transfers::{Order, Server, Transfers};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "stack-switch",
-    summary: "numbered datagrams and TCP transfers whose live flows are carried plain, sealed, by `fec` and by `sctp` in turns",
+    summary: "numbered datagrams and TCP transfers whose live flows are carried by each of the stacks in turns",
     bounds: &BOUNDS,
     run,
 };

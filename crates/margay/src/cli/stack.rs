@@ -76,7 +76,8 @@ pub enum StackWord {
     Plain,
     /// Flows of datagrams: what the network loses is repaired; a flow that is sealed stays so
     Fec,
-    /// Flows of datagrams: what the network loses is sent again, for a quarter of a second; a flow that is sealed stays so
+    /// Flows of datagrams: what the network loses is sent again, for a quarter of a second; a flow that is sealed stays
+    /// so
     Sctp,
     /// Sealed
     Secure,

@@ -35,8 +35,8 @@ pub struct StackRuleSection {
     /// file; 0 unless given.
     #[serde(default)]
     pub priority: i32,
-    /// With `use = "secure"`, `"secure-fec"` or `"secure-sctp"`: a demand. Nothing is sent to addresses where the condition holds but
-    /// sealed, and no order has it otherwise.
+    /// With `use = "secure"`, `"secure-fec"` or `"secure-sctp"`: a demand. Nothing is sent to addresses where the
+    /// condition holds but sealed, and no order has it otherwise.
     #[serde(default)]
     pub floor: bool,
 }

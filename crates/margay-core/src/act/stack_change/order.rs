@@ -43,8 +43,8 @@ pub struct StackInfo {
 
 impl Sal {
     /// Has a flow carried by a stack, by order of the operator: [`Stack::Fec`] of a flow that is sealed, or that an end
-    /// demands sealed, is [`Stack::SecureFec`], and [`Stack::Sctp`] likewise. True if a change is under way now: what becomes of it comes as an
-    /// event. False if the flow is so already.
+    /// demands sealed, is [`Stack::SecureFec`], and [`Stack::Sctp`] likewise. True if a change is under way now: what
+    /// becomes of it comes as an event. False if the flow is so already.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use hashbrown::HashMap;
-use margay_wire::STACK_FEC;
+use margay_wire::{STACK_FEC, STACK_SCTP};
 
 use crate::leg::seal::Cipher;
 use crate::table::changes::{Changes, Part};
@@ -138,6 +138,8 @@ pub struct Association {
 
 /// Bit of [`Association::stacks`]: the peer has `fec`, and says what it has received of a flow.
 pub(crate) const FEC: u32 = 1 << STACK_FEC;
+/// Bit of [`Association::stacks`]: the peer has `sctp`.
+pub(crate) const SCTP: u32 = 1 << STACK_SCTP;
 
 impl Association {
     /// A new association. `initiator`: this end started the handshake.
@@ -200,6 +202,16 @@ impl Association {
     /// Whether the peer has `fec` that is sealed with a cipher.
     pub fn has_sealed_fec(&self, cipher: Cipher) -> bool {
         self.stacks & cipher.fec_bit() != 0
+    }
+
+    /// Whether the peer has `sctp`.
+    pub fn has_sctp(&self) -> bool {
+        self.stacks & SCTP != 0
+    }
+
+    /// Whether the peer has `sctp` that is sealed with a cipher.
+    pub fn has_sealed_sctp(&self, cipher: Cipher) -> bool {
+        self.stacks & cipher.sctp_bit() != 0
     }
 
     /// Whether the peer is this host.

@@ -84,6 +84,12 @@ counters! {
     fec_repaired,
     /// Datagrams that could not be repaired, or not in time.
     fec_lost,
+    /// Bytes of packets that were sent by `sctp`, acknowledgements and repetitions included.
+    sctp_bytes,
+    /// Times that a datagram was sent again by `sctp`.
+    sctp_repeated,
+    /// Datagrams that had not been acknowledged by `sctp` when their time was over.
+    sctp_given_up,
 }
 
 /// One of each reason for a drop.

@@ -44,6 +44,7 @@ use crate::kernel::{KernelCache, Unjudged};
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
 use crate::restart::Restarts;
+use crate::sctp::Sctp;
 use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Connection, Destination, Table, TcpNumbers};
@@ -158,6 +159,8 @@ pub(crate) struct Shared<C> {
     pub block_ends: Agenda<Fec>,
     /// What of them waits for what is missing.
     pub holes: Agenda<Fec>,
+    /// Flows that go by `sctp` have something to send again, or to acknowledge.
+    pub repeating: Agenda<Sctp>,
     /// What of flows that turn to another stack waits for a FENCE.
     pub overtaking: Overtaking,
     /// Flows that this end is to turn.
@@ -215,6 +218,7 @@ impl<C: Core> Datapath<C> {
             ordering: Agenda::new().map_err(descriptors)?,
             block_ends: Agenda::new().map_err(descriptors)?,
             holes: Agenda::new().map_err(descriptors)?,
+            repeating: Agenda::new().map_err(descriptors)?,
             overtaking: Overtaking::new().map_err(descriptors)?,
             turns: DueFlows::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
@@ -549,7 +553,11 @@ impl<C> Shared<C> {
     /// The same for the core, which reckons what is lost.
     pub fn count(&self, flow: FlowId) -> FlowCount {
         let counters = self.flow_counters(flow).unwrap_or_default();
-        let numbered = self.table.read().fec(flow).map(|fec| fec.numbered());
+        // Whoever gives on what has come looks into the table: so it is let go before they are asked.
+        let table = self.table.read();
+        let [fec, sctp] = [table.fec(flow).map(Ok), table.sctp(flow).map(Err)];
+        drop(table);
+        let numbered = fec.or(sctp).map(|kept| kept.map_or_else(|sctp| sctp.numbered(), |fec| fec.numbered()));
         let known = self.table.read().order(flow);
         let order = known.unwrap_or_else(|| {
             self.table.write().watch_order(flow);

@@ -17,6 +17,7 @@ use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
 use crate::repairing::REPAIR_MORE;
+use crate::sctp::Sctp;
 use crate::striped::{self, Stripe};
 use crate::table::{Destination, EgressRoute, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
@@ -219,10 +220,11 @@ pub(crate) fn carry<C: Core>(
     shared.counting.egress_bytes.add(bytes as u64);
     let before = outbox.relaid();
     let loaded = Loaded { len: found.total_len, ..loaded };
-    let carried = match (route.stripe.clone(), &route.fec) {
-        (Some(stripe), _) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
-        (None, Some(fec)) => carry_by_fec(shared, outbox, &loaded, (&train, &route), fec, patient),
-        (None, None) => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
+    let carried = match (route.stripe.clone(), &route.fec, &route.sctp) {
+        (Some(stripe), ..) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
+        (None, Some(fec), _) => carry_by_fec(shared, outbox, &loaded, (&train, &route), fec, patient),
+        (None, None, Some(sctp)) => carry_by_sctp(shared, outbox, &loaded, (&train, &route), sctp, patient),
+        (None, None, None) => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
     };
     if let Err(reason) = carried {
         shared.counting.drop(reason);
@@ -297,6 +299,27 @@ fn carry_by_fec<C: Core>(
     let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, seal: None, ..route.clone() };
     let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
         fec.send(shared, (datagrams, segment), route, patient);
+    };
+    outbox.carry(loaded, train, &narrow, &mut send)?;
+    outbox.flush(&mut send);
+    Ok(())
+}
+
+/// Carries a packet of a flow that goes by `sctp`: its chunks are sent again while they are lost.
+fn carry_by_sctp<C: Core>(
+    shared: &Shared<C>,
+    outbox: &mut Outbox,
+    loaded: &Loaded,
+    (train, route): (&TrainRepr, &EgressRoute),
+    sctp: &Arc<Sctp>,
+    patient: bool,
+) -> Result<(), DropReason> {
+    outbox.send_earlier(&mut sender(shared, patient));
+    let datagram_max = route.to.datagram_max.saturating_sub(sctp.narrower_bytes());
+    // What is sealed is what has got its number.
+    let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, seal: None, ..route.clone() };
+    let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
+        sctp.send(shared, (datagrams, segment), route, patient);
     };
     outbox.carry(loaded, train, &narrow, &mut send)?;
     outbox.flush(&mut send);

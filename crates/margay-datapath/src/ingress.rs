@@ -17,6 +17,7 @@ use crate::driver::{Core, Shared};
 use crate::ending::Arrived;
 use crate::fec::Fec;
 use crate::packet::UDP;
+use crate::sctp::{self, Sctp};
 use crate::striped::Stripe;
 use crate::table::{IngressRoute, Recipient};
 use crate::train::{Assembler, Run, measure, open_run};
@@ -33,11 +34,13 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     while !shared.is_stopping() {
         work_agenda(shared, &mut assembler);
         fill_holes(shared, &mut assembler);
+        sctp::repeat_due(shared);
         turning::release_due(shared, &mut assembler);
         let Some(received) = shared.sockets.data.receive(&mut buffer)? else {
-            let [ordering, holes, overtaking] =
-                [shared.ordering.as_fd(), shared.holes.as_fd(), shared.overtaking.as_fd()];
-            readable([shared.sockets.data.as_fd(), ordering, holes, overtaking, shared.stop.as_fd()])?;
+            let [ordering, holes] = [shared.ordering.as_fd(), shared.holes.as_fd()];
+            let [overtaking, repeating] = [shared.overtaking.as_fd(), shared.repeating.as_fd()];
+            let data = shared.sockets.data.as_fd();
+            readable([data, ordering, holes, overtaking, repeating, shared.stop.as_fd()])?;
             continue;
         };
         // What is for all hosts comes to every socket of the port, and the one for signalling takes it.
@@ -158,9 +161,10 @@ fn take_run<C: Core>(
     }
     let mut keeping = Keeping::new(&route, header, (datagrams, stride), restored);
     let mut take_run = |run: &Run<'_>| {
-        match &route.fec {
-            Some(fec) => take_of_fec(shared, assembler, run, (fec, &route))?,
-            None => accept(shared, assembler, run, &route)?,
+        match (&route.fec, &route.sctp) {
+            (Some(fec), _) => take_of_fec(shared, assembler, run, (fec, &route))?,
+            (None, Some(sctp)) => take_of_sctp(shared, assembler, run, (sctp, &route))?,
+            (None, None) => accept(shared, assembler, run, &route)?,
         }
         keeping.iter_mut().for_each(|keeping| keeping.keep(run));
         Ok(())
@@ -233,6 +237,22 @@ fn take_of_fec<C: Core>(
     if is_known {
         fec.finish(shared, |run| give_or_count(shared, assembler, run, &route.to));
     }
+    accept(shared, assembler, run, route)
+}
+
+/// Takes packets of a flow that goes by `sctp`, opened where they were sealed; or the last one, behind which there is
+/// another stack, and what is lost of this one.
+fn take_of_sctp<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    run: &Run<'_>,
+    (sctp, route): (&Arc<Sctp>, &IngressRoute),
+) -> Result<(), DropReason> {
+    if run.header.flags & FENCE == 0 {
+        sctp.receive(shared, run, |run| give_or_count(shared, assembler, run, &route.to));
+        return Ok(());
+    }
+    run.turns().ok_or(DropReason::Malformed)?;
     accept(shared, assembler, run, route)
 }
 

@@ -35,6 +35,7 @@ fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
         takes_end: false,
         seal: None,
         fec: None,
+        sctp: None,
         silence: None,
         stripe: None,
         delta: None,

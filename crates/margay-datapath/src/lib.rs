@@ -35,6 +35,7 @@ mod repairing;
 mod restart;
 #[cfg(test)]
 mod sample;
+pub mod sctp;
 pub mod seal;
 pub mod segments;
 pub mod service_router;

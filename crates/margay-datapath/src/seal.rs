@@ -102,10 +102,14 @@ impl Seal {
         self.keys == *keys
     }
 
-    /// The stack byte of its chunks: of those of `fec` another one, so that none is taken for one of the other kind.
-    /// Numbers and keys are the same.
+    /// The stack byte of its chunks: of those of `fec` and of `sctp` others, so that none is taken for one of another
+    /// kind. Numbers and keys are the same.
     pub const fn number_of(&self, stack: Stack) -> u8 {
-        if stack.repairs() { self.keys.cipher.fec_stack() } else { self.keys.cipher.stack() }
+        match stack {
+            Stack::Plain | Stack::Secure => self.keys.cipher.stack(),
+            Stack::Fec | Stack::SecureFec => self.keys.cipher.fec_stack(),
+            Stack::Sctp | Stack::SecureSctp => self.keys.cipher.sctp_stack(),
+        }
     }
 
     /// Numbers, seals and thereby finishes a train: chunks of `stride` bytes, the last may be shorter. Each has room
@@ -125,6 +129,15 @@ impl Seal {
     /// The cipher refuses; nothing of them may be sent then.
     pub fn seal_fec(&self, peer_flow: FlowId, datagrams: &mut [u8], stride: usize) -> Result<(), DropReason> {
         self.seal_with(peer_flow, (datagrams, stride), (Stack::SecureFec, 0))
+    }
+
+    /// The same, of packets of `sctp`.
+    ///
+    /// # Errors
+    ///
+    /// The cipher refuses; nothing of them may be sent then.
+    pub fn seal_sctp(&self, peer_flow: FlowId, packets: &mut [u8], stride: usize) -> Result<(), DropReason> {
+        self.seal_with(peer_flow, (packets, stride), (Stack::SecureSctp, 0))
     }
 
     /// The first of as many numbers as a train has chunks that goes as it is, between those that are sealed: by a place

@@ -24,6 +24,7 @@ use crate::order::Watched;
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
+use crate::table::repeating::{KeptSctps, passes_turn};
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
 pub use crate::table::stacks::LastPacket;
 use crate::table::stacks::{KeptFecs, Sends};
@@ -224,6 +225,8 @@ pub struct Table {
     seals: HashMap<FlowId, Arc<Seal>>,
     /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
     fecs: HashMap<FlowId, KeptFecs>,
+    /// What repeats flows that go by `sctp`, and a while longer.
+    sctps: HashMap<FlowId, KeptSctps>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -331,6 +334,7 @@ impl Table {
         let stripe = self.stripe_of(slot);
         let delta = self.delta(flow).map(|delta| delta.egress);
         let fec = if stack.repairs() { self.kept_fec(flow, stack) } else { None };
+        let sctp = if stack.repeats() { self.sctp_of(flow, stack) } else { None };
         Some(EgressRoute {
             flow,
             peer_flow,
@@ -342,6 +346,7 @@ impl Table {
             silence,
             seal,
             fec,
+            sctp,
             stripe,
             delta,
         })
@@ -382,6 +387,7 @@ impl Table {
             silence: None,
             seal: None,
             fec: None,
+            sctp: None,
             stripe: None,
             delta: None,
         })
@@ -465,10 +471,12 @@ impl Table {
         let is_repair = is_of_repair && place.is_some_and(|(stripe, at)| stripe.takes_fec(at));
         // What a repair brings back is looked at as if it had come itself.
         let is_bare = by_plain_place || is_repair;
-        let (stack, seal) = if is_bare { (Stack::Plain, None) } else { slot.admit(data)? };
+        let admit = || slot.admit(data).or_else(|refused| self.admit_late(slot, data).ok_or(refused));
+        let (stack, seal) = if is_bare { (Stack::Plain, None) } else { admit()? };
         let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
+        let sctp = if stack.repeats() { Some(self.sctp_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let turning = if by_plain_place { Stack::Secure } else { stack };
-        let turn = self.turn_of(slot).map(|turn| (turn, turning));
+        let turn = self.turn_of(slot).filter(|turn| !passes_turn(stack, data, turn)).map(|turn| (turn, turning));
         slot.mark_active();
         let ends_silence = slot.note_answer();
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
@@ -485,6 +493,7 @@ impl Table {
             is_sending,
             seal,
             fec,
+            sctp,
             turn,
             ends_silence,
             is_opening,
@@ -680,6 +689,7 @@ impl Table {
         let sends = self.slot(index).sends.now();
         let last = if sends.is_sealed() { self.seals.get(&entry.flow).cloned() } else { None };
         self.follow_fec(entry.flow, entry.stacks, sends);
+        self.follow_sctp(entry.flow, entry.stacks, sends);
         self.linger(self.slot(index).path, entry.path);
         let slot = self.slot_mut(index);
         slot.seal = seal.or(last);
@@ -710,6 +720,7 @@ impl Table {
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
         self.seals.remove(&flow);
         self.fecs.remove(&flow);
+        self.sctps.remove(&flow);
         self.stripes.remove(&flow);
         self.turns.remove(&flow);
         self.watched.remove(&flow);
@@ -779,6 +790,7 @@ impl Table {
 mod delta;
 mod opening;
 mod order;
+mod repeating;
 mod route;
 mod shown;
 mod stacks;

@@ -14,7 +14,7 @@ use margay_wire::{STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn entry(flow: u32, generation: u32, port: u16) -> Entry {
+pub(super) fn entry(flow: u32, generation: u32, port: u16) -> Entry {
     let mut app = sample::tuple4(TCP);
     app.source.set_port(port);
     Entry {
@@ -46,11 +46,11 @@ fn path(remote: &str, datagram_max: u16) -> Path {
     }
 }
 
-fn data(packet_number: u32, flags: u8) -> DataRepr {
+pub(super) fn data(packet_number: u32, flags: u8) -> DataRepr {
     DataRepr { stack: 2, flags, dst_flow: FlowId(7), packet_number, index: 0, count: 1 }
 }
 
-fn table() -> Table {
+pub(super) fn table() -> Table {
     let mut table = Table::default();
     table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
     table
@@ -117,6 +117,7 @@ fn found_both_ways_and_counted() {
         by_plain_place: false,
         is_repair: false,
         fec: None,
+        sctp: None,
         turn: None,
         ends_silence: false,
         is_opening: false,

@@ -14,7 +14,7 @@ use margay_core::delta::Translation;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
 use margay_wire::{
-    DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, TrainRepr,
+    DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SCTP, TRAIN_HEADER_LEN, TrainRepr,
     change_of_fence, is_sealed,
 };
 
@@ -382,8 +382,10 @@ impl Assembler {
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
         let (header, len) = (&run.header, run.chunks());
-        // Nobody but the opener makes a run with tails; and what has come by `fec` is chunks again.
-        let is_taken = matches!(header.stack, STACK_ENCAP | STACK_FEC) || is_sealed(header.stack) && run.tail > 0;
+        // Nobody but the opener makes a run with tails; and what has come by `fec` or `sctp` is chunks
+        // again.
+        let is_taken =
+            matches!(header.stack, STACK_ENCAP | STACK_FEC | STACK_SCTP) || is_sealed(header.stack) && run.tail > 0;
         if !is_taken {
             return Err(DropReason::Protocol);
         }
@@ -486,6 +488,8 @@ impl Pending {
         }
         let is_older = match &self.first {
             Some(first) => *first != First::parse(run)?,
+            // What is sent again comes behind what was sent after it, as long as it lives.
+            None if run.header.stack == STACK_SCTP => false,
             None => now.since(self.since) > EARLY_MAX,
         };
         if is_older {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use margay_core::Stack;
 use margay_core::time::Instant;
 use margay_wire::{
-    DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN, fence_of_change,
+    DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, STACK_FEC, STACK_SCTP, TRAIN_HEADER_LEN, fence_of_change,
 };
 use parking_lot::Mutex;
 
@@ -88,6 +88,11 @@ impl Turn {
     /// The peer turns to a stack, by this change.
     pub fn new(flow: FlowId, change: u32, to: Stack) -> Self {
         Self { flow, change, to, waiting: Mutex::default() }
+    }
+
+    /// The stack to which the peer turns.
+    pub const fn to(&self) -> Stack {
+        self.to
     }
 
     /// What becomes of a run of a stack, of datagrams of `stride` bytes.
@@ -206,15 +211,23 @@ impl<C> Shared<C> {
         if let Some(fec) = &route.fec {
             fec.close(self, route);
         }
+        if let Some(sctp) = &route.sctp {
+            let now = clock::now();
+            sctp.leave(now, last.to);
+            self.repeating.add(sctp, now);
+        }
         if let Some(seal) = &route.seal {
-            let stack = if route.fec.is_some() { Stack::SecureFec } else { Stack::Secure };
-            match seal.seal_fence(route.peer_flow, stack, last.change) {
+            match seal.seal_fence(route.peer_flow, last.stack, last.change) {
                 Ok(datagram) => self.send_data(&datagram, datagram.len(), &route.to, false),
                 Err(reason) => self.counting.drop(reason),
             }
             return;
         }
-        let stack = if route.fec.is_some() { STACK_FEC } else { STACK_ENCAP };
+        let stack = match last.stack {
+            Stack::Fec | Stack::SecureFec => STACK_FEC,
+            Stack::Sctp | Stack::SecureSctp => STACK_SCTP,
+            Stack::Plain | Stack::Secure => STACK_ENCAP,
+        };
         let mut datagram = [0; DATA_HEADER_LEN + TRAIN_HEADER_LEN];
         let dst_flow = route.peer_flow;
         let packet_number = route.packet_number;

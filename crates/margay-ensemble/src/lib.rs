@@ -41,7 +41,7 @@ mod test;
 pub use config::{Config, Failure, LossDetection, WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
 pub use connection::{Connection, ConnectionConfig, Over, Standing};
 pub use counters::{Counters, Dropped};
-pub use endpoint::{Queued, Reading, Received, Receiver, ReceiverConfig, Sender, SenderConfig, TooLarge};
+pub use endpoint::{Patience, Queued, Reading, Received, Receiver, ReceiverConfig, Sender, SenderConfig, TooLarge};
 pub use member::{Joining, Kind, MEMBER_STREAMS_MAX, MEMBERS_MAX, MemberId, Members};
 pub use number::{Csn, Lsn, Serial, Tsn};
 pub use outbox::{Packet, To};

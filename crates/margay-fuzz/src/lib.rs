@@ -16,7 +16,7 @@ mod wire;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name; `scripts/fuzz` reads the names here.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("certificates", records::certificates),
     ("connection", ensemble::connection),
     ("control", control::records),
@@ -29,6 +29,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("records", records::records),
     ("resp", programs::resp),
     ("sal", core_machine::sal),
+    ("sctp", stack::sctp),
     ("switch", ensemble::switch),
     ("wire", wire::wire),
 ];

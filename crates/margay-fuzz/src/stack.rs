@@ -1,7 +1,8 @@
-//! What the receiving ends of `fec`, of a flow and of a place, make of forged numbers.
+//! What the receiving ends of `fec`, of a flow and of a place, and an end of `sctp`, make of forged numbers.
 
 use margay_core::time::Instant;
 use margay_stack::decoder::{Decoder, Given, RepairOf};
+use margay_stack::sctp::{self, Endpoint};
 use margay_stack::{RepairBeside, Restorer};
 use margay_wire::{ChunkName, Covered, PlaceRepr, RepairRepr};
 
@@ -48,5 +49,25 @@ fn beside(restorer: &mut Restorer, (number, index, count): (u32, u16, u16), body
             let _ = restorer.repair(RepairBeside { block: number, index, count }, &covered, symbol, give);
         }
         Err(_) => restorer.keep(ChunkName { number, index }, body, give),
+    }
+}
+
+/// A sequence of packets for an end that sends as well: their number in four bytes behind a pause, then chunks.
+/// Whatever they say, what is held stays within its bounds, and what is sent within a packet.
+pub fn sctp(bytes: &[u8]) {
+    const ROOM: usize = 1200;
+    let mut end = Endpoint::new(0);
+    let mut now = Instant::from_millis(0);
+    for (label, part) in (0..).zip(parts(bytes)) {
+        let Some((pause, said)) = part.split_first() else { continue };
+        now = Instant::from_micros(now.micros() + u64::from(*pause) * 1000);
+        let _ = end.send(now, label, &part[..part.len().min(100)]);
+        end.poll(now, ROOM, |packet| assert!(!packet.is_empty() && packet.len() <= ROOM));
+        let Some((number, packet)) = said.split_first_chunk() else { continue };
+        let give = |given: sctp::Given<'_>| assert!(given.payload.len() <= packet.len());
+        let _ = end.receive(now, u32::from_be_bytes(*number), packet, give);
+        end.poll(now, ROOM, |packet| assert!(packet.len() <= ROOM));
+        assert!(end.held() <= sctp::HELD_MAX);
+        assert!(end.next_deadline().is_none_or(|due| due > now), "what is due has been done");
     }
 }

@@ -77,7 +77,7 @@ fn literals(target: &str, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
     });
     match target {
         "wire" | "packets" | "framed" => lines.chain(datagrams.iter().cloned()).collect(),
-        "sal" | "connection" | "switch" | "fec" => lines.chain(parts).collect(),
+        "sal" | "connection" | "switch" | "fec" | "sctp" => lines.chain(parts).collect(),
         _ => lines.chain([vec![0; 64]]).collect(),
     }
 }

@@ -13,8 +13,8 @@ use margay_core::{
     Stack, Survey, Taking, Tuple, Wire,
 };
 use margay_wire::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, REPAIR, STACK_ENCAP, STACK_FEC, TRAIN_HEADER_LEN,
-    TrainRepr, change_of_fence, fence_of_change, is_sealed,
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, REPAIR, STACK_ENCAP, STACK_FEC, STACK_SCTP,
+    TRAIN_HEADER_LEN, TrainRepr, change_of_fence, fence_of_change, is_sealed,
 };
 
 use crate::kernel::{Ending, Kernel, Wanted};
@@ -173,8 +173,8 @@ impl Cache {
                 self.former.remove(&id);
                 self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
             }
-            // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` nothing is
-            // repaired here. The host answers what is asked about counts.
+            // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` and `sctp`
+            // nothing is repaired or repeated here. The host answers what is asked about counts.
             EntryUpdate::Show { .. }
             | EntryUpdate::Stripe { .. }
             | EntryUpdate::Count(_)
@@ -699,7 +699,11 @@ impl Slot {
 
     fn header(&self, flags: u8) -> Vec<u8> {
         let data = DataRepr {
-            stack: if self.entry.stacks.sends.repairs() { STACK_FEC } else { STACK_ENCAP },
+            stack: match self.entry.stacks.sends {
+                Stack::Fec | Stack::SecureFec => STACK_FEC,
+                Stack::Sctp | Stack::SecureSctp => STACK_SCTP,
+                Stack::Plain | Stack::Secure => STACK_ENCAP,
+            },
             flags,
             dst_flow: self.entry.peer_flow,
             packet_number: self.packet_number,

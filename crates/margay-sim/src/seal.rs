@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use margay_core::{Cipher, SealKeys};
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_FEC};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_FEC, STACK_SCTP};
 
 /// What a host keeps of a sealed flow, whatever its cache forgets.
 pub(crate) struct Seal {
@@ -40,7 +40,11 @@ impl Seal {
     pub fn seal(&mut self, header: DataRepr, payload: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; DATA_HEADER_LEN];
         let cipher = self.keys.cipher;
-        let stack = if header.stack == STACK_FEC { cipher.fec_stack() } else { cipher.stack() };
+        let stack = match header.stack {
+            STACK_FEC => cipher.fec_stack(),
+            STACK_SCTP => cipher.sctp_stack(),
+            _ => cipher.stack(),
+        };
         let flags = self.keys.send_epochs | header.flags & FENCE;
         DataRepr { stack, flags, packet_number: self.next, ..header }.emit(&mut datagram);
         self.next += 1;

@@ -21,6 +21,12 @@ pub const STACK_FEC: u8 = 5;
 pub const STACK_SECURE_FEC_AES: u8 = 6;
 /// Stack: `secure-fec`, what goes by `fec` sealed with ChaCha20-Poly1305.
 pub const STACK_SECURE_FEC_CHACHA: u8 = 7;
+/// Stack: `sctp`, packets of [SCTP's data format](crate::sctp), by which what is lost is repeated.
+pub const STACK_SCTP: u8 = 8;
+/// Stack: `secure-sctp`, what goes by `sctp` sealed with AES-256-GCM.
+pub const STACK_SECURE_SCTP_AES: u8 = 9;
+/// Stack: `secure-sctp`, what goes by `sctp` sealed with ChaCha20-Poly1305.
+pub const STACK_SECURE_SCTP_CHACHA: u8 = 10;
 /// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18); or, of any stack, its last packet
 /// before it sends by another one: then there is no inner packet, and the train header has the change's number in the
 /// place of a length ([`change_of_fence`]).
@@ -65,7 +71,15 @@ pub const fn epochs(sender: u32, receiver: u32) -> u8 {
 
 /// Whether chunks of this stack are sealed.
 pub const fn is_sealed(stack: u8) -> bool {
-    matches!(stack, STACK_SECURE_AES | STACK_SECURE_CHACHA | STACK_SECURE_FEC_AES | STACK_SECURE_FEC_CHACHA)
+    matches!(
+        stack,
+        STACK_SECURE_AES
+            | STACK_SECURE_CHACHA
+            | STACK_SECURE_FEC_AES
+            | STACK_SECURE_FEC_CHACHA
+            | STACK_SECURE_SCTP_AES
+            | STACK_SECURE_SCTP_CHACHA
+    )
 }
 
 /// What stands behind the header of a change's FENCE: a train header without a packet. It is sealed where the stack
@@ -95,6 +109,7 @@ pub struct DataRepr {
     pub dst_flow: FlowId,
     /// Low 32 bits of the train's number. The next train's is one more; of sealed trains it is more by this one's
     /// chunks, so that number and place name a chunk for ever. Of `fec` the number of the first datagram of the block.
+    /// Of `sctp` number and place together are the datagram's own number, which a repetition does not share.
     pub packet_number: u32,
     /// Place of the chunk in its train; of `fec` that of the datagram in its block, or of the repair among those of the
     /// block.

@@ -30,9 +30,9 @@ pub use chain::{BOXES_MAX, BoxFlags, BoxRepr, Chain, ChainRepr};
 pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use covered::{COVERED_LEN_MAX, COVERED_MAX, ChunkName, Covered};
 pub use data::{
-    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, REPAIR, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SECURE_AES,
-    STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence,
-    epochs, fence_of_change, is_sealed,
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, REPAIR, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SCTP,
+    STACK_SECURE_AES, STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, STACK_SECURE_SCTP_AES,
+    STACK_SECURE_SCTP_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence, epochs, fence_of_change, is_sealed,
 };
 pub use extension::*;
 pub use fec::{

@@ -23,8 +23,8 @@ fn word(bytes: &[u8]) -> u32 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LossRepr {
     /// What the sender's [`expected`](Self::expected), [`received`](Self::received) and [`gaps`](Self::gaps) go by.
-    /// Zero: by what programs send, from the flow's beginning. Else the change from which on the peer sends by `fec`:
-    /// by the numbers of its datagrams, from there on.
+    /// Zero: by what programs send, from the flow's beginning. Else the change from which on the peer sends by `fec` or
+    /// `sctp`: by the numbers of its datagrams, from there on.
     pub basis: u32,
     /// Datagrams that the sender's program has sent.
     pub sent: u32,

@@ -13,6 +13,7 @@ local DATA_HEADER_LEN = 16
 local TRAIN_HEADER_LEN = 8
 local DATA = 32
 local FEC = 5
+local SCTP = 8
 local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
@@ -65,7 +66,10 @@ local error_codes = {
     [84] = "BYTES_LOST",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
-    [4] = "secure (ChaCha20-Poly1305)", [5] = "fec" }
+    [4] = "secure (ChaCha20-Poly1305)", [5] = "fec", [6] = "secure-fec (AES-256-GCM)",
+    [7] = "secure-fec (ChaCha20-Poly1305)", [8] = "sctp", [9] = "secure-sctp (AES-256-GCM)",
+    [10] = "secure-sctp (ChaCha20-Poly1305)" }
+local sctp_chunks = { [3] = "SACK", [64] = "I-DATA", [194] = "I-FORWARD-TSN" }
 local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse", [5] = "confirm", [6] = "done",
     [7] = "abandon", [8] = "tell" }
 local reconfiguration_steps = { [1] = "request", [2] = "answer", [3] = "refuse", [4] = "begin", [5] = "confirm",
@@ -229,6 +233,11 @@ local f = {
     index = ProtoField.uint16("margay.data.index", "Chunk"),
     count = ProtoField.uint16("margay.data.count", "Chunks of the train"),
     chunk = ProtoField.bytes("margay.data.chunk", "Chunk"),
+    sctp_chunk = ProtoField.bytes("margay.sctp.chunk", "Chunk of SCTP"),
+    sctp_type = ProtoField.uint8("margay.sctp.type", "Type", base.DEC, sctp_chunks),
+    sctp_tsn = ProtoField.uint32("margay.sctp.tsn", "TSN"),
+    sctp_mid = ProtoField.uint32("margay.sctp.mid", "Message identifier"),
+    sctp_cumulative = ProtoField.uint32("margay.sctp.cumulative", "Cumulative TSN"),
     train = ProtoField.none("margay.train", "Train"),
     gso = ProtoField.uint8("margay.train.gso", "Segmentation", base.DEC, segmentations),
     train_flags = ProtoField.uint8("margay.train.flags", "Flags", base.HEX),
@@ -633,6 +642,30 @@ local function dissect_train(tvb, pinfo, tree)
     return true
 end
 
+-- A row of chunks as RFC 9260 and RFC 8260 have them, without their common header.
+local function dissect_sctp(tvb, pinfo, tree)
+    local len = tvb:reported_len()
+    local at = DATA_HEADER_LEN
+    while at < len do
+        if len - at < 4 then return refuse(tree, pinfo, "a chunk of SCTP is cut short") end
+        local kind, chunk_len = tvb(at, 1):uint(), tvb(at + 2, 2):uint()
+        local is_within = chunk_len >= 4 and chunk_len <= len - at
+        if not is_within then return refuse(tree, pinfo, "a chunk of SCTP has a wrong length") end
+        local branch = tree:add(f.sctp_chunk, tvb(at, chunk_len))
+        branch:append_text(", " .. (sctp_chunks[kind] or "unknown"))
+        branch:add(f.sctp_type, tvb(at, 1))
+        if kind == 64 and chunk_len >= 20 then
+            branch:add(f.sctp_tsn, tvb(at + 4, 4))
+            branch:add(f.sctp_mid, tvb(at + 12, 4))
+            branch:add(f.packet_number, tvb(at + 16, 4))
+        elseif (kind == 3 or kind == 194) and chunk_len >= 8 then
+            branch:add(f.sctp_cumulative, tvb(at + 4, 4))
+        end
+        at = at + chunk_len + (4 - chunk_len % 4) % 4
+    end
+    return true
+end
+
 local function dissect_data(tvb, pinfo, tree, root)
     local len = tvb:reported_len()
     if len < DATA_HEADER_LEN then return refuse(tree, pinfo, "too short for a header") end
@@ -654,7 +687,9 @@ local function dissect_data(tvb, pinfo, tree, root)
     if index >= count then return refuse(tree, pinfo, "the chunk lies outside its train") end
     local at = DATA_HEADER_LEN
     local stack = tvb(2, 1):uint()
-    local is_sealed = stack == 3 or stack == 4
+    local is_sealed = stack == 3 or stack == 4 or stack == 6 or stack == 7 or stack == 9 or stack == 10
+    local is_fence = tvb(3, 1):uint() % 2 == 1
+    if stack == SCTP and not is_fence then return dissect_sctp(tvb, pinfo, tree) end
     -- Of `fec` a chunk has its place in its train before it, or a symbol the length of its block.
     if index == 0 and not is_sealed and stack ~= FEC then
         if not dissect_train(tvb, pinfo, tree) then return false end

@@ -215,6 +215,13 @@ impl Demands {
         able.fold(0, |stacks, cipher| stacks | cipher.fec_bit())
     }
 
+    /// Bits for CAPABILITIES: `sctp` that is sealed, with each of the ciphers.
+    pub(crate) fn secure_sctp_stacks(&self) -> u32 {
+        let ciphers = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].into_iter();
+        let able = ciphers.filter(|cipher| self.stacks & cipher.bit() != 0);
+        able.fold(0, |stacks, cipher| stacks | cipher.sctp_bit())
+    }
+
     /// Whether this host demands that flows to `service` are sealed.
     pub(crate) fn demands_secure(&self, service: &ServiceId) -> bool {
         self.all || self.services.iter().any(|prefix| prefix.contains(service))

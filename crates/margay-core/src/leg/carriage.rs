@@ -94,6 +94,8 @@ pub enum Why {
     Secure,
     /// It goes by `fec`, and only user space can do that.
     Fec,
+    /// It goes by `sctp`, and only user space can do that.
+    Sctp,
     /// It goes by several pairs of addresses at once, and only user space can do that.
     Striped,
     /// Both ends are on this host.
@@ -125,7 +127,8 @@ impl Why {
     pub(crate) const fn of_stack(stack: Stack) -> Self {
         match stack {
             Stack::Fec => Self::Fec,
-            Stack::Plain | Stack::Secure | Stack::SecureFec => Self::Secure,
+            Stack::Sctp => Self::Sctp,
+            Stack::Plain | Stack::Secure | Stack::SecureFec | Stack::SecureSctp => Self::Secure,
         }
     }
 
@@ -136,6 +139,7 @@ impl Why {
             Self::PeerHasNone => "the peer offers no direct path",
             Self::Secure => "it is carried `secure`, which is never direct",
             Self::Fec => "it is carried by `fec`, which is never direct",
+            Self::Sctp => "it is carried by `sctp`, which is never direct",
             Self::Striped => "it is striped over several pairs of addresses, which is never direct",
             Self::SameHost => "both ends are on this host",
             Self::PortsTaken => "its pair of flow ports is in use",

@@ -34,7 +34,7 @@ pub struct FlowCount {
     pub sent: u32,
     /// Datagrams that they were given; wraps.
     pub received: u32,
-    /// By the numbers of datagrams, where the peer sends by `fec`.
+    /// By the numbers of datagrams, where the peer sends by `fec` or `sctp`.
     pub numbered: Option<Numbered>,
     /// In which order they came, as far as they had numbers.
     pub order: Order,

@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use margay_wire::{STACK_SECURE_AES, STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA};
+use margay_wire::{
+    STACK_SECURE_AES, STACK_SECURE_CHACHA, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, STACK_SECURE_SCTP_AES,
+    STACK_SECURE_SCTP_CHACHA,
+};
 
 /// How chunks are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +33,14 @@ impl Cipher {
         }
     }
 
+    /// The number that DATA and CHANGE carry where what goes by `sctp` is sealed with it.
+    pub const fn sctp_stack(self) -> u8 {
+        match self {
+            Self::Aes256Gcm => STACK_SECURE_SCTP_AES,
+            Self::ChaCha20Poly1305 => STACK_SECURE_SCTP_CHACHA,
+        }
+    }
+
     /// Its bit among CAPABILITIES.
     pub const fn bit(self) -> u32 {
         1 << self.stack()
@@ -38,6 +49,11 @@ impl Cipher {
     /// The bit among CAPABILITIES of `fec` that is sealed with it.
     pub const fn fec_bit(self) -> u32 {
         1 << self.fec_stack()
+    }
+
+    /// The bit among CAPABILITIES of `sctp` that is sealed with it.
+    pub const fn sctp_bit(self) -> u32 {
+        1 << self.sctp_stack()
     }
 
     /// The cipher of this number, if it is one.
@@ -49,11 +65,11 @@ impl Cipher {
         }
     }
 
-    /// The cipher with which what is of this stack is sealed, whether it goes by `fec` inside or not.
+    /// The cipher with which what is of this stack is sealed, whether it goes by `fec` or `sctp` inside or not.
     pub const fn sealing(stack: u8) -> Option<Self> {
         match stack {
-            STACK_SECURE_FEC_AES => Some(Self::Aes256Gcm),
-            STACK_SECURE_FEC_CHACHA => Some(Self::ChaCha20Poly1305),
+            STACK_SECURE_FEC_AES | STACK_SECURE_SCTP_AES => Some(Self::Aes256Gcm),
+            STACK_SECURE_FEC_CHACHA | STACK_SECURE_SCTP_CHACHA => Some(Self::ChaCha20Poly1305),
             _ => Self::of_stack(stack),
         }
     }

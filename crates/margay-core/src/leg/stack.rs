@@ -1,8 +1,11 @@
-//! The stacks by which the packets of a flow go (DESIGN §12; docs/decisions/0073, 0081, 0085).
+//! The stacks by which the packets of a flow go (DESIGN §12; docs/decisions/0073, 0081, 0085, 0099).
 
 use core::fmt;
 
-use margay_wire::{STACK_ENCAP, STACK_FEC, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA};
+use margay_wire::{
+    STACK_ENCAP, STACK_FEC, STACK_SCTP, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA, STACK_SECURE_SCTP_AES,
+    STACK_SECURE_SCTP_CHACHA,
+};
 
 use crate::leg::seal::Cipher;
 
@@ -14,29 +17,35 @@ pub enum Stack {
     Plain,
     /// Not at all; but what the network loses of its datagrams is repaired.
     Fec,
+    /// Not at all; but what the network loses of its datagrams is sent again.
+    Sctp,
     /// Sealed.
     Secure,
     /// Sealed; and what the network loses of its datagrams is repaired.
     SecureFec,
+    /// Sealed; and what the network loses of its datagrams is sent again.
+    SecureSctp,
 }
 
 impl Stack {
     /// All of them, the lesser first.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Fec, Self::Secure, Self::SecureFec];
+    pub const ALL: [Self; 6] = [Self::Plain, Self::Fec, Self::Sctp, Self::Secure, Self::SecureFec, Self::SecureSctp];
 
     /// The name that orders, lists and metrics carry.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Fec => "fec",
+            Self::Sctp => "sctp",
             Self::Secure => "secure",
             Self::SecureFec => "secure-fec",
+            Self::SecureSctp => "secure-sctp",
         }
     }
 
     /// Whether nobody between the hosts reads or changes what goes by it.
     pub const fn is_sealed(self) -> bool {
-        matches!(self, Self::Secure | Self::SecureFec)
+        matches!(self, Self::Secure | Self::SecureFec | Self::SecureSctp)
     }
 
     /// Whether what the network loses is repaired.
@@ -44,10 +53,24 @@ impl Stack {
         matches!(self, Self::Fec | Self::SecureFec)
     }
 
+    /// Whether what the network loses is sent again.
+    pub const fn repeats(self) -> bool {
+        matches!(self, Self::Sctp | Self::SecureSctp)
+    }
+
+    /// Whether something is done about what the network loses: then it is for datagrams only.
+    pub const fn makes_good(self) -> bool {
+        self.repairs() || self.repeats()
+    }
+
     /// The same under a seal.
     #[must_use]
     pub const fn sealed(self) -> Self {
-        if self.repairs() { Self::SecureFec } else { Self::Secure }
+        match self {
+            Self::Plain | Self::Secure => Self::Secure,
+            Self::Fec | Self::SecureFec => Self::SecureFec,
+            Self::Sctp | Self::SecureSctp => Self::SecureSctp,
+        }
     }
 
     /// The same, under a seal where that is asked.
@@ -56,8 +79,8 @@ impl Stack {
         if is_sealed { self.sealed() } else { self }
     }
 
-    /// What two ends go to that have different stacks: sealed where one is; without repairs, of which one end knows
-    /// nothing.
+    /// What two ends go to that have different stacks: sealed where one is; without repairs and repetitions, of which
+    /// one end knows nothing.
     #[must_use]
     pub const fn agreed(self, other: Self) -> Self {
         match self as u8 == other as u8 {
@@ -74,6 +97,8 @@ impl Stack {
             None if number == STACK_ENCAP => Some(Self::Plain),
             None if number == STACK_FEC => Some(Self::Fec),
             None if matches!(number, STACK_SECURE_FEC_AES | STACK_SECURE_FEC_CHACHA) => Some(Self::SecureFec),
+            None if number == STACK_SCTP => Some(Self::Sctp),
+            None if matches!(number, STACK_SECURE_SCTP_AES | STACK_SECURE_SCTP_CHACHA) => Some(Self::SecureSctp),
             None => None,
         }
     }
@@ -83,8 +108,10 @@ impl Stack {
         match (self, cipher) {
             (Self::Secure, Some(cipher)) => cipher.stack(),
             (Self::SecureFec, Some(cipher)) => cipher.fec_stack(),
+            (Self::SecureSctp, Some(cipher)) => cipher.sctp_stack(),
             (Self::Fec, _) => STACK_FEC,
-            (Self::Plain | Self::Secure | Self::SecureFec, _) => STACK_ENCAP,
+            (Self::Sctp, _) => STACK_SCTP,
+            (Self::Plain | Self::Secure | Self::SecureFec | Self::SecureSctp, _) => STACK_ENCAP,
         }
     }
 }
@@ -160,7 +187,7 @@ impl Stacks {
 
     /// Whether packets that are sealed may be sent or taken.
     pub fn has_sealed(self) -> bool {
-        self.has(Stack::Secure) || self.has(Stack::SecureFec)
+        Stack::ALL.into_iter().any(|stack| stack.is_sealed() && self.has(stack))
     }
 
     /// Whether packets that are repaired may be sent or taken.
@@ -168,9 +195,14 @@ impl Stacks {
         self.has(Stack::Fec) || self.has(Stack::SecureFec)
     }
 
+    /// Whether packets that are sent again when they are lost may be sent or taken.
+    pub fn has_repeated(self) -> bool {
+        self.has(Stack::Sctp) || self.has(Stack::SecureSctp)
+    }
+
     /// Whether nothing is sent or taken but sealed, also while one sealed stack becomes another.
     pub fn is_sealed_only(self) -> bool {
-        !self.has(Stack::Plain) && !self.has(Stack::Fec)
+        !Stack::ALL.into_iter().any(|stack| !stack.is_sealed() && self.has(stack))
     }
 
     /// Whether anything of a stack may be given on.

@@ -1,7 +1,7 @@
 //! In which order datagrams arrive, of the flows of which somebody asks.
 
 use margay_core::timing::Order;
-use margay_wire::{DataRepr, FlowId, STACK_FEC};
+use margay_wire::{DataRepr, FlowId, STACK_FEC, STACK_SCTP};
 
 use super::Table;
 use crate::clock;
@@ -10,9 +10,9 @@ use crate::packet::UDP;
 impl Table {
     /// Takes note of a train that was given to the application.
     pub fn note_order(&self, data: &DataRepr) {
-        // There seldom is any. By `fec` all come in order.
+        // There seldom is any. By `fec` all come in order; by `sctp` what is sent again comes later, whatever the path.
         if !self.watched.is_empty()
-            && data.stack != STACK_FEC
+            && !matches!(data.stack, STACK_FEC | STACK_SCTP)
             && let Some(watched) = self.watched.get(&data.dst_flow)
         {
             watched.note(data.stack, data.packet_number);

@@ -11,6 +11,7 @@ use margay_wire::FlowId;
 
 use crate::fec::Fec;
 use crate::packet::FlowKey;
+use crate::sctp::Sctp;
 use crate::seal::Seal;
 use crate::striped::Stripe;
 use crate::turning::Turn;
@@ -39,6 +40,8 @@ pub struct EgressRoute {
     pub silence: Option<Duration>,
     /// What numbers and repairs its chunks.
     pub fec: Option<Arc<Fec>>,
+    /// What sends its chunks again while they are lost.
+    pub sctp: Option<Arc<Sctp>>,
     /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
     pub stripe: Option<Arc<Stripe>>,
     /// What its numbers become on the wire.
@@ -96,6 +99,8 @@ pub struct IngressRoute {
     pub seal: Option<Arc<Seal>>,
     /// What puts its chunks in order, and repairs them.
     pub fec: Option<Arc<Fec>>,
+    /// What acknowledges its chunks, and gives each on once.
+    pub sctp: Option<Arc<Sctp>>,
     /// The peer turns to another stack: this one, or the one that it is of.
     pub turn: Option<(Arc<Turn>, Stack)>,
     /// It comes by several pairs of addresses: this one, where it is one of those.

@@ -20,8 +20,12 @@ const COMPLAIN_US: u64 = 100_000;
 /// The last packet of the stack that a flow has had.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LastPacket {
-    /// Where it goes, what it is sealed with, or what repairs those before it.
+    /// Where it goes, what it is sealed with, or what repairs or repeats those before it.
     pub route: EgressRoute,
+    /// That stack.
+    pub stack: Stack,
+    /// The one that it turns to.
+    pub to: Stack,
     /// The number of the change.
     pub change: u32,
 }
@@ -75,7 +79,7 @@ impl KeptFecs {
         match stack {
             Stack::Fec => self.bare.as_ref(),
             Stack::SecureFec => self.sealed.as_ref(),
-            Stack::Plain | Stack::Secure => None,
+            Stack::Plain | Stack::Sctp | Stack::Secure | Stack::SecureSctp => None,
         }
     }
 
@@ -104,8 +108,8 @@ impl Slot {
     pub(super) fn admit(&self, data: &DataRepr) -> Result<(Stack, Option<Arc<Seal>>), DropReason> {
         let stack = Stack::of_number(data.stack).filter(|stack| self.stacks.takes(*stack));
         match stack.ok_or(DropReason::OtherStack)? {
-            stack @ (Stack::Plain | Stack::Fec) => Ok((stack, None)),
-            stack @ (Stack::Secure | Stack::SecureFec) => {
+            stack @ (Stack::Plain | Stack::Fec | Stack::Sctp) => Ok((stack, None)),
+            stack @ (Stack::Secure | Stack::SecureFec | Stack::SecureSctp) => {
                 let seal = self.seal.as_ref().filter(|seal| seal.number_of(stack) == data.stack);
                 seal.map(|seal| (stack, Some(Arc::clone(seal)))).ok_or(DropReason::OtherStack)
             }
@@ -139,16 +143,17 @@ impl Table {
             return None;
         }
         let route = self.route_by(flow, before)?;
-        Some(LastPacket { route, change: slot.stacks.change })
+        Some(LastPacket { route, stack: before, to: slot.stacks.sends, change: slot.stacks.change })
     }
 
     /// Where something of the cache's own goes by a stack, what it is sealed with, and what repairs those before it.
-    /// `None` where the flow does not go by that stack.
+    /// `None` where the flow does not go by that stack, or nothing of it may be sent now.
     pub fn route_by(&self, flow: FlowId, stack: Stack) -> Option<EgressRoute> {
-        let bare = self.bare_route(self.find(flow)?)?;
+        let bare = self.bare_route(self.find(flow).filter(|slot| !slot.is_left_to_core(true))?)?;
         let seal = if stack.is_sealed() { Some(self.seals.get(&flow).cloned()?) } else { None };
         let fec = if stack.repairs() { Some(self.kept_fec(flow, stack)?) } else { None };
-        Some(EgressRoute { seal, fec, ..bare })
+        let sctp = if stack.repeats() { Some(self.sctp_of(flow, stack)?) } else { None };
+        Some(EgressRoute { seal, fec, sctp, ..bare })
     }
 
     /// What numbers and repairs a flow that goes by `fec`, sealed or not; while one becomes the other, what is sent.

@@ -5,5 +5,6 @@ mod rack;
 mod receiver;
 mod sender;
 
+pub use rack::Patience;
 pub use receiver::{Reading, Received, Receiver, ReceiverConfig};
 pub use sender::{Queued, Sender, SenderConfig, TooLarge};

@@ -19,9 +19,34 @@ const TIMEOUT_FIRST: Duration = Duration::from_secs(1);
 const DOUBLED_MAX: Duration = Duration::from_millis(400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
+/// When what has not come counts as lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Patience {
+    /// After so long without an answer everything does, while no round trip is known.
+    pub timeout_first: Duration,
+    /// The same at the least, once one is.
+    pub timeout_min: Duration,
+    /// Up to here the time doubles with every time-out.
+    pub doubled_max: Duration,
+    /// What was sent before something that has come is waited for no longer than a round trip and this.
+    pub reordering_max: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            timeout_first: TIMEOUT_FIRST,
+            timeout_min: TIMEOUT_MIN,
+            doubled_max: DOUBLED_MAX,
+            reordering_max: TIMEOUT_MAX,
+        }
+    }
+}
+
 /// What is known of the path's time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Rack {
+    patience: Patience,
     least: Option<Duration>,
     smoothed: Option<Duration>,
     deviation: Duration,
@@ -36,6 +61,11 @@ pub(super) struct Rack {
 }
 
 impl Rack {
+    /// Nothing is known yet.
+    pub(super) fn new(patience: Patience) -> Self {
+        Self { patience, ..Self::default() }
+    }
+
     /// A chunk has come that was last sent at `sent_at`.
     pub(super) fn acknowledged(&mut self, now: Instant, sent_at: Instant, is_repeated: bool) {
         let took = now.since(sent_at);
@@ -83,7 +113,7 @@ impl Rack {
     /// How much later than another that was sent after it a chunk may come.
     pub(super) fn window(&self) -> Duration {
         let least = self.least.unwrap_or_default() / 4;
-        (self.spread + self.spread / 4).max(least).min(self.timeout())
+        (self.spread + self.spread / 4).max(least).min(self.timeout()).min(self.patience.reordering_max)
     }
 
     /// When a chunk counts as lost that was sent at this time and has not come; nothing while none that was sent later
@@ -103,8 +133,9 @@ impl Rack {
 
     /// After so long without an answer all counts as lost.
     pub(super) fn timeout(&self) -> Duration {
-        let once = self.smoothed.map_or(TIMEOUT_FIRST, |smoothed| (smoothed + self.deviation * 4).max(TIMEOUT_MIN));
-        (once * (1 << self.backed_off.min(8))).min(once.max(DOUBLED_MAX)).min(TIMEOUT_MAX)
+        let Patience { timeout_first, timeout_min, doubled_max, .. } = self.patience;
+        let once = self.smoothed.map_or(timeout_first, |smoothed| (smoothed + self.deviation * 4).max(timeout_min));
+        (once * (1 << self.backed_off.min(8))).min(once.max(doubled_max)).min(TIMEOUT_MAX)
     }
 
     /// It ran out.

@@ -5,10 +5,12 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use margay_core::Instant;
-use margay_wire::sctp::{I_DATA_HEADER_LEN, I_DATA_PAYLOAD_MAX, IDataFlags, IDataRepr, NoRoom, PacketWriter, Sack};
+use margay_wire::sctp::{
+    I_DATA_HEADER_LEN, I_DATA_PAYLOAD_MAX, IDataFlags, IDataRepr, NoRoom, PacketWriter, Sack, SkippedRepr,
+};
 
 use super::congestion::Congestion;
-use super::rack::Rack;
+use super::rack::{Patience, Rack};
 use crate::number::{Row, Serial, Tsn};
 use crate::plugin::Order;
 
@@ -27,6 +29,8 @@ pub struct SenderConfig {
     pub buffer_bytes: usize,
     /// Bytes that the receiver has room for.
     pub receiver_bytes: u32,
+    /// When what has not come counts as lost.
+    pub patience: Patience,
 }
 
 impl Default for SenderConfig {
@@ -38,6 +42,7 @@ impl Default for SenderConfig {
             packet_bytes: 1232,
             buffer_bytes: 1 << 20,
             receiver_bytes: 1 << 16,
+            patience: Patience::default(),
         }
     }
 }
@@ -68,6 +73,9 @@ enum Standing {
     Lost,
     /// For now.
     Come,
+    /// Its time is over: it is not sent any more. Its bytes are kept while they count as under way, so that what is
+    /// given up makes no room on a path that may be cut.
+    GivenUp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -78,6 +86,8 @@ struct Chunk {
     sent_at: Option<Instant>,
     is_repeated: bool,
     standing: Standing,
+    /// It is given up when it has not come by then.
+    until: Option<Instant>,
 }
 
 /// How a chunk was sent.
@@ -116,6 +126,12 @@ pub struct Sender {
     recovery: Option<Tsn>,
     timeout_at: Option<Instant>,
     lost_at: Option<Instant>,
+    /// No frame's time is over before that.
+    until: Option<Instant>,
+    /// The receiver is to be told what will not come any more.
+    is_forward_due: bool,
+    /// It was told that all up to here will not come, and has not confirmed that.
+    forwarded: Option<Tsn>,
 }
 
 impl Sender {
@@ -130,11 +146,14 @@ impl Sender {
             held_bytes: 0,
             flight: 0,
             receiver_bytes: config.receiver_bytes as usize,
-            rack: Rack::default(),
+            rack: Rack::new(config.patience),
             congestion: Congestion::new(config.packet_bytes),
             recovery: None,
             timeout_at: None,
             lost_at: None,
+            until: None,
+            is_forward_due: false,
+            forwarded: None,
         }
     }
 
@@ -144,10 +163,26 @@ impl Sender {
     ///
     /// [`TooLarge`], and nothing is taken.
     pub fn send(&mut self, order: Order, ppid: u32, frame: &[u8]) -> Result<Queued, TooLarge> {
+        self.send_until(None, order, ppid, frame)
+    }
+
+    /// The same, of a frame that is [given up](Self::give_up) when it has not come by `until`.
+    ///
+    /// # Errors
+    ///
+    /// [`TooLarge`], and nothing is taken.
+    pub fn send_until(
+        &mut self,
+        until: Option<Instant>,
+        order: Order,
+        ppid: u32,
+        frame: &[u8],
+    ) -> Result<Queued, TooLarge> {
         if frame.is_empty() || frame.len() > self.config.buffer_bytes.saturating_sub(self.held_bytes) {
             return Err(TooLarge);
         }
         self.held_bytes += frame.len();
+        self.until = self.until.into_iter().chain(until).min();
         let (stream, flags) = match order {
             Order::None => (0, IDataFlags::UNORDERED),
             Order::Member => (0, IDataFlags::empty()),
@@ -168,15 +203,86 @@ impl Sender {
             repr.flags.set(IDataFlags::END, at + 1 == count);
             let payload = payload.to_vec();
             let standing = Standing::UnderWay;
-            self.chunks.push(Chunk { repr, payload, sent_at: None, is_repeated: false, standing });
+            self.chunks.push(Chunk { repr, payload, sent_at: None, is_repeated: false, standing, until });
         }
         Ok(Queued { first })
+    }
+
+    /// Gives up the chunks whose time is over: the receiver is told that they will not come (RFC 3758, 3.5). Gives how
+    /// many there were.
+    pub fn give_up(&mut self, now: Instant) -> usize {
+        if self.until.is_none_or(|until| until > now) {
+            return 0;
+        }
+        self.until = None;
+        let mut count = 0;
+        for (_, chunk) in self.chunks.iter_mut() {
+            let is_open = !matches!(chunk.standing, Standing::Come | Standing::GivenUp);
+            let Some(until) = chunk.until.filter(|_| is_open) else { continue };
+            if until > now {
+                self.until = Some(self.until.map_or(until, |earliest| earliest.min(until)));
+                continue;
+            }
+            if chunk.sent_at.is_none() || chunk.standing == Standing::Lost {
+                self.held_bytes -= core::mem::take(&mut chunk.payload).len();
+            }
+            chunk.standing = Standing::GivenUp;
+            count += 1;
+        }
+        self.pass_given_up();
+        self.want_forward();
+        count
+    }
+
+    /// The receiver is to be told of what is given up, unless it was told of other things and has not confirmed them.
+    fn want_forward(&mut self) {
+        let is_before = |tsn: &Tsn| tsn.is_before(self.chunks.first());
+        self.forwarded = self.forwarded.filter(|tsn| !is_before(tsn));
+        self.is_forward_due |= self.forwarded.is_none() && self.is_given_up(self.chunks.first());
+    }
+
+    /// What is given up before it was sent once is not sent at all.
+    fn pass_given_up(&mut self) {
+        while self.is_given_up(self.next) {
+            self.next = self.next.plus(1);
+        }
+    }
+
+    fn is_given_up(&self, tsn: Tsn) -> bool {
+        self.chunks.get(tsn).is_some_and(|chunk| chunk.standing == Standing::GivenUp)
+    }
+
+    /// Tells the receiver what will not come: all that is given up with nothing before it that may come still.
+    fn write_forward(&mut self, now: Instant, packet: &mut PacketWriter<'_>) -> bool {
+        if !self.is_forward_due || !self.is_given_up(self.chunks.first()) {
+            return false;
+        }
+        let is_over = |chunk: &Chunk| matches!(chunk.standing, Standing::Come | Standing::GivenUp);
+        let mut cumulative = self.chunks.first();
+        let mut skipped = BTreeMap::new();
+        for (tsn, chunk) in self.chunks.iter().take_while(|(_, chunk)| is_over(chunk)) {
+            cumulative = tsn;
+            if chunk.standing == Standing::GivenUp {
+                skipped.insert((chunk.repr.stream, chunk.repr.is_unordered()), chunk.repr.mid);
+            }
+        }
+        let skipped: Vec<SkippedRepr> = skipped
+            .into_iter()
+            .map(|((stream, is_unordered), mid)| SkippedRepr { stream, is_unordered, mid })
+            .collect();
+        if packet.i_forward_tsn(cumulative.0, &skipped).is_err() {
+            return false;
+        }
+        self.is_forward_due = false;
+        self.forwarded = Some(cumulative);
+        self.timeout_at = self.timeout_at.or(Some(now + self.rack.timeout()));
+        true
     }
 
     /// Writes what may be sent now into a packet: what is lost first, then what is new. Gives whether there was
     /// something.
     pub fn poll(&mut self, now: Instant, packet: &mut PacketWriter<'_>) -> bool {
-        let mut has_written = false;
+        let mut has_written = self.write_forward(now, packet);
         while let Some(tsn) = self.due() {
             if self.write(now, tsn, packet).is_err() {
                 break;
@@ -196,6 +302,7 @@ impl Sender {
         self.flight += chunk.payload.len();
         if tsn == self.next {
             self.next = tsn.plus(1);
+            self.pass_given_up();
         } else {
             self.lost.pop_front();
         }
@@ -253,14 +360,24 @@ impl Sender {
                 self.congestion.grow(acked);
             }
             self.timeout_at = (self.next != self.chunks.first()).then(|| now + self.rack.timeout());
+        } else if self.next == self.chunks.first() {
+            // What was given up is known to be so.
+            self.timeout_at = None;
         }
+        self.until = self.until.filter(|_| !self.chunks.is_empty());
+        self.want_forward();
         self.find_lost(now);
     }
 
     /// A chunk has come that had not. Gives its bytes.
     fn come(&mut self, now: Instant, chunk: Sending) -> usize {
-        if chunk.standing == Standing::Come {
-            return 0;
+        match chunk.standing {
+            Standing::UnderWay | Standing::Lost => {}
+            Standing::Come => return 0,
+            Standing::GivenUp => {
+                self.flight = self.flight.saturating_sub(chunk.len);
+                return 0;
+            }
         }
         if let Some(sent_at) = chunk.sent_at {
             self.rack.acknowledged(now, sent_at, chunk.is_repeated);
@@ -285,6 +402,7 @@ impl Sender {
             }
             let Some(chunk) = self.chunks.get_mut(tsn) else { break };
             match (chunk.standing, is_reported) {
+                (Standing::GivenUp, _) => {}
                 (_, true) => chunk.standing = Standing::Come,
                 // It was taken back (RFC 9260, 6.2).
                 (Standing::Come, false) => {
@@ -330,8 +448,13 @@ impl Sender {
         }
         // What was acknowledged for now may have been taken back without a word.
         self.lost.clear();
+        self.is_forward_due = self.is_given_up(self.chunks.first());
         let next = self.next;
         for (tsn, chunk) in self.chunks.iter_mut().take_while(|(tsn, _)| *tsn != next) {
+            if chunk.standing == Standing::GivenUp {
+                self.held_bytes -= core::mem::take(&mut chunk.payload).len();
+                continue;
+            }
             chunk.standing = Standing::Lost;
             self.lost.push_back(tsn);
         }
@@ -339,13 +462,24 @@ impl Sender {
         self.rack.timed_out();
         self.congestion.collapse();
         self.recovery = Some(self.next);
-        self.timeout_at = (!self.lost.is_empty()).then(|| now + self.rack.timeout());
+        let is_waiting = self.is_forward_due || !self.lost.is_empty();
+        self.timeout_at = is_waiting.then(|| now + self.rack.timeout());
         self.lost_at = None;
     }
 
     /// When [`on_time`](Self::on_time) is to be called, if ever.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.timeout_at.into_iter().chain(self.lost_at).min()
+        self.timeout_at.into_iter().chain(self.lost_at).chain(self.until).min()
+    }
+
+    /// The first number that has not been sent yet.
+    pub fn unsent(&self) -> Tsn {
+        self.next
+    }
+
+    /// How many chunks wait or are not acknowledged for good.
+    pub fn held(&self) -> usize {
+        self.chunks.len()
     }
 
     /// All up to here, itself not included, has been acknowledged for good.

@@ -240,3 +240,33 @@ fn frames_that_do_not_end_fill_a_bounded_part_of_memory() {
     }
     assert_eq!(taken, 16, "eight buffers");
 }
+
+#[test]
+fn what_is_given_up_is_passed_over_and_all_else_comes() {
+    let mut sender = Sender::new(SenderConfig { packet_bytes: 1000, ..SenderConfig::default() });
+    let until = |millis: u64| Some(at(millis));
+    for (n, until) in [(0, until(50)), (1, None), (2, until(40)), (3, until(500))] {
+        sender.send_until(until, Order::None, 0, &[n; 600]).expect("room");
+    }
+    // The first one is lost; the last two are not sent in time.
+    let first = poll(700, |packet| sender.poll(at(0), packet)).expect("something");
+    assert_eq!(sender.give_up(at(39)), 0);
+    assert_eq!((sender.give_up(at(45)), sender.next_deadline()), (1, Some(at(50))));
+    let second = poll(700, |packet| sender.poll(at(45), packet)).expect("something");
+    assert_eq!(sender.give_up(at(60)), 1);
+    let third = poll(1400, |packet| sender.poll(at(60), packet)).expect("something");
+    let mut receiver = receiver(Reading::Plain);
+    receiver.on_packet(at(61), &third);
+    receiver.on_packet(at(62), &second);
+    let bytes: Vec<u8> = given(&mut receiver).into_iter().map(|frame| frame[0]).collect();
+    assert_eq!(bytes, [3, 1], "the second waits for nothing");
+    let sack = poll(100, |packet| receiver.poll_sack(at(62), packet)).expect("it is told");
+    sack_to(&mut sender, at(70), &sack);
+    let forward = poll(100, |packet| sender.poll(at(70), packet)).expect("the third one will not come");
+    receiver.on_packet(at(71), &forward);
+    receiver.on_packet(at(72), &first);
+    assert!(given(&mut receiver).is_empty(), "it comes too late");
+    let sack = poll(100, |packet| receiver.poll_sack(at(72), packet)).expect("it is told");
+    sack_to(&mut sender, at(80), &sack);
+    assert!(sender.is_idle() && sender.next_deadline().is_none());
+}

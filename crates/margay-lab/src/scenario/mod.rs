@@ -23,6 +23,7 @@ mod encap_throughput;
 mod ends;
 pub mod ensemble;
 mod ensemble_churn;
+mod ensemble_shard;
 mod exclusive_names;
 mod find_router;
 mod firewalled;
@@ -204,6 +205,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     ensemble_churn::SCENARIO,
+    ensemble_shard::SCENARIO,
     own_frames::SCENARIO,
     redis_switch::SCENARIO,
     memcached_switch::SCENARIO,

@@ -76,10 +76,15 @@ pub enum StackWord {
     Plain,
     /// Flows of datagrams: what the network loses is repaired; a flow that is sealed stays so
     Fec,
+    /// Flows of datagrams: what the network loses is sent again, for a quarter of a second; a flow that is sealed stays
+    /// so
+    Sctp,
     /// Sealed
     Secure,
     /// Flows of datagrams: sealed, and what the network loses is repaired
     SecureFec,
+    /// Flows of datagrams: sealed, and what the network loses is sent again
+    SecureSctp,
 }
 
 impl std::fmt::Display for StackWord {
@@ -87,8 +92,10 @@ impl std::fmt::Display for StackWord {
         f.write_str(match self {
             Self::Plain => "plain",
             Self::Fec => "fec",
+            Self::Sctp => "sctp",
             Self::Secure => "secure",
             Self::SecureFec => "secure-fec",
+            Self::SecureSctp => "secure-sctp",
         })
     }
 }
@@ -116,7 +123,7 @@ pub async fn stack(connect: impl AsyncFnOnce() -> Result<Client>, verb: StackVer
         StackVerb::Set { flow, stack, json } => {
             let request = StackSetRequest { flow: flow.clone(), stack: stack.to_string() };
             let reply = client.stack_set(request).await.map_err(refused)?.into_inner();
-            // `fec` of a flow that is sealed is more than that.
+            // `fec` or `sctp` of a flow that is sealed is more than that.
             let now = reply.stack.as_ref().map_or_else(|| stack.to_string(), |stack| stack.stack.clone());
             let sentence = format!("{flow} is carried {now} until `margay stack release {flow}`");
             out.done(json.json, &reply, &sentence)

@@ -23,7 +23,7 @@ pub struct StackRuleSection {
     /// The condition, in CEL: [facts](stacks.md#facts) and what they are compared with.
     pub when: Spanned<String>,
     /// By which stack flows are carried while the rule is in force; `fec` of flows that are to be sealed is
-    /// `secure-fec`.
+    /// `secure-fec`, and `sctp` is `secure-sctp`.
     pub r#use: StackUse,
     /// For so many seconds the condition must hold before that, up to an hour; a rule with `floor` is in force at once.
     #[serde(default = "default_hold_s")]
@@ -35,8 +35,8 @@ pub struct StackRuleSection {
     /// file; 0 unless given.
     #[serde(default)]
     pub priority: i32,
-    /// With `use = "secure"` or `"secure-fec"`: a demand. Nothing is sent to addresses where the condition holds but
-    /// sealed, and no order has it otherwise.
+    /// With `use = "secure"`, `"secure-fec"` or `"secure-sctp"`: a demand. Nothing is sent to addresses where the
+    /// condition holds but sealed, and no order has it otherwise.
     #[serde(default)]
     pub floor: bool,
 }
@@ -49,10 +49,14 @@ pub enum StackUse {
     Plain,
     /// Flows of datagrams: encapsulated, and what the network loses is repaired.
     Fec,
+    /// Flows of datagrams: encapsulated, and what the network loses is sent again, for a quarter of a second.
+    Sctp,
     /// Sealed.
     Secure,
     /// Flows of datagrams: sealed, and what the network loses is repaired.
     SecureFec,
+    /// Flows of datagrams: sealed, and what the network loses is sent again.
+    SecureSctp,
 }
 
 impl StackUse {
@@ -60,8 +64,10 @@ impl StackUse {
         match self {
             Self::Plain => Stack::Plain,
             Self::Fec => Stack::Fec,
+            Self::Sctp => Stack::Sctp,
             Self::Secure => Stack::Secure,
             Self::SecureFec => Stack::SecureFec,
+            Self::SecureSctp => Stack::SecureSctp,
         }
     }
 }

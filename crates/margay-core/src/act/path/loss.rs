@@ -2,8 +2,8 @@
 //!
 //! Each end counts what its programs send and what comes. Who wants to know asks the peer twice a second, by a PROBE of
 //! the flow that says how many were sent; the answer says how many had come when the PROBE came. The PROBE goes the
-//! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`,
-//! its datagrams have numbers, and these are counted instead.
+//! datagrams' way: so what is still on its way is missing in both counts, but for a few. Where a flow goes by `fec`
+//! or `sctp`, its datagrams have numbers, and these are counted instead.
 //!
 //! Beside that, each PROBE says when it was sent: how much the time varies that PROBEs take is the jitter of their way
 //! (docs/decisions/0084). And each end counts which of the peer's datagrams come behind a later one.
@@ -379,7 +379,7 @@ impl StackRules {
     fn wants_loss(&self, associations: &AssociationTable, flow: &Flow) -> bool {
         let association = associations.get(flow.association);
         let is_able = association.is_some_and(|association| association.has_fec() && !association.is_self());
-        let is_wanted = flow.stacks.has_repaired() || self.asks_for_loss(flow.id);
+        let is_wanted = flow.stacks.has_repaired() || flow.stacks.has_repeated() || self.asks_for_loss(flow.id);
         is_able && is_wanted && flow.app.protocol == UDP && flow.carries_data()
     }
 }

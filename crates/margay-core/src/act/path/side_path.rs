@@ -88,6 +88,12 @@ pub enum MoveRefused {
     /// Some places are to repair what they lose, and it is a connection.
     #[error("a place with `fec` is for flows of datagrams: TCP repeats by itself what is lost")]
     DatagramsOnly,
+    /// What is under way of it is reckoned by one pair.
+    #[error(
+        "the flow goes by `sctp`, which uses one pair of addresses; have it carried plainly first \
+         (`margay stack set FLOW plain`)"
+    )]
+    Sctp,
     /// Some places are to be plain, and an end demands that it is sealed.
     #[error(
         "this host or the peer demands `secure` for this flow: by no place does it go as it is; `margay flow show` \

@@ -201,6 +201,9 @@ impl Sal {
         if flow.stacks.has_repaired() {
             return Err(MoveRefused::Fec);
         }
+        if flow.stacks.has_repeated() {
+            return Err(MoveRefused::Sctp);
+        }
         if self.stack_changes.under_way(id).is_some() {
             return Err(MoveRefused::Changing);
         }

@@ -30,9 +30,9 @@ use crate::act::grant::{Asks, Granted, Offer};
 use crate::act::path::related::Related;
 use crate::act::secure::Demands;
 use crate::association::AssociationTable;
-use crate::association::FEC;
 use crate::association::draft::{Arrival, Reply};
 use crate::association::location::Pair;
+use crate::association::{FEC, SCTP};
 use crate::cache::packet;
 use crate::cache::packet::{Parsed, Unreachable};
 use crate::leg::flow_ports::FlowPorts;
@@ -367,7 +367,8 @@ impl Sal {
 impl Demands {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self, config: &Config) -> Extension<'static> {
-        let stacks = STACK_ENCAP | CHANGES | FEC | self.secure_stacks() | self.secure_fec_stacks();
+        let sealed = self.secure_stacks() | self.secure_fec_stacks() | self.secure_sctp_stacks();
+        let stacks = STACK_ENCAP | CHANGES | FEC | SCTP | sealed;
         Extension::Capabilities(CapabilitiesRepr { stacks, mtu: config.datagram_max })
     }
 }

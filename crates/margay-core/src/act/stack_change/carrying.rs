@@ -28,8 +28,10 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.stacks = Stacks { change: flow.stacks.change, ..Stacks::only(stack) };
         match stack {
-            Stack::Fec | Stack::Secure | Stack::SecureFec => self.park_direct(now, id, Why::of_stack(stack)),
             Stack::Plain => self.unpark_direct(now, id),
+            Stack::Fec | Stack::Sctp | Stack::Secure | Stack::SecureFec | Stack::SecureSctp => {
+                self.park_direct(now, id, Why::of_stack(stack));
+            }
         }
         self.flows.install_again(&mut self.queue, id);
         self.watch_loss(now, id);

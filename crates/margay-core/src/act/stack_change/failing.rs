@@ -25,7 +25,7 @@ impl Sal {
             Some(Stack::Fec) => Stack::Plain,
             Some(Stack::SecureFec) => Stack::Secure,
             // It has none, or a change is under way.
-            Some(Stack::Plain | Stack::Secure) | None => return,
+            Some(Stack::Plain | Stack::Secure | Stack::Sctp | Stack::SecureSctp) | None => return,
         };
         // What comes of it is told as every change is; where it cannot be made now, the next answer tries again.
         if self.begin_change(now, id, to, ChangeCause::Failed).is_ok() {

@@ -43,17 +43,17 @@ pub struct StackInfo {
 
 impl Sal {
     /// Has a flow carried by a stack, by order of the operator: [`Stack::Fec`] of a flow that is sealed, or that an end
-    /// demands sealed, is [`Stack::SecureFec`]. True if a change is under way now: what becomes of it comes as an
-    /// event. False if the flow is so already.
+    /// demands sealed, is [`Stack::SecureFec`], and [`Stack::Sctp`] likewise. True if a change is under way now: what
+    /// becomes of it comes as an event. False if the flow is so already.
     ///
     /// # Errors
     ///
     /// Why not; the flow is as it was.
     pub fn set_flow_stack(&mut self, now: Instant, id: FlowId, to: Stack) -> Result<bool, ChangeRefused> {
         self.now = now;
-        // Repairs take no seal away; who wants that says `plain` first.
+        // Neither repairs nor repetitions take a seal away; who wants that says `plain` first.
         let is_sealed = self.flows.get(id).is_some_and(|flow| flow.is_sealed() || flow.is_demanded());
-        let to = to.sealed_if(to == Stack::Fec && is_sealed);
+        let to = to.sealed_if(to.makes_good() && is_sealed);
         let is_under_way = self.begin_change(now, id, to, ChangeCause::Order)?;
         if !is_under_way {
             self.stack_changes.histories.entry(id).or_default().order = Some(StackOrder { stack: to, at: now });

@@ -82,8 +82,14 @@ pub enum ChangeRefused {
     /// The peer has said nothing of an earlier change.
     #[error("the peer's agent has not answered in time; it is asked again after a while")]
     NoAnswer,
+    /// The peer's version has no `sctp`.
+    #[error("the agent of the peer is of a version that has no `sctp`; bring it up to date")]
+    NoSctp,
+    /// The peer's version cannot seal what goes by `sctp`.
+    #[error("the agent of the peer is of a version that cannot seal what goes by `sctp`; bring it up to date")]
+    NoSealedSctp,
     /// It is a connection.
-    #[error("`fec` is for flows of datagrams: TCP repeats by itself what is lost")]
+    #[error("`fec` and `sctp` are for flows of datagrams: TCP repeats by itself what is lost")]
     DatagramsOnly,
     /// An end demands that the flow is sealed.
     #[error("{}", demanded(.0))]
@@ -128,7 +134,9 @@ impl ChangeRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::OldPeer | Self::NoCipher | Self::NoFec | Self::NoSealedFec => ErrorCode::NoCommonStack,
+            Self::OldPeer | Self::NoCipher | Self::NoFec | Self::NoSealedFec | Self::NoSctp | Self::NoSealedSctp => {
+                ErrorCode::NoCommonStack
+            }
             Self::DatagramsOnly => ErrorCode::DatagramsOnly,
             Self::Demanded(_) => ErrorCode::Demanded,
             Self::Outranked(_) => ErrorCode::Outranked,
@@ -168,21 +176,28 @@ impl Sal {
             _ if flow.chain.is_some() => ChangeRefused::Chained,
             _ if flow.is_held || self.fetches.is_between(id) => ChangeRefused::Held,
             _ if association.is_none_or(|association| association.stacks & CHANGES == 0) => ChangeRefused::OldPeer,
-            Stack::Fec | Stack::SecureFec if flow.app.protocol != UDP => ChangeRefused::DatagramsOnly,
-            Stack::Plain | Stack::Fec if flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
+            to if to.makes_good() && flow.app.protocol != UDP => ChangeRefused::DatagramsOnly,
+            to if !to.is_sealed() && flow.is_demanded_here() => ChangeRefused::Demanded(End::This),
             Stack::Fec if !association.is_some_and(Association::has_fec) => ChangeRefused::NoFec,
-            Stack::Secure | Stack::SecureFec if self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
-            Stack::SecureFec if !self.can_seal_fec(flow) => ChangeRefused::NoSealedFec,
-            Stack::Plain | Stack::Fec | Stack::Secure | Stack::SecureFec => return Ok(()),
+            Stack::Sctp if !association.is_some_and(Association::has_sctp) => ChangeRefused::NoSctp,
+            to if to.is_sealed() && self.cipher_for(flow).is_none() => ChangeRefused::NoCipher,
+            Stack::SecureFec if !self.can_seal(flow, to) => ChangeRefused::NoSealedFec,
+            Stack::SecureSctp if !self.can_seal(flow, to) => ChangeRefused::NoSealedSctp,
+            _ => return Ok(()),
         };
         Err(refused)
     }
 
-    /// Whether what a flow sends can go by `fec` under its seal.
-    pub(crate) fn can_seal_fec(&self, flow: &Flow) -> bool {
+    /// Whether what a flow sends can go by a stack, sealed or not, under its seal.
+    pub(crate) fn can_seal(&self, flow: &Flow, stack: Stack) -> bool {
         let association = self.associations.get(flow.association);
         let cipher = self.cipher_for(flow);
-        flow.app.protocol == UDP && association.zip(cipher).is_some_and(|(peer, cipher)| peer.has_sealed_fec(cipher))
+        let is_able = |(peer, cipher): (&Association, Cipher)| match stack.sealed() {
+            Stack::SecureFec => flow.app.protocol == UDP && peer.has_sealed_fec(cipher),
+            Stack::SecureSctp => flow.app.protocol == UDP && peer.has_sealed_sctp(cipher),
+            Stack::Plain | Stack::Fec | Stack::Sctp | Stack::Secure => true,
+        };
+        association.zip(cipher).is_some_and(is_able)
     }
 
     /// The configuration has come to demand that a flow is sealed: a change to less that is not made yet comes to

@@ -93,7 +93,7 @@ impl Sal {
         self.settle_as_told(now, id, Stack::Secure, said.number);
     }
 
-    /// The peer has the flow plain, and this end by `fec`: neither has anything that the other needs.
+    /// The peer has the flow plain, and this end by `fec` or `sctp`: neither has anything that the other needs.
     fn go_to_plain(&mut self, now: Instant, id: FlowId, number: u32) {
         if self.flows.get(id).is_some_and(|flow| !flow.is_demanded_here()) {
             self.settle_as_told(now, id, Stack::Plain, number);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::act::handover::HandoverRecord;
 use crate::act::handover::tests::{meet_peer, record, sal};
-use crate::association::FEC;
+use crate::association::{FEC, SCTP};
 use crate::cache::output::Output;
 use crate::leg::seal::Cipher;
 use crate::machine::input::Input;
@@ -37,18 +37,22 @@ Left Confirmed -\nLeft Fenced -\nLeft Abandoned -\nLeft TimeOut -\n";
 
 #[test]
 fn what_may_come_of_each_stack() {
-    use Stack::{Fec, Plain, Secure, SecureFec};
+    use Stack::{Fec, Plain, Sctp, Secure, SecureFec, SecureSctp};
     let of = |takes, before| Stacks { sends: before, takes, before, change: 1 };
-    let taken = |takes, before| Stack::ALL.map(|stack| of(takes, before).takes(stack));
-    assert_eq!(taken(Taking::Only(Plain), Plain), [true, false, false, false]);
-    assert_eq!(taken(Taking::Only(Fec), Fec), [false, true, false, false]);
-    assert_eq!(taken(Taking::Only(Secure), Secure), [false, false, true, false]);
-    assert_eq!(taken(Taking::Only(SecureFec), SecureFec), [false, false, false, true]);
-    assert_eq!(taken(Taking::Turning(Plain), Secure), [true, false, true, false]);
-    assert_eq!(taken(Taking::Ready(Secure), Plain), [true, false, true, false]);
-    assert_eq!(taken(Taking::Ready(Secure), Fec), [false, true, true, false], "nothing of a third one");
-    assert_eq!(taken(Taking::Turning(Fec), Plain), [true, true, false, false]);
-    assert_eq!(taken(Taking::Ready(SecureFec), Secure), [false, false, true, true], "nothing that is not sealed");
+    let taken = |takes, before| {
+        let taken = Stack::ALL.into_iter().filter(|stack| of(takes, before).takes(*stack));
+        taken.collect::<Vec<_>>()
+    };
+    for stack in Stack::ALL {
+        assert_eq!(taken(Taking::Only(stack), stack), [stack]);
+    }
+    assert_eq!(taken(Taking::Turning(Plain), Secure), [Plain, Secure]);
+    assert_eq!(taken(Taking::Ready(Secure), Plain), [Plain, Secure]);
+    assert_eq!(taken(Taking::Ready(Secure), Fec), [Fec, Secure], "nothing of a third one");
+    assert_eq!(taken(Taking::Turning(Fec), Plain), [Plain, Fec]);
+    assert_eq!(taken(Taking::Ready(SecureFec), Secure), [Secure, SecureFec], "nothing that is not sealed");
+    assert!(of(Taking::Ready(SecureSctp), Secure).is_sealed_only() && of(Taking::Only(Sctp), Sctp).has_repeated());
+    assert!(!of(Taking::Ready(Secure), Sctp).is_sealed_only());
     assert!(of(Taking::Ready(SecureFec), Secure).is_sealed_only());
     assert!(!of(Taking::Ready(SecureFec), Fec).is_sealed_only() && of(Taking::Ready(SecureFec), Fec).has_sealed());
     let direct = |takes, before| of(takes, before).takes_direct();
@@ -56,12 +60,13 @@ fn what_may_come_of_each_stack() {
     for takes in [Taking::Ready(Secure), Taking::Turning(Secure), Taking::Ready(Fec), Taking::Turning(Fec)] {
         assert!(direct(takes, Plain), "{takes:?}");
     }
-    for before in [Fec, Secure, SecureFec] {
+    for before in [Fec, Sctp, Secure, SecureFec, SecureSctp] {
         let not_plain = [Taking::Only(before), Taking::Ready(Plain), Taking::Turning(Plain)];
         assert!(not_plain.iter().all(|takes| !direct(*takes, before)), "{before} takes nothing direct");
     }
-    let known = [Some(Plain), Some(Secure), Some(Secure), Some(Fec), Some(SecureFec), Some(SecureFec), None, None];
-    assert_eq!([2, 3, 4, 5, 6, 7, 1, 8].map(Stack::of_number), known);
+    let known = [Plain, Secure, Secure, Fec, SecureFec, SecureFec, Sctp, SecureSctp, SecureSctp].map(Some);
+    assert_eq!([2, 3, 4, 5, 6, 7, 8, 9, 10].map(Stack::of_number), known);
+    assert_eq!([0, 1, 11].map(Stack::of_number), [None; 3]);
     for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
         for stack in Stack::ALL {
             let number = stack.number(Some(cipher));
@@ -97,7 +102,7 @@ fn the_whole_matrix_of_orders() {
                 if demand != 0 && !from.is_sealed() {
                     return "-".into();
                 }
-                let (mut sal, id) = host(Role::Initiator, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
+                let (mut sal, id) = host(Role::Initiator, ABLE_OF_ALL);
                 sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
                 let flow = sal.flows.get_mut(id).expect("there");
                 flow.app.protocol = 17;
@@ -117,33 +122,55 @@ fn the_whole_matrix_of_orders() {
     let expected = "\
 plain plain: is so, -, -
 plain fec: fec, -, -
+plain sctp: sctp, -, -
 plain secure: secure, -, -
 plain secure-fec: secure-fec, -, -
+plain secure-sctp: secure-sctp, -, -
 fec plain: plain, -, -
 fec fec: is so, -, -
+fec sctp: sctp, -, -
 fec secure: secure, -, -
 fec secure-fec: secure-fec, -, -
+fec secure-sctp: secure-sctp, -, -
+sctp plain: plain, -, -
+sctp fec: fec, -, -
+sctp sctp: is so, -, -
+sctp secure: secure, -, -
+sctp secure-fec: secure-fec, -, -
+sctp secure-sctp: secure-sctp, -, -
 secure plain: plain, refused, plain
 secure fec: secure-fec, secure-fec, secure-fec
+secure sctp: secure-sctp, secure-sctp, secure-sctp
 secure secure: is so, is so, is so
 secure secure-fec: secure-fec, secure-fec, secure-fec
+secure secure-sctp: secure-sctp, secure-sctp, secure-sctp
 secure-fec plain: plain, refused, plain
 secure-fec fec: is so, is so, is so
+secure-fec sctp: secure-sctp, secure-sctp, secure-sctp
 secure-fec secure: secure, secure, secure
 secure-fec secure-fec: is so, is so, is so
+secure-fec secure-sctp: secure-sctp, secure-sctp, secure-sctp
+secure-sctp plain: plain, refused, plain
+secure-sctp fec: secure-fec, secure-fec, secure-fec
+secure-sctp sctp: is so, is so, is so
+secure-sctp secure: secure, secure, secure
+secure-sctp secure-fec: secure-fec, secure-fec, secure-fec
+secure-sctp secure-sctp: is so, is so, is so
 ";
     assert_eq!(matrix, expected);
 }
 
 #[test]
 fn two_ends_with_different_stacks_agree_in_one_that_both_have_everything_for() {
-    use Stack::{Fec, Plain, Secure, SecureFec};
+    use Stack::{Fec, Plain, Sctp, Secure, SecureFec, SecureSctp};
     let rows = Stack::ALL.map(|one| Stack::ALL.map(|other| one.agreed(other)));
     let expected = [
-        [Plain, Plain, Secure, Secure],
-        [Plain, Fec, Secure, Secure],
-        [Secure, Secure, Secure, Secure],
-        [Secure, Secure, Secure, SecureFec],
+        [Plain, Plain, Plain, Secure, Secure, Secure],
+        [Plain, Fec, Plain, Secure, Secure, Secure],
+        [Plain, Plain, Sctp, Secure, Secure, Secure],
+        [Secure, Secure, Secure, Secure, Secure, Secure],
+        [Secure, Secure, Secure, Secure, SecureFec, Secure],
+        [Secure, Secure, Secure, Secure, Secure, SecureSctp],
     ];
     assert_eq!(rows, expected);
 }
@@ -177,6 +204,30 @@ fn fec_under_a_seal_is_refused_where_it_cannot_be_and_a_demand_does_not_wait_for
     let (mut sal, id) = host(Role::Initiator, CHANGES | FEC);
     sal.flows.get_mut(id).expect("there").app.protocol = 17;
     assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::NoCipher));
+}
+
+#[test]
+fn sctp_is_for_datagrams_and_peers_that_have_it_sealed_or_not() {
+    let start = Instant::from_millis(10_000);
+    let refused = |protocol: u8, stacks: u32, demand: u16, to: Stack| {
+        let (mut sal, id) = host(Role::Initiator, stacks);
+        sal.flows.get_mut(id).expect("there").app.protocol = protocol;
+        sal.note_demand(id, demand, demand != 0);
+        sal.set_flow_stack(start, id, to)
+    };
+    assert_eq!(refused(6, ABLE_OF_ALL, 0, Stack::Sctp), Err(ChangeRefused::DatagramsOnly));
+    assert_eq!(refused(6, ABLE_OF_ALL, 0, Stack::SecureSctp), Err(ChangeRefused::DatagramsOnly));
+    assert_eq!(refused(17, ABLE | FEC, 0, Stack::Sctp), Err(ChangeRefused::NoSctp));
+    assert_eq!(refused(17, ABLE | SCTP, 0, Stack::Fec), Err(ChangeRefused::NoFec), "each by itself");
+    assert_eq!(refused(17, ABLE | SCTP, 0, Stack::SecureSctp), Err(ChangeRefused::NoSealedSctp));
+    assert_eq!(
+        refused(17, ABLE | SCTP, seen::DEMANDS, Stack::Sctp),
+        Err(ChangeRefused::NoSealedSctp),
+        "and never less"
+    );
+    assert_eq!(refused(17, CHANGES | SCTP, 0, Stack::SecureSctp), Err(ChangeRefused::NoCipher));
+    assert_eq!(refused(17, CHANGES | SCTP, 0, Stack::Sctp), Ok(true));
+    assert_eq!(refused(17, ABLE_OF_ALL, seen::DEMANDS, Stack::Sctp), Ok(true));
 }
 
 /// A demand that comes late: a change to less that is not made comes to nothing, and one to more goes on.
@@ -229,6 +280,8 @@ fn fec_is_for_datagrams_and_peers_that_have_it() {
 }
 
 const ABLE: u32 = CHANGES | Cipher::ChaCha20Poly1305.bit();
+/// Of a peer that has every stack.
+const ABLE_OF_ALL: u32 = ABLE | FEC | SCTP | Cipher::ChaCha20Poly1305.fec_bit() | Cipher::ChaCha20Poly1305.sctp_bit();
 
 /// The steps that a host says.
 fn said(sal: &mut Sal) -> Vec<ChangeStep> {

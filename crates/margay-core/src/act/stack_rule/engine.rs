@@ -63,10 +63,10 @@ impl Followed {
         self.all_in_force(rules).find(|rule| rule.is_floor)
     }
 
-    /// The first of those that say more than that the flow is sealed. A demand says nothing of repairs, unless it is
-    /// one for both.
+    /// The first of those that say more than that the flow is sealed. A demand says nothing of what is lost, unless it
+    /// is one for both.
     fn wish<'a>(&self, rules: &'a [StackRule]) -> Option<&'a StackRule> {
-        self.all_in_force(rules).find(|rule| !rule.is_floor || rule.uses.repairs())
+        self.all_in_force(rules).find(|rule| !rule.is_floor || rule.uses.makes_good())
     }
 
     /// Whether a rule is in force.
@@ -260,7 +260,7 @@ impl Sal {
                 let to = Stack::Plain.sealed_if(flow.is_demanded());
                 Some((to, ChangeCause::RuleEnded(number)))
             }
-            (Some(_), Some(number)) if flow.stacks.sends == Stack::SecureFec => {
+            (Some(_), Some(number)) if flow.stacks.sends.is_sealed() && flow.stacks.sends.makes_good() => {
                 Some((Stack::Secure, ChangeCause::RuleEnded(number)))
             }
             // A demand is content with whatever is sealed: somebody else, at the other end perhaps, wants more.
@@ -270,9 +270,9 @@ impl Sal {
     }
 
     /// By which stack a flow goes that is to be sealed, and that somebody wants carried by `wanted`. A flow that is not
-    /// sealed yet is so in any case, also where the peer cannot seal what goes by `fec`.
+    /// sealed yet is so in any case, also where the peer cannot seal what goes by `fec` or `sctp`.
     fn under_seal(&self, flow: &Flow, wanted: Stack) -> Stack {
-        let may_wait = flow.is_sealed() || self.can_seal_fec(flow);
+        let may_wait = flow.is_sealed() || self.can_seal(flow, wanted);
         if may_wait { wanted.sealed() } else { Stack::Secure }
     }
 
@@ -329,10 +329,11 @@ impl Sal {
         // Not plain, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
         let is_changed = flow.stacks.sends != Stack::Plain && self.order_of(id).is_none();
         let sends = flow.stacks.sends;
-        // Two rules may have had their say about a flow that is sealed and repaired.
-        let is_part = |uses: Stack| uses == sends || sends == Stack::SecureFec && uses != Stack::Plain;
+        // Two rules may have had their say about a flow that is sealed, and of which what is lost is made good.
+        let is_both = sends.is_sealed() && sends.makes_good();
+        let is_part = |uses: Stack| uses == sends || is_both && (uses == Stack::Secure || uses.sealed() == sends);
         let is_in_force = |rule: &StackRule| is_changed && is_part(rule.uses);
-        let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.repairs() == sends.repairs();
+        let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.makes_good() == sends.makes_good();
         let acted = mine().find(|(_, rule)| is_last(rule)).map(|(_, rule)| rule.number);
         let states: Vec<(u16, RuleState)> = mine()
             .map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), is_in_force(rule)))

@@ -183,7 +183,7 @@ pub const LINES: &[Wrong] = &[
     Wrong("stack show", &["FLOW"]),
     Wrong("stack show 00000009", &["00000009", "margay flow list"]),
     Wrong("stack set 00000009", &["STACK"]),
-    Wrong("stack set 00000009 sealed", &["sealed", "plain, fec, secure"]),
+    Wrong("stack set 00000009 sealed", &["sealed", "plain, fec, sctp, secure"]),
     Wrong("stack set 00000009 secure", &["00000009", "margay flow list"]),
     Wrong("stack set nine secure", &["nine", "margay flow list"]),
     Wrong("stack release 00000009", &["00000009", "margay flow list"]),

@@ -11,9 +11,7 @@ use margay_control::api::v1::{
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::stripe::Sharing;
-use margay_core::{
-    Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlaceStacks, Policy, Role, Stack, Weights,
-};
+use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, PlaceStacks, Policy, Role, Weights};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
@@ -270,9 +268,9 @@ const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
 
 const fn path(flow: &margay_core::FlowInfo) -> &'static str {
     match flow.secure {
-        Some(_) if matches!(flow.stack.stack, Stack::SecureFec) => "secure-fec",
+        Some(_) if flow.stack.stack.makes_good() => flow.stack.stack.sealed().label(),
         Some(_) => "secure",
-        None if matches!(flow.stack.stack, Stack::Fec) => "fec",
+        None if flow.stack.stack.makes_good() => flow.stack.stack.label(),
         None if flow.carriage.sends() => "direct",
         None => "encapsulated",
     }

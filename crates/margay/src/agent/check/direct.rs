@@ -148,6 +148,7 @@ fn advice(why: Why) -> Option<&'static str> {
         Why::NoCache => Some("see the step before"),
         Why::Secure
         | Why::Fec
+        | Why::Sctp
         | Why::Striped
         | Why::SameHost
         | Why::PortsTaken

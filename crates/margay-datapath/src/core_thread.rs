@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
+use margay_core::entry::{Entry, EntryUpdate, FlowCounters, RemoveReason};
 use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
@@ -516,31 +516,7 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             shared.direct.remove_path(id);
             shared.table.write().apply(update);
         }
-        EntryUpdate::Install(entry) => {
-            let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
-            // Of a flow that is sealed from here on, the last direct packet is before the last encapsulated one.
-            let enters = is_direct && entry.stacks.sends == Stack::Plain;
-            if enters {
-                shared.table.write().apply(EntryUpdate::Install(entry));
-            }
-            let removed = shared.direct.follow(entry.flow, Wired::of(&entry));
-            if !enters {
-                shared.table.write().apply(EntryUpdate::Install(entry));
-            }
-            if let Some(removed) = removed {
-                shared.table.read().take_over(entry.flow, &removed);
-                // Its acknowledgement goes by user space.
-                if removed.unjudged.is_ending() {
-                    shared.endings.wait(entry.flow, &removed.unjudged);
-                }
-            }
-            if shared.table.read().is_to_turn(entry.flow) {
-                shared.turns.add(entry.flow);
-            }
-            if let Some((turn, until)) = shared.table.read().waiting_turn(entry.flow) {
-                shared.overtaking.add(&turn, until);
-            }
-        }
+        EntryUpdate::Install(entry) => install(shared, entry),
         EntryUpdate::Opened(entry) => {
             shared.table.write().apply(update);
             if let Some(opened) = shared.table.read().wire(entry.flow) {
@@ -578,6 +554,33 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         EntryUpdate::Remove { flow, reason } => {
             gone.insert(flow, remove(shared, flow, reason));
         }
+    }
+}
+
+/// Brings an entry to the table and the kernel's cache.
+fn install<C>(shared: &Shared<C>, entry: Entry) {
+    let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
+    // Of a flow that is sealed from here on, the last direct packet is before the last encapsulated one.
+    let enters = is_direct && entry.stacks.sends == Stack::Plain;
+    if enters {
+        shared.table.write().apply(EntryUpdate::Install(entry));
+    }
+    let removed = shared.direct.follow(entry.flow, Wired::of(&entry));
+    if !enters {
+        shared.table.write().apply(EntryUpdate::Install(entry));
+    }
+    if let Some(removed) = removed {
+        shared.table.read().take_over(entry.flow, &removed);
+        // Its acknowledgement goes by user space.
+        if removed.unjudged.is_ending() {
+            shared.endings.wait(entry.flow, &removed.unjudged);
+        }
+    }
+    if shared.table.read().is_to_turn(entry.flow) {
+        shared.turns.add(entry.flow);
+    }
+    if let Some((turn, until)) = shared.table.read().waiting_turn(entry.flow) {
+        shared.overtaking.add(&turn, until);
     }
 }
 

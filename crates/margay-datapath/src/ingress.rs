@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use margay_core::reorder::Part;
 use margay_core::segment::is_for_all;
-use margay_core::{DirectEvent, Direction, DropReason};
+use margay_core::{DirectEvent, Direction, DropReason, Stack};
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::{Missed, Notice};
@@ -21,7 +21,7 @@ use crate::sctp::{self, Sctp};
 use crate::striped::Stripe;
 use crate::table::{IngressRoute, Recipient};
 use crate::train::{Assembler, Run, measure, open_run};
-use crate::turning::{self, Admission};
+use crate::turning::{self, Admission, Turn};
 use crate::udp::{RECEIVE_MAX, Received};
 use crate::vnet::Vnet;
 use crate::wait::readable;
@@ -122,20 +122,10 @@ fn take_run<C: Core>(
     {
         return Err(DropReason::UnknownFlow);
     }
-    if let Some((turn, stack)) = &route.turn {
-        match turn.admit(clock::now(), *stack, header, (&*datagrams, stride), came) {
-            Admission::Take => {}
-            Admission::Held(until) => {
-                shared.counting.ingress_held.add(1);
-                if let Some(until) = until {
-                    shared.overtaking.add(turn, until);
-                }
-                return Ok(());
-            }
-            Admission::Overtaken => turning::release(shared, assembler, turn),
-            Admission::Late => return Err(DropReason::OtherStack),
-            Admission::Full => return Err(DropReason::Full),
-        }
+    if let Some(turn) = &route.turn
+        && !admit(shared, assembler, turn, header, (&*datagrams, stride), came)?
+    {
+        return Ok(());
     }
     let ended = ended(&header, datagrams.len().div_ceil(stride)).filter(|_| !route.is_repair);
     if let Some((stripe, place)) = &route.stripe
@@ -148,15 +138,7 @@ fn take_run<C: Core>(
         shared.notice(Notice::Answer(header.dst_flow));
     }
     if route.is_repair {
-        let place = route.stripe.as_ref().and_then(|(stripe, place)| Some((stripe, (*place)?)));
-        if let Some(((stripe, place), restored)) = place.zip(restored) {
-            for repair in datagrams.chunks(stride) {
-                match stripe.restore(place, repair) {
-                    Ok(found) => restored.extend(found),
-                    Err(reason) => shared.counting.drop(reason),
-                }
-            }
-        }
+        restored.into_iter().for_each(|restored| restore(shared, &route, datagrams.chunks(stride), restored));
         return Ok(());
     }
     let mut keeping = Keeping::new(&route, header, (datagrams, stride), restored);
@@ -187,6 +169,49 @@ fn take_run<C: Core>(
         shared.counting.drop(reason);
     });
     Ok(())
+}
+
+/// Whether a run of a flow whose stack is changed is taken now; else it is held.
+fn admit<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    (turn, stack): &(Arc<Turn>, Stack),
+    header: DataRepr,
+    run: (&[u8], usize),
+    came: (Option<IpAddr>, SocketAddr),
+) -> Result<bool, DropReason> {
+    match turn.admit(clock::now(), *stack, header, run, came) {
+        Admission::Take => Ok(true),
+        Admission::Held(until) => {
+            shared.counting.ingress_held.add(1);
+            if let Some(until) = until {
+                shared.overtaking.add(turn, until);
+            }
+            Ok(false)
+        }
+        Admission::Overtaken => {
+            turning::release(shared, assembler, turn);
+            Ok(true)
+        }
+        Admission::Late => Err(DropReason::OtherStack),
+        Admission::Full => Err(DropReason::Full),
+    }
+}
+
+/// Repairs have come by a place: what they bring back is put into `restored`.
+fn restore<'a, C>(
+    shared: &Shared<C>,
+    route: &IngressRoute,
+    repairs: impl Iterator<Item = &'a [u8]>,
+    restored: &mut Vec<Vec<u8>>,
+) {
+    let Some((stripe, Some(place))) = &route.stripe else { return };
+    for repair in repairs {
+        match stripe.restore(*place, repair) {
+            Ok(found) => restored.extend(found),
+            Err(reason) => shared.counting.drop(reason),
+        }
+    }
 }
 
 /// What has come by a place that repairs, as it was on the wire: what of it is taken is kept.

@@ -465,8 +465,8 @@ impl Stripe {
         }
     }
 
-    /// A run has come by a place that repairs, as it was on the wire, and was taken. Gives datagrams that can be brought
-    /// back now.
+    /// A run has come by a place that repairs, as it was on the wire, and was taken. Gives datagrams that can be
+    /// brought back now.
     pub(crate) fn keep(&self, place: usize, run: &Run<'_>) -> Vec<Vec<u8>> {
         self.receiving.lock().restoring[place].keep(run)
     }

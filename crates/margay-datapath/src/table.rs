@@ -10,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::time::Instant;
-use margay_core::{Direction, DropReason, SealKeys, Stack, Stacks};
+use margay_core::{DropReason, SealKeys, Stack, Stacks};
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, REPAIR, STACK_ENCAP, STACK_FEC};
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use std::time::Duration;
 use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
-use crate::kernel::{TcpSeen, WireState};
 use crate::order::Watched;
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
@@ -509,30 +508,6 @@ impl Table {
         slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.takes_pinhole()
-    }
-
-    /// Adds what the kernel's cache had counted, and keeps what it had seen of a connection.
-    pub fn take_over(&self, flow: FlowId, removed: &WireState) {
-        let Some(slot) = self.find(flow) else { return };
-        let counted = &removed.counters;
-        slot.egress_bytes.fetch_add(counted.egress_bytes, Ordering::Relaxed);
-        slot.egress_segments.fetch_add(counted.egress_segments, Ordering::Relaxed);
-        slot.ingress_bytes.fetch_add(counted.ingress_bytes, Ordering::Relaxed);
-        slot.ingress_segments.fetch_add(counted.ingress_segments, Ordering::Relaxed);
-        let numbers = |seen: &TcpSeen| TcpNumbers {
-            sequence: seen.sequence.wrapping_add(seen.length),
-            acknowledgement: seen.acknowledgement,
-            end: None,
-        };
-        slot.ending.own.note(removed.end(Direction::Egress));
-        slot.ending.peer.note(removed.end(Direction::Ingress));
-        if let Some(sent) = &removed.sent {
-            slot.numbers.note(numbers(sent));
-            slot.note_segment(sent.segment);
-        }
-        if let Some(received) = &removed.received {
-            slot.peer_numbers.note(numbers(received));
-        }
     }
 
     /// What the flow has carried; `None` when it is not cached.

@@ -371,7 +371,8 @@ fn an_end_that_nobody_was_told_of_is_found() {
     });
 }
 
-/// A FIN of the peer's comes by the kernel's cache, which forgets its flow then: the acknowledgement goes by user space.
+/// A FIN of the peer's comes by the kernel's cache, which forgets its flow then: the acknowledgement goes by user
+/// space.
 #[test]
 fn a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space() {
     isolated("a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space", || {

@@ -622,11 +622,7 @@ impl Cache {
             return None;
         }
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
-        let mut repairing = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        let repairing = repairing
-            .find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))
-            .map(|place| (flow, place.path));
+        let repairing = slot.repairing_place(&self.paths, from).map(|place| (flow, place));
         let is_late = !is_sealed(data.stack) && repairing.is_some_and(|at| self.place_fecs.is_late(at, datagram));
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
@@ -680,6 +676,13 @@ impl Cache {
 }
 
 impl Slot {
+    /// The place by which a datagram has come, if what is lost by it is repaired.
+    fn repairing_place(&self, paths: &HashMap<PathId, Path>, from: SocketAddr) -> Option<PathId> {
+        let mut places = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+        let is_from = |place: &Place| paths.get(&place.path).is_some_and(|path| path.remote == from);
+        places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place)).map(|place| place.path)
+    }
+
     /// Striped flows go by their places in turn.
     fn next_place(&self) -> Option<Place> {
         let all = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use margay_core::Direction;
 use margay_wire::FlowId;
 
 use super::{Applied, Connection, Slot, Table, TcpNumbers};
 use crate::ending::Arrived;
-use crate::kernel::{Unjudged, WireState};
+use crate::kernel::{TcpSeen, Unjudged, WireState};
 use crate::packet::TCP;
 
 impl Slot {
@@ -63,6 +64,30 @@ impl Table {
     /// a FIN of the peer's.
     pub(crate) fn note_parted(&self, flow: FlowId, numbers: TcpNumbers) -> bool {
         self.shown_of(flow).is_some_and(|slot| slot.note_own(numbers))
+    }
+
+    /// Adds what the kernel's cache had counted, and keeps what it had seen of a connection.
+    pub fn take_over(&self, flow: FlowId, removed: &WireState) {
+        let Some(slot) = self.find(flow) else { return };
+        let counted = &removed.counters;
+        slot.egress_bytes.fetch_add(counted.egress_bytes, Ordering::Relaxed);
+        slot.egress_segments.fetch_add(counted.egress_segments, Ordering::Relaxed);
+        slot.ingress_bytes.fetch_add(counted.ingress_bytes, Ordering::Relaxed);
+        slot.ingress_segments.fetch_add(counted.ingress_segments, Ordering::Relaxed);
+        let numbers = |seen: &TcpSeen| TcpNumbers {
+            sequence: seen.sequence.wrapping_add(seen.length),
+            acknowledgement: seen.acknowledgement,
+            end: None,
+        };
+        slot.ending.own.note(removed.end(Direction::Egress));
+        slot.ending.peer.note(removed.end(Direction::Ingress));
+        if let Some(sent) = &removed.sent {
+            slot.numbers.note(numbers(sent));
+            slot.note_segment(sent.segment);
+        }
+        if let Some(received) = &removed.received {
+            slot.peer_numbers.note(numbers(received));
+        }
     }
 
     /// Takes note of the peer's numbers, as its segment showed them.

@@ -1,5 +1,5 @@
-//! Places of a striped flow that have a stack of their own: plain while its others are sealed (sealed by Wi-Fi, plain by
-//! the cable: docs/decisions/0097), or with repairs (docs/decisions/0095).
+//! Places of a striped flow that have a stack of their own: plain while its others are sealed (sealed by Wi-Fi, plain
+//! by the cable: docs/decisions/0097), or with repairs (docs/decisions/0095).
 //!
 //! A flow with a plain place is sealed, as any other that is: nothing of it goes as it is but by places of which both
 //! ends have agreed so, and of none while an end demands that it is sealed. Repairs change nothing of what goes by a

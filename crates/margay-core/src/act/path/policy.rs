@@ -27,7 +27,8 @@ pub enum Policy {
     Pin(IpAddr),
     /// It goes by several pairs at once: each packet where it is predicted to arrive first.
     Stripe,
-    /// The same; but places of these addresses have a stack of their own. Where one of them is plain, the flow is sealed.
+    /// The same; but places of these addresses have a stack of their own. Where one of them is plain, the flow is
+    /// sealed.
     StripePartly(PlaceStacks),
     /// It goes by several pairs in turns, each as often as its weight says.
     Weighted(Weights),
@@ -237,7 +238,7 @@ impl Sal {
                 }
                 Ok(())
             }
-            Policy::StripePartly(stacks) if stacks.have(PlaceStack::Fec) && !self.is_of_datagrams(id) => {
+            Policy::StripePartly(stacks) if stacks.have(PlaceStack::Fec) && !self.flows.is_of_datagrams(id) => {
                 Err(MoveRefused::DatagramsOnly)
             }
             Policy::StripePartly(stacks) if stacks.have(PlaceStack::Plain) && self.seal_first(now, id)? => {

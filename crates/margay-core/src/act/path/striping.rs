@@ -176,12 +176,14 @@ const fn stack_of(said: StripeRepr) -> Option<PlaceStack> {
     }
 }
 
-impl Sal {
+impl FlowTable {
     /// Whether what is lost of a flow may be repaired: TCP repeats by itself.
     pub(super) fn is_of_datagrams(&self, id: FlowId) -> bool {
-        self.flows.get(id).is_some_and(|flow| flow.app.protocol == UDP)
+        self.get(id).is_some_and(|flow| flow.app.protocol == UDP)
     }
+}
 
+impl Sal {
     /// From now on the flow goes by several pairs, as soon as they have shown that they work.
     ///
     /// # Errors
@@ -499,7 +501,7 @@ impl Sal {
         }
         self.note_sharing(now, scope.flow, said);
         let may_be_plain = self.flows.get(scope.flow).is_some_and(Flow::may_be_plain_in_places);
-        let fec = said.fec && self.is_of_datagrams(scope.flow);
+        let fec = said.fec && self.flows.is_of_datagrams(scope.flow);
         let answer = StripeRepr { leads, plain: said.plain && may_be_plain, fec, ..said };
         self.send_stripe(scope, pair, answer, Flags::CONFIRM);
         Ok(())
@@ -507,7 +509,7 @@ impl Sal {
 
     /// How the peer shares out, as its question by a place says.
     fn note_sharing(&mut self, now: Instant, id: FlowId, said: StripeRepr) {
-        let may_repair = self.is_of_datagrams(id);
+        let may_repair = self.flows.is_of_datagrams(id);
         let Some(striping) = self.flows.get_mut(id).and_then(|flow| flow.stripe.as_mut()) else { return };
         let before = striping.places(true);
         striping.peers = said.sharing;

@@ -8,9 +8,10 @@ use core::time::Duration;
 
 use margay_wire::FlowId;
 
-use super::ChangeCause;
+use super::{ChangeCause, StackChanges};
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
+use crate::types::time::Instant;
 
 /// What has failed is not tried again for so long, but by order.
 const FAILED: Duration = Duration::from_secs(60);
@@ -33,10 +34,12 @@ impl Sal {
             self.stack_rules.note_failed(id, now + FAILED);
         }
     }
+}
 
+impl StackChanges {
     /// Whether repairs of a flow have failed of late.
-    pub(crate) fn have_repairs_failed(&self, id: FlowId) -> bool {
-        let until = self.stack_changes.histories.get(&id).and_then(|history| history.failed_until);
-        until.is_some_and(|until| self.now < until)
+    pub(crate) fn have_repairs_failed(&self, now: Instant, id: FlowId) -> bool {
+        let until = self.histories.get(&id).and_then(|history| history.failed_until);
+        until.is_some_and(|until| now < until)
     }
 }

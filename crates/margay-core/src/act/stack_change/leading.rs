@@ -154,7 +154,7 @@ impl Sal {
             None => self.outranks(id, to, &said).and_then(|()| self.lead(now, id, to, ChangeCause::Peer)),
         };
         if let Err(refused) = begun {
-            let no = ChangeRepr { step: ChangeStep::Refuse, demands: self.has_demand(id), ..said };
+            let no = ChangeRepr { step: ChangeStep::Refuse, demands: self.flows.has_demand(id), ..said };
             self.say_change_repr(id, no, Flags::empty(), Some(refused.code()));
         }
         Ok(())

@@ -47,7 +47,7 @@ use crate::association::draft::Draft;
 use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, FlowTable, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -212,6 +212,13 @@ impl StackChanges {
     }
 }
 
+impl FlowTable {
+    /// Whether this end demands that a flow is sealed.
+    fn has_demand(&self, id: FlowId) -> bool {
+        self.get(id).is_some_and(Flow::is_demanded_here)
+    }
+}
+
 /// The flows of which something is due.
 fn due_of<T>(all: &BTreeMap<FlowId, T>, is_due: impl Fn(&T) -> bool) -> Vec<FlowId> {
     all.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect()
@@ -360,12 +367,7 @@ impl Sal {
         let flow = self.flows.get(id);
         let stack = to.number(flow.and_then(|flow| flow.seal.as_ref()).map(|keys| keys.cipher));
         let by_rule = self.stack_changes.is_by_rule(id);
-        ChangeRepr { step, stack, demands: self.has_demand(id), by_rule, number }
-    }
-
-    /// Whether this end demands that a flow is sealed.
-    fn has_demand(&self, id: FlowId) -> bool {
-        self.flows.get(id).is_some_and(Flow::is_demanded_here)
+        ChangeRepr { step, stack, demands: self.flows.has_demand(id), by_rule, number }
     }
 
     fn say_change_repr(&mut self, id: FlowId, repr: ChangeRepr, flags: Flags, code: Option<ErrorCode>) {

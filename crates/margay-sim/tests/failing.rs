@@ -10,7 +10,7 @@ use margay_core::stack_rule::{Constant, Expression, Fact, StackRule};
 use margay_core::{ChangeCause, ChangeOutcome, ChangeRefused, Stack};
 use margay_sim::HostId;
 use margay_sim::stream::Plan;
-use margay_wire::{DataRepr, STACK_FEC, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA};
+use margay_wire::DataRepr;
 
 use pair::{Pair, SECOND, floor, pair, slow};
 
@@ -27,11 +27,11 @@ impl Pair {
         self.world.touch(host);
     }
 
-    /// Nothing with repairs passes.
+    /// Nothing passes that has repairs, or that is sent again.
     fn wall(&mut self) {
         self.world.network.losing = Some(Box::new(|packet| {
-            let stack = DataRepr::parse(packet.bytes).ok().filter(|_| !packet.is_direct).map(|data| data.stack);
-            stack.is_some_and(|stack| [STACK_FEC, STACK_SECURE_FEC_AES, STACK_SECURE_FEC_CHACHA].contains(&stack))
+            let data = DataRepr::parse(packet.bytes).ok().filter(|_| !packet.is_direct);
+            data.and_then(|data| Stack::of_number(data.stack)).is_some_and(Stack::makes_good)
         }));
     }
 
@@ -58,9 +58,9 @@ const fn has_failed(cause: ChangeCause, outcome: ChangeOutcome) -> bool {
 /// By order of either end, sealed or not: the seal stays, whoever has wanted it.
 #[test]
 fn what_brings_nothing_is_left_and_the_seal_stays() {
-    for is_sealed in [false, true] {
+    for (is_sealed, stack) in [(false, Stack::Fec), (true, Stack::Fec), (false, Stack::Sctp), (true, Stack::Sctp)] {
         for by_server in [false, true] {
-            let what = format!("sealed {is_sealed}, by server {by_server}");
+            let what = format!("{stack}, sealed {is_sealed}, by server {by_server}");
             let mut pair = pair(1, slow(7), false, (is_sealed && by_server, false), Plan::LISTEN);
             pair.open();
             let orderer = if by_server { pair.server } else { pair.client };
@@ -71,7 +71,7 @@ fn what_brings_nothing_is_left_and_the_seal_stays() {
             pair.chat(SECOND);
             pair.record();
             pair.wall();
-            assert_eq!(pair.order(orderer, Stack::Fec), Ok(true), "{what}");
+            assert_eq!(pair.order(orderer, stack), Ok(true), "{what}");
             pair.chat(SECOND * 12);
             assert!(pair.is_settled(bare), "{what}: {:?}", pair.stacks());
             let failed: usize = pair.hosts().iter().map(|host| pair.count(*host, has_failed)).sum();
@@ -82,9 +82,9 @@ fn what_brings_nothing_is_left_and_the_seal_stays() {
             assert_eq!(pair.locked(), 0, "{what}");
             // An operator may try again at once, and the box may be gone.
             pair.world.network.losing = None;
-            assert_eq!(pair.order(orderer, Stack::Fec), Ok(true), "{what}");
+            assert_eq!(pair.order(orderer, stack), Ok(true), "{what}");
             pair.chat(SECOND * 5);
-            assert!(pair.is_settled(Stack::Fec.sealed_if(is_sealed)), "{what}: {:?}", pair.stacks());
+            assert!(pair.is_settled(stack.sealed_if(is_sealed)), "{what}: {:?}", pair.stacks());
         }
     }
 }

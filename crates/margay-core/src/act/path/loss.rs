@@ -345,12 +345,12 @@ impl Sal {
             self.losses.forget_unless_asked(self.now, id);
             return;
         };
-        let sends_fec = flow.stacks.sends.repairs();
-        if let Some(loss) = self.losses.of(id).sent.filter(|_| sends_fec && answer.is_some()) {
+        let sends = flow.stacks.sends;
+        if let Some(loss) = self.losses.of(id).sent.filter(|_| sends.repairs() && answer.is_some()) {
             self.queue.update(EntryUpdate::Loss { flow: id, loss });
         }
-        if has_failed && sends_fec {
-            self.leave_repairs(id);
+        if has_failed && sends.makes_good() {
+            self.leave_failed_stack(id);
         }
     }
 

@@ -1,7 +1,7 @@
 //! A stack that fails while a flow goes by it: the peer's agent answers, and nothing of what is sent comes, as where a
-//! box on the way lets no datagrams of `fec` pass.
+//! box on the way lets no datagrams of `fec` or `sctp` pass.
 //!
-//! The flow goes on without repairs. A seal stays, whatever comes of it: who can drop what is sealed must not get it
+//! The flow goes on without repairs and repetitions. A seal stays, whatever comes of it: who can drop what is sealed must not get it
 //! plain by that.
 
 use core::time::Duration;
@@ -17,16 +17,16 @@ use crate::types::time::Instant;
 const FAILED: Duration = Duration::from_secs(60);
 
 impl Sal {
-    /// Nothing of what a flow sends by a stack with repairs comes: it goes on without them, and rules do not try again
-    /// for a minute.
-    pub(crate) fn leave_repairs(&mut self, id: FlowId) {
+    /// Nothing comes of what a flow sends by a stack that makes good what is lost: it goes on without, and rules do not
+    /// try again for a minute.
+    pub(crate) fn leave_failed_stack(&mut self, id: FlowId) {
         let now = self.now;
         let settled = self.flows.get(id).and_then(|flow| flow.stacks.settled());
         let to = match settled {
-            Some(Stack::Fec) => Stack::Plain,
-            Some(Stack::SecureFec) => Stack::Secure,
+            Some(Stack::Fec | Stack::Sctp) => Stack::Plain,
+            Some(Stack::SecureFec | Stack::SecureSctp) => Stack::Secure,
             // It has none, or a change is under way.
-            Some(Stack::Plain | Stack::Secure | Stack::Sctp | Stack::SecureSctp) | None => return,
+            Some(Stack::Plain | Stack::Secure) | None => return,
         };
         // What comes of it is told as every change is; where it cannot be made now, the next answer tries again.
         if self.begin_change(now, id, to, ChangeCause::Failed).is_ok() {
@@ -37,8 +37,8 @@ impl Sal {
 }
 
 impl StackChanges {
-    /// Whether repairs of a flow have failed of late.
-    pub(crate) fn have_repairs_failed(&self, now: Instant, id: FlowId) -> bool {
+    /// Whether a stack that makes good what a flow loses has failed of late.
+    pub(crate) fn has_failed_of_late(&self, now: Instant, id: FlowId) -> bool {
         let until = self.histories.get(&id).and_then(|history| history.failed_until);
         until.is_some_and(|until| now < until)
     }

@@ -77,7 +77,9 @@ pub enum ChangeRefused {
     #[error("the agent of the peer is of a version that cannot seal what goes by `fec`; bring it up to date")]
     NoSealedFec,
     /// It has been tried, and nothing of it came.
-    #[error("what was sent by `fec` did not come to the peer, whose agent answers; it is tried again after a minute")]
+    #[error(
+        "what was sent by `fec` or `sctp` did not come to the peer, whose agent answers; a rule tries again after a minute"
+    )]
     Failed,
     /// The peer has said nothing of an earlier change.
     #[error("the peer's agent has not answered in time; it is asked again after a while")]

@@ -458,7 +458,7 @@ impl Sal {
         if !said.by_rule || is_sealing {
             return Ok(());
         }
-        if to.repairs() && self.stack_changes.have_repairs_failed(self.now, id) {
+        if to.makes_good() && self.stack_changes.has_failed_of_late(self.now, id) {
             return Err(ChangeRefused::Failed);
         }
         let is_demanded = said.demands || flow.is_demanded();

@@ -322,7 +322,7 @@ mod tests {
             to: "secure".into(),
             cause: cause.into(),
             outcome: outcome.into(),
-            why: "the peer is silent".into(),
+            why: if outcome == "done" { outcome } else { "the peer is silent" }.into(),
             rule: 0,
         }
     }

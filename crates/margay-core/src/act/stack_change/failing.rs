@@ -1,8 +1,8 @@
 //! A stack that fails while a flow goes by it: the peer's agent answers, and nothing of what is sent comes, as where a
 //! box on the way lets no datagrams of `fec` or `sctp` pass.
 //!
-//! The flow goes on without repairs and repetitions. A seal stays, whatever comes of it: who can drop what is sealed must not get it
-//! plain by that.
+//! The flow goes on without repairs and repetitions. A seal stays, whatever comes of it: who can drop what is sealed
+//! must not get it plain by that.
 
 use core::time::Duration;
 

@@ -6,8 +6,8 @@ mod line;
 use std::time::Duration;
 
 use line::{Line, name, open_line};
-use margay_core::Role;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused};
+use margay_core::{Input, Role};
 use margay_sim::Weather;
 use margay_sim::check::nothing_left_over;
 use margay_sim::stream::Plan;
@@ -98,4 +98,30 @@ fn a_connection_that_ends_amid_a_change_is_forgotten_as_any_other() {
     }
     assert!(done > 50, "changes are over amid the end: {done}");
     assert!(left.is_empty(), "{}: {left:#?}", left.len());
+}
+
+/// A box's host whose agent has started again knows of neither half whether all has arrived, and then hears of one of
+/// them. What the ends say when they forget the session comes to a half that is alone.
+#[test]
+fn a_half_at_a_box_goes_with_the_other_one() {
+    let mut line = open_line(42, Weather::FAIR, 1);
+    line.talk_as(WRITES, Plan::LISTEN);
+    line.world.run_for(SECOND / 2);
+    order(&mut line, Edit::Insert { service: name(0), before: None }).expect("it may");
+    // The connection has ended, 1.4 s after it began; both ends forget it ten seconds later.
+    line.world.run_for(SECOND * 3);
+    let scrubber = line.boxes[0];
+    line.world.kill_agent(scrubber);
+    line.world.start_agent(scrubber);
+    line.world.run_for(SECOND * 6);
+    let halves: Vec<_> = line.world.host(scrubber).sal.flows().map(|flow| (flow.flow, flow.role)).collect();
+    let (right, _) = halves.iter().find(|(_, role)| *role == Role::Initiator).expect("it is closed, and kept");
+    assert_eq!(halves.len(), 2);
+    let now = line.world.now;
+    line.world.host(scrubber).sal.handle(now, Input::Ending { flow: *right, is_over: true });
+    line.world.touch(scrubber);
+    line.world.run_for(SECOND / 10);
+    assert_eq!(line.world.host(scrubber).sal.flow_count(), 1);
+    line.world.run_for(SECOND * 4);
+    assert_eq!(line.world.host(scrubber).sal.flow_count(), 0);
 }

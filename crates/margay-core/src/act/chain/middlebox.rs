@@ -429,7 +429,8 @@ impl Sal {
                 self.say_fail(id, ErrorCode::Closed);
                 self.fail_flow(self.now, id, reason);
             }
-            (_, Lifecycle::Connecting | Lifecycle::Closed | Lifecycle::TimedOut) => {}
+            (_, Lifecycle::Closed) => self.flows.end_with_other_half(self.now, id),
+            (_, Lifecycle::Connecting | Lifecycle::TimedOut) => {}
         }
     }
 

@@ -398,7 +398,10 @@ impl Sal {
             }
             let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
             let waited = flow.active.since(flow.closed_at);
-            if in_order && flow.app.protocol == 6 && now.since(flow.active) < IDLE_ENDING + waited * 2 {
+            // What passes one half at a box passes the other: where that has gone, all has arrived.
+            let is_last_half = flow.is_at_box() && self.other_half(flow).is_none();
+            let is_silent = now.since(flow.active) >= IDLE_ENDING + waited * 2;
+            if in_order && flow.app.protocol == 6 && !is_last_half && !is_silent {
                 // A FIN that has passed here may not have arrived, nor the data before it. Should nobody answer, it is
                 // asked again.
                 self.flows.set_deadline(id, Some(now + LINGER));
@@ -458,6 +461,15 @@ impl FlowTable {
             flow.lifecycle = next;
             self.set_deadline(id, Some(until));
             events.push(Event::FlowEnded { flow: id, reason });
+        }
+    }
+
+    /// The other half of a session at a box is gone: this one, which is closed, waits for late retransmissions alone,
+    /// and may have waited for longer.
+    pub(crate) fn end_with_other_half(&mut self, now: Instant, id: FlowId) {
+        let in_order = |flow: &&Flow| flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS) && !flow.has(seen::FAILED);
+        if let Some(closed_at) = self.get(id).filter(in_order).map(|flow| flow.closed_at) {
+            self.set_deadline(id, Some((closed_at + LINGER).max(now)));
         }
     }
 

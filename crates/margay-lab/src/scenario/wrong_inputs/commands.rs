@@ -125,7 +125,7 @@ pub const LINES: &[Wrong] = &[
     Wrong("flow policy 12345678 weighted eth0=2", &["eth0", "address"]),
     Wrong("flow policy 12345678 weighted 10.1.0.1=2 10.1.0.1=3", &["two weights"]),
     Wrong("flow policy 12345678 stripe 10.1.0.1", &["10.1.0.1=plain"]),
-    Wrong("flow policy 12345678 stripe 10.1.0.1=fec", &["`plain` or `secure`"]),
+    Wrong("flow policy 12345678 stripe 10.1.0.1=sctp", &["`plain`, `fec` or `secure`"]),
     Wrong("flow policy 12345678 stripe 10.1.0.1=plain 10.1.0.1=plain", &["named twice"]),
     Wrong("flow policy 12345678 redundant", &["12345678", "margay flow list"]),
     Wrong("flow policy 12345678 both", &["both", "fail-over"]),

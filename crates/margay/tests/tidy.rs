@@ -88,6 +88,31 @@ fn comments_and_prose_end_at_120_columns() {
     complain(&found);
 }
 
+/// `fuzz/` is a workspace of its own, which only long runs build: its lock file has what the crates here have come to
+/// need.
+#[test]
+fn the_lock_of_the_fuzz_targets_is_up_to_date() {
+    let lock = fs::read_to_string(root().join("fuzz/Cargo.lock")).expect("there is one");
+    let name_of = |package: &str| Some(package.split_once("name = \"")?.1.split_once('"')?.0.to_owned());
+    let mut found = Vec::new();
+    let mut packages = 0;
+    for package in lock.split("[[package]]") {
+        let Some(name) = name_of(package) else { continue };
+        let Ok(manifest) = fs::read_to_string(root().join("crates").join(&name).join("Cargo.toml")) else { continue };
+        packages += 1;
+        let dependencies = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
+        for line in dependencies.take_while(|line| !line.starts_with('[')).filter(|line| line.contains('=')) {
+            let wanted = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            if !package.contains(&format!("\"{wanted}\"")) && !package.contains(&format!("\"{wanted} ")) {
+                found
+                    .push(format!("{name} needs {wanted}: `cargo update --workspace --manifest-path fuzz/Cargo.toml`"));
+            }
+        }
+    }
+    assert!(packages > 3, "crates of this repository are in it");
+    complain(&found);
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let words =

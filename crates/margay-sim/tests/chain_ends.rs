@@ -15,6 +15,8 @@ use margay_sim::stream::Plan;
 const SECOND: Duration = Duration::from_secs(1);
 /// One that writes, and closes 1.4 s after it has connected.
 const WRITES: Plan = Plan { write: 700, every: Duration::from_millis(14), writes: 100, closes: true };
+/// One that does not close.
+const TALKS: Plan = Plan { closes: false, writes: u32::MAX, ..WRITES };
 /// One that closes before anything is changed.
 const EARLY: Plan = Plan { write: 700, every: Duration::from_millis(400), writes: 1, closes: true };
 /// Agents keep a connection that both ends have closed for 10 s, and then ask whether all of it has arrived; of a way
@@ -124,4 +126,25 @@ fn a_half_at_a_box_goes_with_the_other_one() {
     assert_eq!(line.world.host(scrubber).sal.flow_count(), 1);
     line.world.run_for(SECOND * 4);
     assert_eq!(line.world.host(scrubber).sal.flow_count(), 0);
+}
+
+/// No program at a box would say its numbers, so that its connection could be reset by them.
+#[test]
+fn a_session_that_fails_at_a_box_is_over_at_once_everywhere() {
+    for role in [Role::Responder, Role::Initiator] {
+        let mut line = open_line(43, Weather::FAIR, 1);
+        let stream = line.talk_as(TALKS, Plan::LISTEN);
+        line.world.run_for(SECOND / 2);
+        order(&mut line, Edit::Insert { service: name(0), before: None }).expect("it may");
+        line.world.run_for(SECOND);
+        let scrubber = line.boxes[0];
+        let half = line.world.host(scrubber).sal.flows().find(|flow| flow.role == role).expect("it is open").flow;
+        let now = line.world.now;
+        assert!(line.world.host(scrubber).sal.close_flow(now, half));
+        line.world.touch(scrubber);
+        line.world.run_for(SECOND);
+        assert_eq!(line.world.host(scrubber).sal.flow_count(), 0, "{role:?}");
+        let client = line.client;
+        assert!(line.world.host(client).streams[stream].was_reset && line.served().was_reset, "{role:?}");
+    }
 }

@@ -196,8 +196,9 @@ impl Sal {
             return;
         }
         let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        if flow.app.protocol != 6 || !is_open {
-            // Late for a peer that has forgotten it in order.
+        if flow.app.protocol != 6 || !is_open || flow.is_at_box() {
+            // Late for a peer that has forgotten it in order; or no program here waits for a word, and the peer of the
+            // other half is told.
             let is_over = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
             self.remove_flow(id, if is_over { RemoveReason::Closed } else { reason });
             return;

@@ -12,12 +12,11 @@ use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
-use crate::fec::{self, Fec};
+use crate::fec;
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
 use crate::repairing::REPAIR_MORE;
-use crate::sctp::Sctp;
 use crate::striped::{self, Stripe};
 use crate::table::{Destination, EgressRoute, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
@@ -222,9 +221,8 @@ pub(crate) fn carry<C: Core>(
     let loaded = Loaded { len: found.total_len, ..loaded };
     let carried = match (route.stripe.clone(), &route.fec, &route.sctp) {
         (Some(stripe), ..) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
-        (None, Some(fec), _) => carry_by_fec(shared, outbox, &loaded, (&train, &route), fec, patient),
-        (None, None, Some(sctp)) => carry_by_sctp(shared, outbox, &loaded, (&train, &route), sctp, patient),
         (None, None, None) => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
+        (None, ..) => carry_by_engine(shared, outbox, &loaded, (&train, &route), patient),
     };
     if let Err(reason) = carried {
         shared.counting.drop(reason);
@@ -284,42 +282,27 @@ fn carry_striped<C: Core>(
     Ok(())
 }
 
-/// Carries a packet of a flow that goes by `fec`: its chunks get numbers of their own.
-fn carry_by_fec<C: Core>(
+/// Carries a packet of a flow by `fec` or `sctp`: its chunks go to the engine that numbers them, and are shorter by
+/// what that adds.
+fn carry_by_engine<C: Core>(
     shared: &Shared<C>,
     outbox: &mut Outbox,
     loaded: &Loaded,
     (train, route): (&TrainRepr, &EgressRoute),
-    fec: &Arc<Fec>,
     patient: bool,
 ) -> Result<(), DropReason> {
     outbox.send_earlier(&mut sender(shared, patient));
-    let datagram_max = route.to.datagram_max.saturating_sub(fec.narrower_bytes());
-    // What is sealed is what has got its number.
+    let narrower = route.fec.as_ref().map(|fec| fec.narrower_bytes());
+    let narrower = narrower.or(route.sctp.as_ref().map(|sctp| sctp.narrower_bytes())).unwrap_or_default();
+    let datagram_max = route.to.datagram_max.saturating_sub(narrower);
+    // The engine seals datagrams after it has numbered them.
     let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, seal: None, ..route.clone() };
     let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
-        fec.send(shared, (datagrams, segment), route, patient);
-    };
-    outbox.carry(loaded, train, &narrow, &mut send)?;
-    outbox.flush(&mut send);
-    Ok(())
-}
-
-/// Carries a packet of a flow that goes by `sctp`: its chunks are sent again while they are lost.
-fn carry_by_sctp<C: Core>(
-    shared: &Shared<C>,
-    outbox: &mut Outbox,
-    loaded: &Loaded,
-    (train, route): (&TrainRepr, &EgressRoute),
-    sctp: &Arc<Sctp>,
-    patient: bool,
-) -> Result<(), DropReason> {
-    outbox.send_earlier(&mut sender(shared, patient));
-    let datagram_max = route.to.datagram_max.saturating_sub(sctp.narrower_bytes());
-    // What is sealed is what has got its number.
-    let narrow = EgressRoute { to: Destination { datagram_max, ..route.to }, seal: None, ..route.clone() };
-    let mut send = |datagrams: &[u8], segment: usize, _: &Destination| {
-        sctp.send(shared, (datagrams, segment), route, patient);
+        if let Some(fec) = &route.fec {
+            fec.send(shared, (datagrams, segment), route, patient);
+        } else if let Some(sctp) = &route.sctp {
+            sctp.send(shared, (datagrams, segment), route, patient);
+        }
     };
     outbox.carry(loaded, train, &narrow, &mut send)?;
     outbox.flush(&mut send);

@@ -54,9 +54,9 @@ pub struct Malformed;
 /// A datagram of the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Given<'a> {
-    /// What its sender has said of it.
+    /// The number that its sender gave with it, as the frame's PPID.
     pub label: u32,
-    /// Its bytes.
+    /// What the sender was given to send, at most a packet's room less the chunk header.
     pub payload: &'a [u8],
 }
 

@@ -359,8 +359,8 @@ impl MultihomingSection {
             if self.policy != PolicyWord::Stripe {
                 return Err(("only `stripe` takes stacks of its places".to_owned(), "remove `stacks`".to_owned()));
             }
-            let advice = "write `stacks` as in { \"192.0.2.1\" = \"plain\" }: up to four addresses, one plain where one \
-                          is secure";
+            let advice = "write `stacks` as in { \"192.0.2.1\" = \"plain\" }: up to four addresses, one plain \
+                          where one is secure";
             let own = self.read_stacks().map_err(|error| (error.to_string(), advice.to_owned()))?;
             let has_sealed = self.stacks.values().any(|stack| *stack == PlaceStackWord::Secure);
             if has_sealed && !own.have(PlaceStack::Plain) {

@@ -22,9 +22,9 @@ const COMPLAIN_US: u64 = 100_000;
 pub struct LastPacket {
     /// Where it goes, what it is sealed with, or what repairs or repeats those before it.
     pub route: EgressRoute,
-    /// That stack.
+    /// By which stack the flow has gone until now.
     pub stack: Stack,
-    /// The one that it turns to.
+    /// By which stack it goes from the change on.
     pub to: Stack,
     /// The number of the change.
     pub change: u32,

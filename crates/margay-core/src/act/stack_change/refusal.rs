@@ -78,7 +78,8 @@ pub enum ChangeRefused {
     NoSealedFec,
     /// It has been tried, and nothing of it came.
     #[error(
-        "what was sent by `fec` or `sctp` did not come to the peer, whose agent answers; a rule tries again after a minute"
+        "what was sent by `fec` or `sctp` did not come to the peer, whose agent answers; a rule tries again after a \
+         minute"
     )]
     Failed,
     /// The peer has said nothing of an earlier change.

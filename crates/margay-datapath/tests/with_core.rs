@@ -174,7 +174,7 @@ fn change(network: &Network, host: usize, to: Stack) -> bool {
         match begun {
             // The change before is over at the other end alone.
             Err(ChangeRefused::UnderWay) => thread::yield_now(),
-            Err(ChangeRefused::NotOpen) => return false,
+            Err(ChangeRefused::NotOpen | ChangeRefused::Unconfirmed) => return false,
             begun => {
                 assert_eq!(begun, Ok(true));
                 break now;

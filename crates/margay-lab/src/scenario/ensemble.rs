@@ -49,6 +49,16 @@ pub fn await_out(switch: &Host, name: &str, host: &str) -> Result<()> {
     })
 }
 
+/// Waits until a switch has counted so many deaths. A member that died is out as soon as it is listed no more: whether
+/// it died is known when its flow has ended, or it has been silent for long enough.
+pub fn await_deaths(switch: &Host, name: &str, count: u64) -> Result<()> {
+    wait_for("deaths", LIMIT, || {
+        let deaths = shown(switch, name)?["member_deaths"].as_u64().unwrap_or_default();
+        ensure!(deaths >= count, "of {count} there are {deaths}");
+        Ok(())
+    })
+}
+
 /// Sums up a load of so many connections. `deaths_ms`: when members died.
 pub fn judge(slots: &[Cached], connections: u32, deaths_ms: &[f64], findings: &mut Findings) {
     let sum = |of: fn(&Cached) -> u64| slots.iter().map(of).sum::<u64>() as f64;

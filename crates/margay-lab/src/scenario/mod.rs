@@ -27,6 +27,7 @@ mod ensemble_shard;
 mod exclusive_names;
 mod find_router;
 mod firewalled;
+mod first_datagrams;
 mod flooding;
 mod flow_memory;
 mod full_backlog;
@@ -255,6 +256,7 @@ pub const ALL: &[Scenario] = &[
     stack_switch::SCENARIO,
     stack_throughput::SCENARIO,
     rules::SCENARIO,
+    first_datagrams::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,
     renumber::SCENARIO,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::af_serval::programs::Programs;
-use super::ensemble::{await_members, await_out, shown};
+use super::ensemble::{await_deaths, await_members, await_out, shown};
 use super::{Findings, Scenario, site};
 use crate::agent::Agents;
 use crate::command::progress;
@@ -81,6 +81,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("lost_without_a_death", (before.lost_safe + before.lost_unsafe) as f64);
     second.signal(Signal::SIGKILL)?;
     await_out(switch, ENSEMBLE, "m2")?;
+    await_deaths(switch, ENSEMBLE, 1)?;
     calm(&load)?;
     ask_in_python(client, ENSEMBLE, findings)?;
     ask_in_c(client, &programs, ENSEMBLE, findings)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::rules::TOPOLOGY;
 use super::{Findings, Scenario, is_long};
 use crate::agent::{self, Agents};
 use crate::host::Host;
@@ -33,32 +34,6 @@ const BOUNDS: [Bound; 5] = [
     bound("wrong", Exactly(0.0)),
     bound("flows", AtLeast(64.0)),
 ];
-
-const TOPOLOGY: &str = r#"
-[[subnet]]
-name = "home"
-cidr = ["10.2.0.0/24"]
-
-[[subnet]]
-name = "site"
-cidr = ["10.1.0.0/24"]
-
-[host.router]
-role = "router"
-links = [{ subnet = "site" }]
-
-[host.server]
-role = "agent"
-links = [{ subnet = "site" }]
-
-[host.homegw]
-role = "gateway"
-links = [{ subnet = "home" }, { subnet = "site" }]
-
-[host.laptop]
-role = "agent"
-links = [{ subnet = "home" }]
-"#;
 
 const SERVICE: &str = "count.shop";
 const NAME: &str = "count.shop.sal.internal";

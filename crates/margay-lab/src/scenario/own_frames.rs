@@ -30,13 +30,15 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 10] = [
+const BOUNDS: [Bound; 11] = [
     bound("wrong", Exactly(0.0)),
     // No more than was open when the server died.
     bound("lost", AtMost(32.0)),
     bound("unanswered", Exactly(0.0)),
     bound("lost_without_a_death", Exactly(0.0)),
     bound("deaths", Exactly(1.0)),
+    // The switch need not wait for a silence.
+    bound("told_of_death", Exactly(1.0)),
     // Those in Python and C have their share.
     bound("joined_answers", AtLeast(50.0)),
     bound("joined_c_answers", AtLeast(50.0)),
@@ -65,7 +67,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _first = serve(lab.host("m1")?, MEMBERS, "m1")?;
     let second = serve(lab.host("m2")?, MEMBERS, "m2")?;
     let words = ["margay", "ensemble", "serve", ENSEMBLE, "--members", MEMBERS, "--protocol", "frames"];
-    let _switch = switch.spawn("switch", words)?;
+    let switching = switch.spawn("switch", words)?;
     await_members(switch, ENSEMBLE, 2)?;
     let load = Series::<Framed>::start(client, &["frames-ask".to_owned(), ENSEMBLE.to_owned()])?;
     calm(&load)?;
@@ -82,6 +84,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     second.signal(Signal::SIGKILL)?;
     await_out(switch, ENSEMBLE, "m2")?;
     await_deaths(switch, ENSEMBLE, 1)?;
+    findings.set("told_of_death", switching.log().matches("its flow has ended").count() as f64);
     calm(&load)?;
     ask_in_python(client, ENSEMBLE, findings)?;
     ask_in_c(client, &programs, ENSEMBLE, findings)?;

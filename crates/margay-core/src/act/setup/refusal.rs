@@ -188,8 +188,10 @@ impl Sal {
 }
 
 impl OutputQueue {
-    /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP.
+    /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP. A host that
+    /// cannot be reached is a refused port for datagrams: Linux tells a socket of UDP nothing of the former.
     pub(crate) fn refuse(&mut self, packet: &AppPacket<'_>, how: Unreachable) {
+        let how = if how == Unreachable::Host && !packet.is_tcp() { Unreachable::Port } else { how };
         let source = packet.tuple.source.ip();
         let destination = packet.tuple.destination.ip();
         let answer = if packet.is_tcp() && how == Unreachable::Port {
@@ -209,5 +211,42 @@ const fn code_of(how: Unreachable) -> ErrorCode {
         Unreachable::Port => ErrorCode::Refused,
         Unreachable::Host => ErrorCode::NoAnswer,
         Unreachable::Prohibited => ErrorCode::NotAllowed,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::cache::output::Output;
+    use crate::types::tuple::Tuple;
+
+    /// The type and the code of the ICMP error that a program of a protocol is told.
+    fn icmp_of(protocol: u8, how: Unreachable) -> [u8; 2] {
+        let mut transport = alloc::vec![0; 24];
+        // A SYN, where it is one of TCP.
+        transport[12..14].copy_from_slice(&[6 << 4, 2]);
+        let tuple = Tuple {
+            protocol,
+            source: "198.18.0.1:40000".parse().expect("literal"),
+            destination: "198.18.1.1:80".parse().expect("literal"),
+        };
+        let bytes = packet::build(&tuple, transport, 0, 64).expect("one family");
+        let Ok(Parsed::Transport(packet)) = packet::parse(&bytes) else { panic!("it is a transport's") };
+        let mut queue = OutputQueue::new(1);
+        queue.refuse(&packet, how);
+        let mut buffer = [0; 200];
+        let Some(Output::Inject { .. }) = queue.pop(&mut buffer) else { panic!("it is told nothing") };
+        assert_eq!(buffer[9], 1, "ICMP");
+        [buffer[20], buffer[21]]
+    }
+
+    #[test]
+    fn a_socket_of_datagrams_is_told_in_words_that_linux_passes_on() {
+        const UNREACHABLE: u8 = 3;
+        assert_eq!(icmp_of(6, Unreachable::Host), [UNREACHABLE, 1]);
+        for how in [Unreachable::Host, Unreachable::Port] {
+            assert_eq!(icmp_of(17, how), [UNREACHABLE, 3]);
+        }
+        assert_eq!(icmp_of(17, Unreachable::Prohibited), [UNREACHABLE, 13]);
     }
 }

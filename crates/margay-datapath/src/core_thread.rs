@@ -23,7 +23,6 @@ use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, FIN, Packet, SYN, UDP};
 use crate::table::Wired;
-use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
 use crate::vnet::{Gso, Vnet};
@@ -47,7 +46,6 @@ pub(crate) struct CoreSide<C> {
     on_event: Box<dyn FnMut(Event) + Send>,
     buffer: Box<[u8]>,
     outbox: Outbox,
-    assembler: Assembler,
     armed: Option<Instant>,
     next_scan: Instant,
     scan_every: Duration,
@@ -70,7 +68,6 @@ impl<C: Core> CoreSide<C> {
             on_event,
             buffer: vec![0; RECEIVE_MAX.max(PACKET_MAX)].into_boxed_slice(),
             outbox: Outbox::new(config.datagram_max),
-            assembler: Assembler::default(),
             armed: None,
             next_scan: now + scan,
             scan_every: scan,
@@ -270,9 +267,10 @@ impl<C: Core> CoreSide<C> {
     /// A DATA datagram that the core has held: as if received now.
     fn ingress(&mut self, shared: &Shared<C>, from: SocketAddr, len: usize) {
         let datagram = &mut self.buffer[..len];
-        let result = DataRepr::parse(datagram)
-            .map_err(|_| DropReason::Malformed)
-            .and_then(|header| ingress::take(shared, &mut self.assembler, header, (datagram, len), (None, from), None));
+        let result = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed).and_then(|header| {
+            let mut assembler = shared.assembler.lock();
+            ingress::take(shared, &mut assembler, header, (datagram, len), (None, from), None)
+        });
         if let Err(reason) = result {
             shared.counting.drop(reason);
         }

@@ -48,6 +48,7 @@ use crate::sctp::Sctp;
 use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Connection, Destination, Table, TcpNumbers};
+use crate::train::Assembler;
 use crate::tun::Tun;
 use crate::turning::Overtaking;
 use crate::udp::{Origin, SendError, Sockets};
@@ -183,6 +184,9 @@ pub(crate) struct Shared<C> {
     /// Names need virtual addresses here.
     pub leases: Wake,
     pub stopping: AtomicBool,
+    /// Chunks of trains that wait for others. The first ones of a flow may come by the core, and the rest past it.
+    /// Locked after the core, and before everything else.
+    pub assembler: Mutex<Assembler>,
     pub core: Mutex<CoreSide<C>>,
     pub egress: Mutex<EgressSide>,
     failure: Mutex<Option<String>>,
@@ -232,6 +236,7 @@ impl<C: Core> Datapath<C> {
             quiet_ends: Wake::new().map_err(descriptors)?,
             leases: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
+            assembler: Mutex::default(),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
             failure: Mutex::new(None),

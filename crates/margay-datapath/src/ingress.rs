@@ -29,13 +29,9 @@ use crate::wait::readable;
 /// Runs until the datapath stops.
 pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
-    let mut assembler = Assembler::default();
     let mut detours = Detours::default();
     while !shared.is_stopping() {
-        work_agenda(shared, &mut assembler);
-        fill_holes(shared, &mut assembler);
-        sctp::repeat_due(shared);
-        turning::release_due(shared, &mut assembler);
+        work_off_due(shared);
         let Some(received) = shared.sockets.data.receive(&mut buffer)? else {
             let [ordering, holes] = [shared.ordering.as_fd(), shared.holes.as_fd()];
             let [overtaking, repeating] = [shared.overtaking.as_fd(), shared.repeating.as_fd()];
@@ -47,6 +43,7 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         if received.local.is_some_and(is_for_all) {
             continue;
         }
+        let mut assembler = shared.assembler.lock();
         let (mut rest, stride) = (&mut buffer[..received.len], received.segment);
         while !rest.is_empty() && stride > 0 {
             let (header, len) = measure(rest, stride);
@@ -75,6 +72,15 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What has waited for long enough.
+fn work_off_due<C: Core>(shared: &Shared<C>) {
+    sctp::repeat_due(shared);
+    let mut assembler = shared.assembler.lock();
+    work_agenda(shared, &mut assembler);
+    fill_holes(shared, &mut assembler);
+    turning::release_due(shared, &mut assembler);
 }
 
 /// Gives a run of chunks, whose first header is `header`, to the application, opened if they are sealed.

@@ -246,7 +246,7 @@ pub struct Delivered {
     pub numbers: Option<TcpNumbers>,
 }
 
-/// Puts trains together. One thread owns it.
+/// Puts trains together. There is one for all of a host: chunks of a train may come by different threads.
 #[derive(Debug, Default)]
 pub struct Assembler {
     pending: VecDeque<Pending>,

@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
+use super::cut::Scales;
 use super::parting::STUCK;
 use super::splice::facts_of;
 use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
@@ -65,7 +66,7 @@ struct Spliced {
     /// What the numbers of the two connections differ by.
     delta: Delta,
     /// By how many bits windows are shifted that the program's TCP is told.
-    scale: u8,
+    scales: Scales,
     /// The left anchor's end of the new way stands.
     is_confirmed: bool,
     /// The left anchor awaits nothing more by the old way.
@@ -190,7 +191,7 @@ impl Sal {
                 client: HostId(splice.host),
                 session: own,
                 delta: facts.delta(now),
-                scale: facts.right.own_scale,
+                scales: Scales { told: facts.right.own_scale, own: Some(facts.right.peer_scale) },
                 is_confirmed: false,
                 is_finishing: false,
             }
@@ -311,7 +312,7 @@ impl Sal {
             let old = following.ways.old;
             let before = self.flows.get(old).and_then(|flow| flow.delta.as_deref().copied());
             let delta = before.map_or(spliced.delta, |before| spliced.delta.then(before));
-            self.begin_parting(now, session, Role::Responder, (spliced.scale, Some(delta)));
+            self.begin_parting(now, session, Role::Responder, (spliced.scales, Some(delta)));
             return held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
         }
         let old = following.ways.old;
@@ -362,8 +363,8 @@ impl Sal {
         let Some(session) = self.flows.get(ways.old).map(|flow| flow.session) else { return };
         let parting = ways.parting.as_deref();
         let delta = parting.and_then(|parting| parting.delta).unwrap_or(Delta::ZERO);
-        let scale = parting.map_or(0, |parting| parting.cut.scale());
-        let spliced = Spliced { client, session: before, delta, scale, is_confirmed: true, is_finishing: false };
+        let scales = parting.map(|parting| parting.cut.scales()).unwrap_or_default();
+        let spliced = Spliced { client, session: before, delta, scales, is_confirmed: true, is_finishing: false };
         let following = Following {
             ways,
             spliced: Some(spliced),

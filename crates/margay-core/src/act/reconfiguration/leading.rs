@@ -10,6 +10,7 @@ use margay_wire::{
     BoxFlags, BoxRepr, CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr,
 };
 
+use super::cut::Scales;
 use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::{
@@ -414,7 +415,8 @@ impl Sal {
             LeadingState::Confirming => {
                 leading.sends = Sends::starting(now);
                 if let Some(splice) = leading.splice {
-                    self.begin_parting(now, session, Role::Initiator, (splice.left.own_scale, None));
+                    let scales = Scales { told: splice.left.own_scale, own: Some(splice.left.peer_scale) };
+                    self.begin_parting(now, session, Role::Initiator, (scales, None));
                 }
             }
             LeadingState::TwoWays => {

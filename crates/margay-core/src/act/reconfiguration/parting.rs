@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, Extension, FlowId, ReconfigurationStep, SessionId};
 
-use super::cut::{Arrival, Cut, PeerCut, Way};
+use super::cut::{Arrival, Cut, PeerCut, Scales, Way};
 use super::{KeptWay, PartingRecord, Ways, bare, kind_of};
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
@@ -81,18 +81,18 @@ impl Parting {
 }
 
 impl Sal {
-    /// From here on all packets of a session come to the core. `scale`: of the windows that the program's TCP is told.
+    /// From here on all packets of a session come to the core.
     pub(super) fn begin_parting(
         &mut self,
         now: Instant,
         session: SessionId,
         role: Role,
-        (scale, delta): (u8, Option<Delta>),
+        (scales, delta): (Scales, Option<Delta>),
     ) {
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
         let Some(new) = ways.new.filter(|_| ways.parting.is_none()) else { return };
         let old = ways.old;
-        ways.parting = Some(Box::new(Parting::new(now, Cut::new(scale), delta)));
+        ways.parting = Some(Box::new(Parting::new(now, Cut::new(scales), delta)));
         self.part_flows(now, old, new);
         self.ask_for_numbers(old);
     }
@@ -256,8 +256,17 @@ impl Sal {
         if flags != 0 {
             self.transport_event(now, id, Direction::Egress, flags);
         }
+        self.take_opened(now, session, role);
         self.parted_further(now, session, role);
         AppVerdict::Parted(id)
+    }
+
+    /// What has waited for room in the window of the program's TCP, and finds some.
+    fn take_opened(&mut self, now: Instant, session: SessionId, role: Role) {
+        let opened = self.parting(session, role).map(|parting| parting.cut.take_opened()).unwrap_or_default();
+        for packet in opened {
+            self.take_by_way(now, session, role, Way::New, &packet);
+        }
     }
 
     fn carry_piece(&mut self, now: Instant, session: SessionId, role: Role, way: Way, mut piece: Vec<u8>) {
@@ -323,9 +332,11 @@ impl Sal {
         let Some(new) = ways.new.filter(|_| ways.parting.is_some() && !ways.has_turned) else { return };
         let old = ways.old;
         let number = ways.number;
+        let waiting = ways.parting.as_mut().map(|parting| parting.cut.give_up_waiting()).unwrap_or_default();
         let delta = ways.parting.take().and_then(|parting| parting.delta).filter(|delta| !delta.is_zero());
         ways.has_turned = true;
         ways.is_fenced = true;
+        waiting.into_iter().for_each(|packet| self.queue.deliver(old, packet));
         self.flows.set_directions(old, Directions::PartedAside);
         self.flows.set_deadline(old, None);
         self.flows.install_again(&mut self.queue, old);
@@ -369,7 +380,7 @@ impl Sal {
             new,
             own,
             peer: parting.cut.peer(),
-            scale: parting.cut.scale(),
+            scale: parting.cut.scales().told,
             before: self.session_before(flow),
             delta: parting.delta.map(|delta| delta.shown_at(now, Instant::ZERO)),
         }))
@@ -405,7 +416,8 @@ impl Sal {
             let far_end = self.associations.get(new.association).map(|peer| peer.host);
             let Some((role, far_end)) = self.flows.get(old).map(|flow| flow.role).zip(far_end) else { continue };
             let delta = record.delta.map(|delta| delta.shown_at(Instant::ZERO, now).ahead(CLOCK_AHEAD_MS));
-            let mut parting = Parting::new(now, Cut::resumed(record.own, record.peer, record.scale), delta);
+            let scales = Scales { told: record.scale, own: None };
+            let mut parting = Parting::new(now, Cut::resumed(record.own, record.peer, scales), delta);
             parting.ask_at = now;
             let mut ways = Ways::of(old, record.number);
             ways.new = Some(record.new);

@@ -19,6 +19,18 @@ use segment::{Blocks, Segment, after, before, largest};
 /// turned; so many packets at most of each.
 const HELD_MAX: usize = 256;
 
+/// So many bytes at most of what has come by the new way and finds no room in the window of the program's TCP.
+const BEYOND_MAX: usize = 1 << 20;
+
+/// By how many bits windows are shifted, at most 14.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Scales {
+    /// Those that the program's TCP is told.
+    pub told: u8,
+    /// Those that it tells, where that is known.
+    pub own: Option<u8>,
+}
+
 /// One of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -76,23 +88,36 @@ pub(super) struct Cut {
     new_told: Option<u32>,
     /// Data have come by the old way since.
     is_old_waiting: bool,
-    /// By how many bits windows are shifted that the program's TCP is told.
-    scale: u8,
+    scales: Scales,
     /// Has come by the new way too early.
     held: Vec<Vec<u8>>,
+    /// The number after the last for which the program's TCP has room.
+    edge: Option<u32>,
+    /// Has come by the new way and lies beyond the edge. The other end's TCP goes by the window of the program that
+    /// leaves until the new way says how wide this one is, and takes none back (RFC 9293 §3.8.6): this one would throw
+    /// away what it has no room for yet, and the other find that out by a time-out.
+    beyond: Vec<Beyond>,
     /// Rises with whatever the old way carries that is new.
     progress: u32,
 }
 
+/// A packet that waits until the program's TCP has room for it.
+#[derive(Debug)]
+struct Beyond {
+    sequence: u32,
+    end: u32,
+    packet: Vec<u8>,
+}
+
 impl Cut {
-    /// Nothing has been seen yet. `scale`: by how many bits windows are shifted that the program's TCP is told.
-    pub fn new(scale: u8) -> Self {
-        Self { scale, ..Self::default() }
+    /// Nothing has been seen yet.
+    pub fn new(scales: Scales) -> Self {
+        Self { scales, ..Self::default() }
     }
 
     /// What an agent goes on from that has started again: an end that has turned, at a cut that was written down.
-    pub fn resumed(own: u32, peer: Option<PeerCut>, scale: u8) -> Self {
-        Self { own: Some(own), has_turned: true, peer, sent: Some(own), ..Self::new(scale) }
+    pub fn resumed(own: u32, peer: Option<PeerCut>, scales: Scales) -> Self {
+        Self { own: Some(own), has_turned: true, peer, sent: Some(own), ..Self::new(scales) }
     }
 
     /// Whether this end may turn: what its program has sent is known.
@@ -114,9 +139,8 @@ impl Cut {
         self.peer
     }
 
-    /// By how many bits windows are shifted that the program's TCP is told.
-    pub const fn scale(&self) -> u8 {
-        self.scale
+    pub const fn scales(&self) -> Scales {
+        self.scales
     }
 
     pub const fn has_turned(&self) -> bool {
@@ -156,6 +180,27 @@ impl Cut {
     /// What has come by the new way too early, which is to come in again.
     pub fn take_held(&mut self) -> Vec<Vec<u8>> {
         core::mem::take(&mut self.held)
+    }
+
+    /// What has waited for room in the window of the program's TCP, and finds some now, which is to come in again.
+    pub fn take_opened(&mut self) -> Vec<Vec<u8>> {
+        let edge = self.edge;
+        let has_room = |beyond: &mut Beyond| edge.is_none_or(|edge| !after(beyond.end, edge));
+        self.beyond.extract_if(.., has_room).map(|beyond| beyond.packet).collect()
+    }
+
+    /// This end is about to have one way again: all that waits for room, as the program's TCP is given it now.
+    pub fn give_up_waiting(&mut self) -> Vec<Vec<u8>> {
+        self.edge = None;
+        let waiting = self.take_opened();
+        let given = waiting.iter().filter_map(|packet| {
+            let Ok(Parsed::Transport(parsed)) = packet::parse(packet) else { return None };
+            match self.ingress(Way::New, &parsed) {
+                Arrival::Deliver(packet) | Arrival::Ends(packet) => Some(packet),
+                Arrival::Nothing | Arrival::Lost => None,
+            }
+        });
+        given.collect()
     }
 
     /// The other end's cut is known. Gives what has waited for that, which is to come in again.
@@ -219,6 +264,10 @@ impl Cut {
         }
         if !segment.has(tcp_flags::ACK) {
             return;
+        }
+        if let Some(own) = self.scales.own {
+            let window = u32::from(segment.window()) << own.min(14);
+            self.edge = largest(self.edge, segment.acknowledgement.wrapping_add(window));
         }
         let before_this = self.acknowledged;
         self.acknowledged = largest(before_this, segment.acknowledgement);
@@ -333,17 +382,40 @@ impl Cut {
             piece = self.raised(segment, piece);
             self.given = largest(self.given, piece.acknowledgement);
         }
-        if let Some(acknowledged) = self.acknowledged.filter(|_| segment.is_bare()) {
+        if self.wait_for_room(segment) {
+            // What it acknowledges need not wait.
+            piece = piece.bare_at(segment.sequence);
+        }
+        if let Some(acknowledged) = self.acknowledged.filter(|_| piece.is_bare()) {
             // The window is as wide as what has come leaves it, and what the old way still has is not in it.
             piece.sequence = if after(piece.sequence, acknowledged) { acknowledged } else { piece.sequence };
         }
         segment.write(piece).map_or(Arrival::Nothing, Arrival::Deliver)
     }
 
+    /// Whether a segment of the new way waits until the program's TCP has room for all of it.
+    fn wait_for_room(&mut self, segment: &Segment<'_>) -> bool {
+        let has_room = self.edge.is_none_or(|edge| !after(segment.end(), edge));
+        if segment.is_bare() || has_room {
+            return false;
+        }
+        let at = self.beyond.partition_point(|one| before(one.sequence, segment.sequence));
+        if self.beyond.get(at).is_some_and(|one| one.sequence == segment.sequence && one.end == segment.end()) {
+            return true;
+        }
+        let waiting: usize = self.beyond.iter().map(|one| one.packet.len()).sum();
+        if waiting + segment.whole().len() > BEYOND_MAX {
+            return false;
+        }
+        let packet = segment.whole().to_vec();
+        self.beyond.insert(at, Beyond { sequence: segment.sequence, end: segment.end(), packet });
+        true
+    }
+
     /// No acknowledgement is below one that was given; the right edge of the window stays where it is.
     fn raised(&self, segment: &Segment<'_>, mut piece: segment::Piece) -> segment::Piece {
         if let Some(given) = self.given.filter(|given| after(*given, piece.acknowledgement)) {
-            let by = given.wrapping_sub(piece.acknowledgement).div_ceil(1 << self.scale.min(14));
+            let by = given.wrapping_sub(piece.acknowledgement).div_ceil(1 << self.scales.told.min(14));
             piece.window = segment.window().saturating_sub(u16::try_from(by).unwrap_or(u16::MAX));
             piece.acknowledgement = given;
         }

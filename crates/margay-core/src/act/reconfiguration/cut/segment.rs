@@ -94,6 +94,11 @@ impl<'a> Segment<'a> {
         is_whole.then_some(Self { packet, header_len, sequence, acknowledgement })
     }
 
+    /// As it came, with its IP header.
+    pub fn whole(&self) -> &'a [u8] {
+        self.packet.whole
+    }
+
     pub fn has(&self, flag: u8) -> bool {
         self.packet.tcp_flags() & flag != 0
     }

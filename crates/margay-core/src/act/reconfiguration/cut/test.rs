@@ -64,7 +64,7 @@ fn delivered(cut: &mut Cut, way: Way, packet: &[u8]) -> Seen {
 
 /// An end whose program has sent up to 1000, and of whose peer all is new from 5000 on; it has acknowledged 4000.
 fn turned() -> Cut {
-    let mut cut = Cut::new(0);
+    let mut cut = Cut::new(Scales::default());
     assert_eq!(out(&mut cut, &bare(1000, 4000)).len(), 1);
     assert!(cut.may_turn());
     assert!(cut.hear(PeerCut { number: 5000, is_closed: false }).is_empty());
@@ -76,7 +76,7 @@ fn turned() -> Cut {
 
 #[test]
 fn who_has_not_shown_what_it_has_sent_does_not_turn() {
-    let mut cut = Cut::new(0);
+    let mut cut = Cut::new(Scales::default());
     out(&mut cut, &packet((500, 1), ACK, &[], b"said again"));
     assert!(!cut.may_turn() && cut.turn().is_none() && cut.own().is_none());
     out(&mut cut, &bare(1000, 1));
@@ -106,7 +106,7 @@ fn a_fin_is_a_byte() {
     let both = out(&mut cut, &packet((990, 4000), ACK | FIN, &[], b"0123456789"));
     assert_eq!(both[0].1.1, ACK);
     assert_eq!(both[1], (Way::New, ((1000, 4000), ACK | FIN, Vec::new(), Vec::new())));
-    let mut closed = Cut::new(0);
+    let mut closed = Cut::new(Scales::default());
     out(&mut closed, &packet((990, 1), ACK | FIN, &[], b"012345678"));
     out(&mut closed, &bare(1000, 1));
     closed.turn().expect("it may");
@@ -165,7 +165,7 @@ fn blocks_of_a_selective_acknowledgement_are_parted_at_the_cut() {
 
 #[test]
 fn what_comes_by_the_new_way_acknowledges_no_less_than_the_old_one_has() {
-    let mut cut = Cut::new(4);
+    let mut cut = Cut::new(Scales { told: 4, own: None });
     out(&mut cut, &bare(1000, 4000));
     cut.hear(PeerCut { number: 5000, is_closed: false });
     cut.turn().expect("it may");
@@ -186,7 +186,7 @@ fn what_comes_by_the_new_way_acknowledges_no_less_than_the_old_one_has() {
 
 #[test]
 fn what_overtakes_the_word_of_the_cut_waits_for_it() {
-    let mut cut = Cut::new(0);
+    let mut cut = Cut::new(Scales::default());
     out(&mut cut, &bare(1000, 4000));
     let early = packet((5000, 1000), ACK, &[], b"new");
     assert_eq!(come(&mut cut, Way::New, &early), Arrival::Nothing);
@@ -213,7 +213,7 @@ fn a_fin_of_the_program_that_leaves_is_none_of_the_session() {
     assert_eq!(last, ((4990, 1000), ACK, Vec::new(), b"0123456789".to_vec()));
     // Below the cut it is too early: what was acknowledged there does not come any more.
     assert_eq!(come(&mut cut, Way::Old, &packet((4900, 1000), ACK | FIN, &[], b"0123456789")), Arrival::Lost);
-    let mut closed = Cut::new(0);
+    let mut closed = Cut::new(Scales::default());
     out(&mut closed, &bare(1000, 4000));
     closed.hear(PeerCut { number: 5000, is_closed: true });
     let fin = delivered(&mut closed, Way::Old, &packet((4990, 1000), ACK | FIN, &[], b"012345678"));
@@ -223,7 +223,7 @@ fn a_fin_of_the_program_that_leaves_is_none_of_the_session() {
 
 #[test]
 fn numbers_wrap() {
-    let mut cut = Cut::new(0);
+    let mut cut = Cut::new(Scales::default());
     out(&mut cut, &bare(0xffff_fffe, 0xffff_fff0));
     cut.hear(PeerCut { number: 2, is_closed: false });
     cut.turn().expect("it may");
@@ -241,7 +241,7 @@ proptest::proptest! {
     fn every_byte_goes_by_the_way_of_its_number(starts in proptest::collection::vec((0_u32..60, 0_u32..40), 1..30)) {
         let base = 0xffff_ffe0_u32;
         let cut_at = base.wrapping_add(50);
-        let mut cut = Cut::new(0);
+        let mut cut = Cut::new(Scales::default());
         out(&mut cut, &bare(cut_at, 1));
         cut.hear(PeerCut { number: 100, is_closed: false });
         cut.turn().expect("it may");
@@ -282,4 +282,52 @@ proptest::proptest! {
             }
         }
     }
+}
+
+/// An end as [`turned`] whose program's TCP has room up to 4000 and 4096 more.
+fn turned_with_window() -> Cut {
+    let mut cut = Cut::new(Scales { told: 0, own: Some(0) });
+    out(&mut cut, &bare(1000, 4000));
+    cut.hear(PeerCut { number: 5000, is_closed: false });
+    cut.turn().expect("it may");
+    cut
+}
+
+#[test]
+fn what_the_programs_tcp_has_no_room_for_waits_and_comes_in_order() {
+    let mut cut = turned_with_window();
+    let data = |sequence: u32| packet((sequence, 900), ACK, &[], &[7; 200]);
+    assert_eq!(delivered(&mut cut, Way::New, &data(7896)).3.len(), 200, "it ends at the edge");
+    for sequence in [8296, 8096, 8296] {
+        let told = delivered(&mut cut, Way::New, &data(sequence));
+        assert!(told.3.is_empty(), "{told:?}: it waits, and what it acknowledges does not");
+    }
+    assert!(cut.take_opened().is_empty());
+    out(&mut cut, &bare(1000, 4199));
+    assert!(cut.take_opened().is_empty(), "a byte is missing");
+    out(&mut cut, &bare(1000, 4400));
+    let opened: Vec<u32> = cut.take_opened().iter().map(|packet| seen(packet).0.0).collect();
+    assert_eq!(opened, [8096, 8296]);
+    assert!(cut.take_opened().is_empty());
+}
+
+#[test]
+fn what_waits_for_room_is_bounded_and_given_in_the_end() {
+    let mut cut = turned_with_window();
+    let data = |number: u32| packet((10_000 + number * 1000, 900), ACK, &[], &[7; 1000]);
+    let all = 2000;
+    let given = (0..all).filter(|number| !delivered(&mut cut, Way::New, &data(*number)).3.is_empty()).count();
+    let waiting = cut.give_up_waiting();
+    assert_eq!(given + waiting.len(), all as usize);
+    let bytes: usize = waiting.iter().map(Vec::len).sum();
+    assert!((BEYOND_MAX - 2000..=BEYOND_MAX).contains(&bytes), "{bytes}");
+    // The clock is that of another program until there is one way again.
+    assert!(waiting.iter().all(|packet| seen(packet).3.len() == 1000 && packet[42] != 8));
+}
+
+#[test]
+fn an_end_that_does_not_know_its_programs_windows_has_nothing_wait() {
+    let mut cut = turned();
+    let far = packet((1_000_000, 900), ACK, &[], b"far");
+    assert_eq!(delivered(&mut cut, Way::New, &far).3, b"far");
 }

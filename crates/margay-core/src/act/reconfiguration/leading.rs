@@ -10,6 +10,7 @@ use margay_wire::{
     BoxFlags, BoxRepr, CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr,
 };
 
+use super::duration::{Times, Took};
 use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::{
@@ -162,6 +163,7 @@ pub(super) struct Leading {
     /// Where the right anchor hears SAL.
     address: SocketAddr,
     sends: Sends,
+    times: Times,
     until: Instant,
     /// Why it comes to nothing, where that is known.
     why: String,
@@ -223,6 +225,7 @@ impl Sal {
             far_end,
             address: super::nowhere(),
             sends: Sends::starting(now),
+            times: Times::begun(now),
             until: now + PATIENCE,
             why: String::new(),
             is_finishing: false,
@@ -264,6 +267,7 @@ impl Sal {
             far_end,
             address: super::nowhere(),
             sends: Sends::starting(now),
+            times: Times::begun(now),
             until: now + STUCK,
             why: String::new(),
             is_finishing: false,
@@ -418,12 +422,14 @@ impl Sal {
                 }
             }
             LeadingState::TwoWays => {
+                leading.times.turn(now);
                 leading.until = now + STUCK;
                 leading.sends.next = Some(now);
                 self.take_held_of_new(now, session, Role::Initiator);
                 self.leader_parted(now, session, false);
             }
             LeadingState::Turned => {
+                leading.times.turn(now);
                 leading.until = now + FENCE_WAIT + FENCE_WAIT;
                 let is_fenced = leading.ways.is_fenced;
                 self.turn_ways(now, session, Role::Initiator);
@@ -480,8 +486,9 @@ impl Sal {
         let protocol = self.flows.get(new).map_or(TCP, |flow| flow.app.protocol);
         leading.until = now + if protocol == TCP { LINGER_TCP } else { LINGER_UDP };
         let wish = leading.wish.clone();
+        let took = leading.times.took(now);
         self.settle_way(now, new);
-        self.remember_reconfiguration(now, session, new, wish, ReconfigurationOutcome::Done);
+        self.remember_reconfiguration(now, session, new, (wish, Some(took)), ReconfigurationOutcome::Done);
         if self.flows.get(old).is_none() {
             self.leader_event(now, session, LeadingEvent::OldGone, "");
         }
@@ -511,7 +518,8 @@ impl Sal {
         let is_told = matches!(leading.state, LeadingState::Lingering | LeadingState::Leaving)
             || outcome == ReconfigurationOutcome::Done;
         if !is_told {
-            self.remember_reconfiguration(now, session, id, leading.wish, outcome);
+            let took = leading.times.took(now);
+            self.remember_reconfiguration(now, session, id, (leading.wish, Some(took)), outcome);
         }
     }
 
@@ -522,12 +530,16 @@ impl Sal {
         now: Instant,
         session: SessionId,
         id: FlowId,
-        wish: Wish,
+        (wish, took): (Wish, Option<Took>),
         outcome: ReconfigurationOutcome,
     ) {
         let Wish { order, edit, boxes } = wish;
         self.counters.reconfigurations[edit.number()][outcome.number()] += 1;
-        let change = Reconfigured { at: now, order, edit, boxes, outcome };
+        if let Some(took) = took {
+            self.counters.reconfiguration_durations[outcome.number()].note(took.to_end);
+            took.to_turn.into_iter().for_each(|time| self.counters.reconfiguration_turns.note(time));
+        }
+        let change = Reconfigured { at: now, order, edit, boxes, outcome, took };
         // Who has ordered it hears of it although the flow is gone.
         if self.flows.get(id).is_some() {
             let history = self.reconfigurations.histories.entry(id).or_default();

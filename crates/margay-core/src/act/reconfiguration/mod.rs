@@ -27,6 +27,7 @@
 //! is as it was. From then on it goes on by the new one.
 
 mod cut;
+mod duration;
 mod edit;
 mod following;
 mod leading;
@@ -62,6 +63,7 @@ use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
 pub use cut::PeerCut;
+pub use duration::{Durations, Took};
 pub use edit::{EDITS, Edit, EditError};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use record::{KeptWay, PartingRecord};
@@ -136,6 +138,8 @@ pub struct Reconfigured {
     pub boxes: Vec<ServiceId>,
     /// What has become of it.
     pub outcome: ReconfigurationOutcome,
+    /// How long it has taken; `None`: it was refused before it had begun.
+    pub took: Option<Took>,
 }
 
 /// The two ways of a session at one of its ends.

@@ -165,6 +165,9 @@ impl Sal {
         if last.is_some_and(|last| said.number.wrapping_sub(last).cast_signed() <= 0) {
             return Err(DropReason::Stale);
         }
+        if splice.is_none() {
+            self.conclude_earlier(now, session, id, said.number);
+        }
         let refused = match self.reconfigurations.following.get(&session) {
             Some(known) if known.ways.number == said.number => None,
             // Another host's session has this number, or one is under way.
@@ -213,6 +216,23 @@ impl Sal {
         let yes = ReconfigurationRepr { address, ..bare(ReconfigurationStep::Answer, said.number) };
         self.say_step_repr(id, yes, None);
         Ok(())
+    }
+
+    /// The left anchor asks for a later change: the one before is over there, whose last word has not come. Its program
+    /// sends by the flow that it asks by.
+    fn conclude_earlier(&mut self, now: Instant, session: SessionId, id: FlowId, number: u32) {
+        let earlier = self.reconfigurations.following.get(&session);
+        let is_later = |one: &&Following| number.wrapping_sub(one.ways.number).cast_signed() > 0;
+        let Some(earlier) = earlier.filter(|one| one.spliced.is_none()).filter(is_later) else { return };
+        match earlier.state {
+            FollowingState::Turned | FollowingState::Finished if earlier.ways.new == Some(id) => {
+                self.leave_old(now, session);
+            }
+            FollowingState::Ready | FollowingState::Turned | FollowingState::Finished if earlier.ways.old == id => {
+                self.leave_new(now, session);
+            }
+            _ => {}
+        }
     }
 
     /// Why a session does not go on with another client's host.

@@ -462,6 +462,33 @@ fn a_change_whose_last_word_is_lost_is_in_no_later_ones_way() {
 }
 
 #[test]
+fn a_box_whose_agent_was_dead_forgets_what_has_gone_another_way_meanwhile() {
+    let mut gone = 0;
+    for micros in (0..16).map(|step| step * 10_000) {
+        let mut line = open_line(17, Weather::FAIR, 1);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        order(&mut line, insert(name(0))).expect("it may");
+        line.world.run_for(SECOND);
+        order(&mut line, Edit::Remove { service: name(0) }).expect("it may");
+        line.world.run_for(Duration::from_micros(micros));
+        let scrubber = line.boxes[0];
+        let halves = flows_at(&mut line, scrubber);
+        line.world.kill_agent(scrubber);
+        // Longer than anybody says again that the session has left.
+        line.world.run_for(8 * SECOND);
+        line.world.start_agent(scrubber);
+        line.world.run_for(SECOND);
+        let left = flows_at(&mut line, scrubber);
+        let is_out = boxes(&mut line).is_empty();
+        assert_eq!(left, if is_out { 0 } else { 2 }, "at {micros} us: it has had {halves}");
+        gone += usize::from(is_out && halves > 0);
+        ends_well(&mut line, stream);
+    }
+    assert!(gone > 2, "{gone}");
+}
+
+#[test]
 fn agents_of_the_ends_may_die_at_every_step() {
     for dies_at_client in [true, false] {
         for micros in (0..16).map(|step| step * 8_000) {

@@ -48,6 +48,7 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId};
 
 use crate::act::ending::closing::LINGER;
+use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
@@ -201,6 +202,8 @@ pub(crate) struct Reconfigurations {
     splices: splice::Splices,
     /// Of old ways of sessions that have two, what the start of the agent before has written down.
     kept: BTreeMap<FlowId, PartingRecord>,
+    /// Halves of sessions at a box here that the start of the agent before has written down.
+    halves_asked: BTreeMap<FlowId, Sends>,
     last_number: u32,
 }
 
@@ -209,7 +212,13 @@ impl Reconfigurations {
     pub fn next_deadline(&self) -> Option<Instant> {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
-        leading.chain(following).chain(self.orders.next_deadline()).chain(self.splices.next_deadline()).min()
+        let asked = self.halves_asked.values().filter_map(|sends| sends.next);
+        leading
+            .chain(following)
+            .chain(self.orders.next_deadline())
+            .chain(self.splices.next_deadline())
+            .chain(asked)
+            .min()
     }
 
     /// Those of a flow's session that are over.
@@ -221,6 +230,7 @@ impl Reconfigurations {
     pub fn forget_flow(&mut self, id: FlowId) {
         self.histories.remove(&id);
         self.numbers.remove(&id);
+        self.halves_asked.remove(&id);
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
@@ -585,6 +595,7 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
+        self.halves_due(now);
     }
 
     fn give_up_holding(&mut self, now: Instant, session: SessionId, role: Role) {

@@ -1,11 +1,13 @@
 //! A box's host passes on what the two anchors say to each other of a session, and forgets the session when it goes
 //! another way.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use margay_wire::{FlowId, ReconfigurationRepr, ReconfigurationStep};
 
 use super::bare;
+use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -28,6 +30,10 @@ impl Sal {
         if said.step == ReconfigurationStep::Begin {
             return Err(DropReason::Unexpected);
         }
+        if said.step == ReconfigurationStep::Wish {
+            // A box's host that has started again asks whether this half is there.
+            return Ok(());
+        }
         let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
             return Err(DropReason::UnknownFlow);
@@ -45,6 +51,29 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(seen::LEAVING)) else { return };
         flow.seen |= seen::LEAVING;
         self.flows.set_deadline(half, Some(now + LEAVING));
+    }
+
+    /// After all flows of the start of the agent before are adopted: those who share a half of a session with this box
+    /// are asked whether it still goes here. Who has forgotten it while no agent ran here would not say so again.
+    pub(super) fn ask_about_halves(&mut self, now: Instant) {
+        let halves = self.flows.iter().filter(|flow| flow.is_at_box());
+        let halves: Vec<(FlowId, bool)> = halves.map(|flow| (flow.id, self.other_half(flow).is_some())).collect();
+        for (id, is_whole) in halves {
+            if is_whole {
+                self.reconfigurations.halves_asked.insert(id, Sends::starting(now));
+            } else {
+                self.forget_way(id);
+            }
+        }
+        self.halves_due(now);
+    }
+
+    /// Asks again, some times: who has the half says nothing.
+    pub(super) fn halves_due(&mut self, now: Instant) {
+        let asked = &mut self.reconfigurations.halves_asked;
+        let due: Vec<FlowId> = asked.iter_mut().filter_map(|(id, sends)| sends.take(now).then_some(*id)).collect();
+        asked.retain(|_, sends| sends.next.is_some());
+        due.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }
 
     /// A session goes another way: nothing is left of it here.

@@ -184,9 +184,6 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
 impl Stage<'_> {
     fn round(&self, round: Round, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
-        for name in BOXES {
-            agent::await_instances(self.client, name, 1)?;
-        }
         let host = self.boxes[round.victim];
         let pid = agent::pid(host)?;
         let words = [&["chain"], round.change.words(), &["--name", SERVICE, "--json"]].concat();
@@ -214,10 +211,22 @@ impl Stage<'_> {
         findings.figures.add("undone", WAYS.len().saturating_sub(done) as f64);
         transfers.await_bytes("transfers after the trouble", AFTER, LIMIT)?;
         self.await_unlocked(findings)?;
+        self.await_boxes()?;
         self.settle(round.change, findings)?;
         transfers.await_bytes("transfers after the change", AFTER, LIMIT)?;
         findings.figures.add("rounds", 1.0);
         Ok(())
+    }
+
+    /// Hosts that were cut off are members again.
+    fn await_boxes(&self) -> Result<()> {
+        BOXES.iter().try_for_each(|name| {
+            wait_for(&format!("an instance of {name}"), LIMIT, || {
+                let found = agent::resolve(self.client, name)?["instances"].as_array().map_or(0, Vec::len);
+                ensure!(found == 1, "there are {found}");
+                Ok(())
+            })
+        })
     }
 
     /// Nobody holds the lock of any session for longer than a lease.

@@ -462,9 +462,9 @@ fn a_change_whose_last_word_is_lost_is_in_no_later_ones_way() {
 }
 
 #[test]
-fn a_box_whose_agent_was_dead_forgets_what_has_gone_another_way_meanwhile() {
-    let mut gone = 0;
-    for micros in (0..16).map(|step| step * 10_000) {
+fn a_box_that_was_absent_forgets_what_has_gone_another_way_meanwhile() {
+    let mut gone = [0; 2];
+    for (dies, micros) in [true, false].into_iter().flat_map(|dies| (0..8).map(move |step| (dies, step * 20_000))) {
         let mut line = open_line(17, Weather::FAIR, 1);
         let stream = line.talk(TALK);
         line.world.run_for(SECOND);
@@ -474,18 +474,25 @@ fn a_box_whose_agent_was_dead_forgets_what_has_gone_another_way_meanwhile() {
         line.world.run_for(Duration::from_micros(micros));
         let scrubber = line.boxes[0];
         let halves = flows_at(&mut line, scrubber);
-        line.world.kill_agent(scrubber);
+        let addresses = line.world.host(scrubber).sal.local_addresses().to_vec();
         // Longer than anybody says again that the session has left.
-        line.world.run_for(8 * SECOND);
-        line.world.start_agent(scrubber);
+        if dies {
+            line.world.kill_agent(scrubber);
+            line.world.run_for(8 * SECOND);
+            line.world.start_agent(scrubber);
+        } else {
+            line.world.set_addresses(scrubber, Vec::new());
+            line.world.run_for(8 * SECOND);
+            line.world.set_addresses(scrubber, addresses);
+        }
         line.world.run_for(SECOND);
         let left = flows_at(&mut line, scrubber);
         let is_out = boxes(&mut line).is_empty();
-        assert_eq!(left, if is_out { 0 } else { 2 }, "at {micros} us: it has had {halves}");
-        gone += usize::from(is_out && halves > 0);
+        assert_eq!(left, if is_out { 0 } else { 2 }, "dies {dies}, at {micros} us: it has had {halves}");
+        gone[usize::from(dies)] += usize::from(is_out && halves > 0);
         ends_well(&mut line, stream);
     }
-    assert!(gone > 2, "{gone}");
+    assert!(gone.into_iter().all(|gone| gone > 1), "{gone:?}");
 }
 
 #[test]

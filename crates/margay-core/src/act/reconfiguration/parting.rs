@@ -426,6 +426,7 @@ impl Sal {
                 self.forget_way(id);
             }
         }
+        self.forget_single_halves();
         self.ask_about_halves(now);
     }
 

@@ -11,7 +11,7 @@ use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
-use crate::session::flow::seen;
+use crate::session::flow::{Flow, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
@@ -53,18 +53,21 @@ impl Sal {
         self.flows.set_deadline(half, Some(now + LEAVING));
     }
 
-    /// After all flows of the start of the agent before are adopted: those who share a half of a session with this box
-    /// are asked whether it still goes here. Who has forgotten it while no agent ran here would not say so again.
-    pub(super) fn ask_about_halves(&mut self, now: Instant) {
-        let halves = self.flows.iter().filter(|flow| flow.is_at_box());
-        let halves: Vec<(FlowId, bool)> = halves.map(|flow| (flow.id, self.other_half(flow).is_some())).collect();
-        for (id, is_whole) in halves {
-            if is_whole {
-                self.reconfigurations.halves_asked.insert(id, Sends::starting(now));
-            } else {
-                self.forget_way(id);
-            }
-        }
+    /// Halves of which the start of the agent before has written down one alone are of no use.
+    pub(super) fn forget_single_halves(&mut self) {
+        let is_single = |flow: &&Flow| flow.is_at_box() && self.other_half(flow).is_none();
+        let single: Vec<FlowId> = self.flows.iter().filter(is_single).map(|flow| flow.id).collect();
+        single.into_iter().for_each(|id| self.forget_way(id));
+    }
+
+    /// This host was absent: no agent ran here, or it had other addresses, or none. The hosts before and behind a
+    /// session that passes a box here are asked whether it still does. Who has forgotten it meanwhile would not say so
+    /// again.
+    pub(crate) fn ask_about_halves(&mut self, now: Instant) {
+        let is_whole = |flow: &&Flow| flow.is_at_box() && flow.carries_data() && self.other_half(flow).is_some();
+        let halves: Vec<FlowId> = self.flows.iter().filter(is_whole).map(|flow| flow.id).collect();
+        let asked = halves.into_iter().map(|id| (id, Sends::starting(now)));
+        self.reconfigurations.halves_asked.extend(asked);
         self.halves_due(now);
     }
 

@@ -114,7 +114,7 @@ impl Sal {
         self.stripe_what_waits(now);
         self.notices.tell_again(now, has_changed);
         if has_changed {
-            self.ask_about_halves(now);
+            self.reconfigurations.ask_about_halves(now, &self.flows);
         }
     }
 

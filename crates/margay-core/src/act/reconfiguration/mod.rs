@@ -56,7 +56,7 @@ use crate::leg::carriage::Why;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, Setup, seen};
+use crate::session::flow::{Flow, FlowTable, Setup, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -219,6 +219,22 @@ impl Reconfigurations {
             .chain(self.splices.next_deadline())
             .chain(asked)
             .min()
+    }
+
+    /// This host was absent: no agent ran here, or it had other addresses, or none. The hosts before and behind each
+    /// session that passes a box here are asked whether it still does. Who has forgotten it meanwhile would not say so
+    /// again.
+    pub fn ask_about_halves(&mut self, now: Instant, flows: &FlowTable) {
+        let halves = flows.iter().filter(|flow| flow.is_at_box() && flow.carries_data());
+        self.halves_asked.extend(halves.map(|flow| (flow.id, Sends::starting(now))));
+    }
+
+    /// Those that are asked about now. Who has such a half says nothing, so some times are enough.
+    fn halves_to_ask_about(&mut self, now: Instant) -> Vec<FlowId> {
+        let asked = &mut self.halves_asked;
+        let due = asked.iter_mut().filter_map(|(id, sends)| sends.take(now).then_some(*id)).collect();
+        asked.retain(|_, sends| sends.next.is_some());
+        due
     }
 
     /// Those of a flow's session that are over.
@@ -595,7 +611,8 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
-        self.halves_due(now);
+        let halves = self.reconfigurations.halves_to_ask_about(now);
+        halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }
 
     fn give_up_holding(&mut self, now: Instant, session: SessionId, role: Role) {

@@ -426,8 +426,7 @@ impl Sal {
                 self.forget_way(id);
             }
         }
-        self.forget_single_halves();
-        self.ask_about_halves(now);
+        self.reconfigurations.ask_about_halves(now, &self.flows);
     }
 
     /// Bytes of a session are lost that its program believes to have arrived: it cannot go on, at neither end.

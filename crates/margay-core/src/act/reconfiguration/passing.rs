@@ -1,17 +1,15 @@
 //! A box's host passes on what the two anchors say to each other of a session, and forgets the session when it goes
 //! another way.
 
-use alloc::vec::Vec;
 use core::time::Duration;
 
 use margay_wire::{FlowId, ReconfigurationRepr, ReconfigurationStep};
 
 use super::bare;
-use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::seen;
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
@@ -36,7 +34,14 @@ impl Sal {
         }
         let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
-            return Err(DropReason::UnknownFlow);
+            return match said.step {
+                // Of two halves one alone may have been written down.
+                ReconfigurationStep::Left => {
+                    self.forget_halves(id);
+                    Ok(())
+                }
+                _ => Err(DropReason::UnknownFlow),
+            };
         };
         self.say_step_repr(other, said, message.error().map(|error| error.code));
         match said.step {
@@ -51,32 +56,6 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(seen::LEAVING)) else { return };
         flow.seen |= seen::LEAVING;
         self.flows.set_deadline(half, Some(now + LEAVING));
-    }
-
-    /// Halves of which the start of the agent before has written down one alone are of no use.
-    pub(super) fn forget_single_halves(&mut self) {
-        let is_single = |flow: &&Flow| flow.is_at_box() && self.other_half(flow).is_none();
-        let single: Vec<FlowId> = self.flows.iter().filter(is_single).map(|flow| flow.id).collect();
-        single.into_iter().for_each(|id| self.forget_way(id));
-    }
-
-    /// This host was absent: no agent ran here, or it had other addresses, or none. The hosts before and behind a
-    /// session that passes a box here are asked whether it still does. Who has forgotten it meanwhile would not say so
-    /// again.
-    pub(crate) fn ask_about_halves(&mut self, now: Instant) {
-        let is_whole = |flow: &&Flow| flow.is_at_box() && flow.carries_data() && self.other_half(flow).is_some();
-        let halves: Vec<FlowId> = self.flows.iter().filter(is_whole).map(|flow| flow.id).collect();
-        let asked = halves.into_iter().map(|id| (id, Sends::starting(now)));
-        self.reconfigurations.halves_asked.extend(asked);
-        self.halves_due(now);
-    }
-
-    /// Asks again, some times: who has the half says nothing.
-    pub(super) fn halves_due(&mut self, now: Instant) {
-        let asked = &mut self.reconfigurations.halves_asked;
-        let due: Vec<FlowId> = asked.iter_mut().filter_map(|(id, sends)| sends.take(now).then_some(*id)).collect();
-        asked.retain(|_, sends| sends.next.is_some());
-        due.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }
 
     /// A session goes another way: nothing is left of it here.

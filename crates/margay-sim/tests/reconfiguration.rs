@@ -419,6 +419,83 @@ fn a_box_whose_host_dies_in_the_middle_leaves_the_session_as_it_was() {
 }
 
 #[test]
+fn a_change_whose_last_word_is_lost_is_in_no_later_ones_way() {
+    // The word that the old way is over, or that the new one is not to be, goes by a box that is dead for good.
+    let mut judged = 0;
+    for micros in (0..8).map(|step| step * 20_000) {
+        for takes_out in [true, false] {
+            let mut line = open_line(16, Weather::FAIR, 2);
+            let stream = line.talk(TALK);
+            line.world.run_for(SECOND);
+            order(&mut line, insert(name(0))).expect("it may");
+            if takes_out {
+                line.world.run_for(SECOND);
+                order(&mut line, Edit::Remove { service: name(0) }).expect("it may");
+            }
+            line.world.run_for(Duration::from_micros(micros));
+            let scrubber = line.boxes[0];
+            line.world.kill_agent(scrubber);
+            let client = line.client;
+            let is_locked = |line: &mut Line| {
+                let now = line.world.now;
+                line.world.host(client).sal.locked_sessions(now) > 0
+            };
+            while is_locked(&mut line) {
+                line.world.run_for(SECOND / 50);
+            }
+            let is_out = boxes(&mut line).is_empty();
+            if !is_out {
+                // It goes through the dead box.
+                continue;
+            }
+            order(&mut line, insert(name(1))).expect("it may");
+            line.world.run_for(3 * SECOND);
+            let said = outcomes(&mut line);
+            assert_eq!(said.last(), Some(&ReconfigurationOutcome::Done), "at {micros} us, {takes_out}: {said:?}");
+            assert_eq!(boxes(&mut line), [name(1)]);
+            let ends = [line.world.host(client).streams[stream].clone(), line.served()];
+            assert!(ends.iter().all(|end| !end.was_reset && !end.was_wrong), "at {micros} us, {takes_out}");
+            judged += 1;
+        }
+    }
+    assert!(judged > 4, "{judged}");
+}
+
+#[test]
+fn a_box_that_was_absent_forgets_what_has_gone_another_way_meanwhile() {
+    let mut gone = [0; 2];
+    for (dies, micros) in [true, false].into_iter().flat_map(|dies| (0..8).map(move |step| (dies, step * 20_000))) {
+        let mut line = open_line(17, Weather::FAIR, 1);
+        let stream = line.talk(TALK);
+        line.world.run_for(SECOND);
+        order(&mut line, insert(name(0))).expect("it may");
+        line.world.run_for(SECOND);
+        order(&mut line, Edit::Remove { service: name(0) }).expect("it may");
+        line.world.run_for(Duration::from_micros(micros));
+        let scrubber = line.boxes[0];
+        let halves = flows_at(&mut line, scrubber);
+        let addresses = line.world.host(scrubber).sal.local_addresses().to_vec();
+        // Longer than anybody says again that the session has left.
+        if dies {
+            line.world.kill_agent(scrubber);
+            line.world.run_for(8 * SECOND);
+            line.world.start_agent(scrubber);
+        } else {
+            line.world.set_addresses(scrubber, Vec::new());
+            line.world.run_for(8 * SECOND);
+            line.world.set_addresses(scrubber, addresses);
+        }
+        line.world.run_for(SECOND);
+        let left = flows_at(&mut line, scrubber);
+        let is_out = boxes(&mut line).is_empty();
+        assert_eq!(left, if is_out { 0 } else { 2 }, "dies {dies}, at {micros} us: it has had {halves}");
+        gone[usize::from(dies)] += usize::from(is_out && halves > 0);
+        ends_well(&mut line, stream);
+    }
+    assert!(gone.into_iter().all(|gone| gone > 1), "{gone:?}");
+}
+
+#[test]
 fn agents_of_the_ends_may_die_at_every_step() {
     for dies_at_client in [true, false] {
         for micros in (0..16).map(|step| step * 8_000) {

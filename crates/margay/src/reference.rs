@@ -159,8 +159,15 @@ fn every_metric_is_in_the_book_and_says_what_it_counts() {
     }
     for line in catalogue.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("a name and a type");
-        let labels: Vec<(String, String)> = catalogue.lines().filter_map(|line| label(line, name)).collect();
-        let sample = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+        let (suffix, of_labels) = match kind {
+            "counter" => ("_total", "_total"),
+            // It has sums and classes, too.
+            "histogram" => ("", "_count"),
+            _ => ("", ""),
+        };
+        let sample = format!("{name}{suffix}");
+        let labelled = format!("{name}{of_labels}");
+        let labels: Vec<(String, String)> = catalogue.lines().filter_map(|line| label(line, &labelled)).collect();
         let form = labels.first().map_or_else(|| sample.clone(), |(label, _)| format!("{sample}{{{label}}}"));
         let values: Vec<&str> =
             labels.iter().map(|(_, value)| value.as_str()).filter(|value| !value.is_empty()).collect();
@@ -170,10 +177,9 @@ fn every_metric_is_in_the_book_and_says_what_it_counts() {
     hold("reference-metrics.md", &text);
 }
 
-/// The labels of a sample of a metric, and their values.
-fn label(line: &str, metric: &str) -> Option<(String, String)> {
-    let rest = line.strip_prefix(metric)?;
-    let labels = rest.strip_prefix("_total").unwrap_or(rest).strip_prefix('{')?;
+/// The labels of a sample, and their values.
+fn label(line: &str, sample: &str) -> Option<(String, String)> {
+    let labels = line.strip_prefix(sample)?.strip_prefix('{')?;
     let parts = labels.split_once('}')?.0.split(',').map(|part| part.split_once('=')).collect::<Option<Vec<_>>>()?;
     let names: Vec<&str> = parts.iter().map(|(name, _)| *name).collect();
     let values: Vec<&str> = parts.iter().map(|(_, value)| value.trim_matches('"')).collect();

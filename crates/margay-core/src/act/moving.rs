@@ -113,6 +113,9 @@ impl Sal {
         self.leave_lost_side_paths(now);
         self.stripe_what_waits(now);
         self.notices.tell_again(now, has_changed);
+        if has_changed {
+            self.reconfigurations.ask_about_halves(now, &self.flows);
+        }
     }
 
     /// Looks whether the pair in use is still what it should be. True when a move began.

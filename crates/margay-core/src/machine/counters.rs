@@ -2,7 +2,7 @@
 
 use margay_wire::Kind;
 
-use crate::act::reconfiguration::{EDITS, OUTCOMES};
+use crate::act::reconfiguration::{Durations, EDITS, OUTCOMES};
 use crate::cache::entry::RemoveReason;
 use crate::session::give_up::GiveUpCause;
 use crate::types::drop_reason::DropReason;
@@ -90,6 +90,10 @@ pub struct Counters {
     pub chains_refused: u64,
     /// Reconfigurations that are over, by what was ordered and what has become of them.
     pub reconfigurations: [[u64; OUTCOMES]; EDITS],
+    /// How long they have taken, from their first message to their end, by what has become of them.
+    pub reconfiguration_durations: [Durations; OUTCOMES],
+    /// How long it has taken until the programs here sent by new ways.
+    pub reconfiguration_turns: Durations,
     /// Times that a reconfiguration found its session busy with another act.
     pub reconfigurations_locked: u64,
     /// Programs here that have left a session.

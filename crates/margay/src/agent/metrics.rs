@@ -11,18 +11,18 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
-use margay_core::reconfiguration::{Edit, ReconfigurationOutcome};
+use margay_core::reconfiguration::{Durations, Edit, ReconfigurationOutcome};
 use margay_core::stack_rule::StackRuleInfo;
 use margay_core::{AssociationInfo, Counters, DropReason, RemoveReason, Sal};
 use margay_datapath::meaning;
 use margay_wire::Kind;
 use miette::{Result, miette};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -466,7 +466,20 @@ fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEnc
             ConstCounter::new(count).encode(metric)?;
         }
     }
-    Ok(())
+    let help =
+        "How long changes of running sessions' boxes have taken, from their first message until one way was left";
+    let seconds = Some(&Unit::Seconds);
+    let mut descriptor = encoder.encode_descriptor("reconfiguration_duration", help, seconds, MetricType::Histogram)?;
+    for (outcome, durations) in ReconfigurationOutcome::LABELS.into_iter().zip(&core.reconfiguration_durations) {
+        histogram(descriptor.encode_family(&[("outcome", outcome)])?, durations)?;
+    }
+    let help = "How long it has taken until programs here sent by the new way, from the first message of a change";
+    let metric = encoder.encode_descriptor("reconfiguration_turn", help, seconds, MetricType::Histogram)?;
+    histogram(metric, &core.reconfiguration_turns)
+}
+
+fn histogram(mut metric: MetricEncoder<'_>, durations: &Durations) -> Result<(), Error> {
+    metric.encode_histogram::<NoLabelSet>(durations.sum_s(), durations.count(), &durations.classes(), None)
 }
 
 /// Counters without a label: name, help, value.

@@ -403,7 +403,9 @@ fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
         let why = if change.outcome == "done" { String::new() } else { format!(": {}", change.why) };
         let what =
             if change.act == "leave" { "the proxy leaves".to_owned() } else { format!("{} to {boxes}", change.act) };
-        format!("{ago} ago, {what}: {}{why}", change.outcome)
+        let took =
+            change.took_us.filter(|_| change.outcome == "done").map(|us| format!(" in {:.1} ms", us as f64 / 1e3));
+        format!("{ago} ago, {what}: {}{}{why}", change.outcome, took.unwrap_or_default())
     };
     changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
-use super::cut::Scales;
+use super::cut::{Scales, Way};
 use super::parting::STUCK;
 use super::splice::facts_of;
 use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
@@ -78,6 +78,22 @@ impl Following {
         let parting = self.ways.parting.as_ref().and_then(|parting| parting.due());
         let next = self.sends.next.into_iter().chain(self.ways.held_until).chain(parting).min();
         next.map_or(self.until, |next| next.min(self.until))
+    }
+
+    /// The left anchor asks for a later change by a flow: the one before is over there, whose last word has not come.
+    /// Gives the way that its program sends by.
+    fn concluded_by(&self, id: FlowId, number: u32) -> Option<Way> {
+        use FollowingState::{Finished, Ready, Turned};
+        // Of a session whose program leaves, both ways are in use.
+        let is_later = number.wrapping_sub(self.ways.number).cast_signed() > 0;
+        if !is_later || self.spliced.is_some() {
+            return None;
+        }
+        match self.state {
+            Turned | Finished if self.ways.new == Some(id) => Some(Way::New),
+            Ready | Turned | Finished if self.ways.old == id => Some(Way::Old),
+            _ => None,
+        }
     }
 
     pub fn may_turn_back(&self) -> bool {
@@ -165,6 +181,12 @@ impl Sal {
         let last = self.reconfigurations.numbers.get(&id).copied().filter(|_| splice.is_none());
         if last.is_some_and(|last| said.number.wrapping_sub(last).cast_signed() <= 0) {
             return Err(DropReason::Stale);
+        }
+        let earlier = self.reconfigurations.following.get(&session).filter(|_| splice.is_none());
+        match earlier.and_then(|one| one.concluded_by(id, said.number)) {
+            Some(Way::New) => self.leave_old(now, session),
+            Some(Way::Old) => self.leave_new(now, session),
+            None => {}
         }
         let refused = match self.reconfigurations.following.get(&session) {
             Some(known) if known.ways.number == said.number => None,

@@ -11,6 +11,7 @@ use margay_wire::{
 };
 
 use super::cut::Scales;
+use super::duration::{Times, Took};
 use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::{
@@ -163,6 +164,7 @@ pub(super) struct Leading {
     /// Where the right anchor hears SAL.
     address: SocketAddr,
     sends: Sends,
+    times: Times,
     until: Instant,
     /// Why it comes to nothing, where that is known.
     why: String,
@@ -224,6 +226,7 @@ impl Sal {
             far_end,
             address: super::nowhere(),
             sends: Sends::starting(now),
+            times: Times::begun(now),
             until: now + PATIENCE,
             why: String::new(),
             is_finishing: false,
@@ -265,6 +268,7 @@ impl Sal {
             far_end,
             address: super::nowhere(),
             sends: Sends::starting(now),
+            times: Times::begun(now),
             until: now + STUCK,
             why: String::new(),
             is_finishing: false,
@@ -420,12 +424,14 @@ impl Sal {
                 }
             }
             LeadingState::TwoWays => {
+                leading.times.turn(now);
                 leading.until = now + STUCK;
                 leading.sends.next = Some(now);
                 self.take_held_of_new(now, session, Role::Initiator);
                 self.leader_parted(now, session, false);
             }
             LeadingState::Turned => {
+                leading.times.turn(now);
                 leading.until = now + FENCE_WAIT + FENCE_WAIT;
                 let is_fenced = leading.ways.is_fenced;
                 self.turn_ways(now, session, Role::Initiator);
@@ -482,8 +488,9 @@ impl Sal {
         let protocol = self.flows.get(new).map_or(TCP, |flow| flow.app.protocol);
         leading.until = now + if protocol == TCP { LINGER_TCP } else { LINGER_UDP };
         let wish = leading.wish.clone();
+        let took = leading.times.took(now);
         self.settle_way(now, new);
-        self.remember_reconfiguration(now, session, new, wish, ReconfigurationOutcome::Done);
+        self.remember_reconfiguration(now, session, new, (wish, Some(took)), ReconfigurationOutcome::Done);
         if self.flows.get(old).is_none() {
             self.leader_event(now, session, LeadingEvent::OldGone, "");
         }
@@ -513,7 +520,8 @@ impl Sal {
         let is_told = matches!(leading.state, LeadingState::Lingering | LeadingState::Leaving)
             || outcome == ReconfigurationOutcome::Done;
         if !is_told {
-            self.remember_reconfiguration(now, session, id, leading.wish, outcome);
+            let took = leading.times.took(now);
+            self.remember_reconfiguration(now, session, id, (leading.wish, Some(took)), outcome);
         }
     }
 
@@ -524,12 +532,16 @@ impl Sal {
         now: Instant,
         session: SessionId,
         id: FlowId,
-        wish: Wish,
+        (wish, took): (Wish, Option<Took>),
         outcome: ReconfigurationOutcome,
     ) {
         let Wish { order, edit, boxes } = wish;
         self.counters.reconfigurations[edit.number()][outcome.number()] += 1;
-        let change = Reconfigured { at: now, order, edit, boxes, outcome };
+        if let Some(took) = took {
+            self.counters.reconfiguration_durations[outcome.number()].note(took.to_end);
+            took.to_turn.into_iter().for_each(|time| self.counters.reconfiguration_turns.note(time));
+        }
+        let change = Reconfigured { at: now, order, edit, boxes, outcome, took };
         // Who has ordered it hears of it although the flow is gone.
         if self.flows.get(id).is_some() {
             let history = self.reconfigurations.histories.entry(id).or_default();

@@ -27,6 +27,7 @@
 //! is as it was. From then on it goes on by the new one.
 
 mod cut;
+mod duration;
 mod edit;
 mod following;
 mod leading;
@@ -47,6 +48,7 @@ use core::time::Duration;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId};
 
 use crate::act::ending::closing::LINGER;
+use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
@@ -54,7 +56,7 @@ use crate::leg::carriage::Why;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, Setup, seen};
+use crate::session::flow::{Flow, FlowTable, Setup, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -62,6 +64,7 @@ use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
 pub use cut::PeerCut;
+pub use duration::{Durations, Took};
 pub use edit::{EDITS, Edit, EditError};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use record::{KeptWay, PartingRecord};
@@ -136,6 +139,8 @@ pub struct Reconfigured {
     pub boxes: Vec<ServiceId>,
     /// What has become of it.
     pub outcome: ReconfigurationOutcome,
+    /// How long it has taken; `None`: it was refused before it had begun.
+    pub took: Option<Took>,
 }
 
 /// The two ways of a session at one of its ends.
@@ -197,6 +202,8 @@ pub(crate) struct Reconfigurations {
     splices: splice::Splices,
     /// Of old ways of sessions that have two, what the start of the agent before has written down.
     kept: BTreeMap<FlowId, PartingRecord>,
+    /// Halves of sessions at a box here that the start of the agent before has written down.
+    halves_asked: BTreeMap<FlowId, Sends>,
     last_number: u32,
 }
 
@@ -205,7 +212,29 @@ impl Reconfigurations {
     pub fn next_deadline(&self) -> Option<Instant> {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
-        leading.chain(following).chain(self.orders.next_deadline()).chain(self.splices.next_deadline()).min()
+        let asked = self.halves_asked.values().filter_map(|sends| sends.next);
+        leading
+            .chain(following)
+            .chain(self.orders.next_deadline())
+            .chain(self.splices.next_deadline())
+            .chain(asked)
+            .min()
+    }
+
+    /// This host was absent: no agent ran here, or it had other addresses, or none. The hosts before and behind each
+    /// session that passes a box here are asked whether it still does. Who has forgotten it meanwhile would not say so
+    /// again.
+    pub fn ask_about_halves(&mut self, now: Instant, flows: &FlowTable) {
+        let halves = flows.iter().filter(|flow| flow.is_at_box() && flow.carries_data());
+        self.halves_asked.extend(halves.map(|flow| (flow.id, Sends::starting(now))));
+    }
+
+    /// Those that are asked about now. Who has such a half says nothing, so some times are enough.
+    fn halves_to_ask_about(&mut self, now: Instant) -> Vec<FlowId> {
+        let asked = &mut self.halves_asked;
+        let due = asked.iter_mut().filter_map(|(id, sends)| sends.take(now).then_some(*id)).collect();
+        asked.retain(|_, sends| sends.next.is_some());
+        due
     }
 
     /// Those of a flow's session that are over.
@@ -217,6 +246,7 @@ impl Reconfigurations {
     pub fn forget_flow(&mut self, id: FlowId) {
         self.histories.remove(&id);
         self.numbers.remove(&id);
+        self.halves_asked.remove(&id);
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
@@ -581,6 +611,8 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
+        let halves = self.reconfigurations.halves_to_ask_about(now);
+        halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }
 
     fn give_up_holding(&mut self, now: Instant, session: SessionId, role: Role) {

@@ -145,7 +145,7 @@ impl Sal {
         };
         if let Some(outcome) = outcome {
             let wish = Wish { order: Some(order.number), edit: order.edit, boxes: Vec::new() };
-            self.remember_reconfiguration(now, session, id.unwrap_or(order.flow), wish, outcome);
+            self.remember_reconfiguration(now, session, id.unwrap_or(order.flow), (wish, None), outcome);
         }
         let waiting = &mut self.reconfigurations.orders.waiting;
         let Some(left) = waiting.get_mut(&session) else { return };

@@ -402,7 +402,8 @@ impl Sal {
     }
 
     /// After all flows of the start of the agent before are adopted: sessions that had two ways while a program left
-    /// go on from their cuts. Those whose new way is gone end, at both ends.
+    /// go on from their cuts. Those whose new way is gone end, at both ends. Of sessions through boxes here, the hosts
+    /// before and behind are asked whether they still go here.
     pub fn resume_ways(&mut self, now: Instant) {
         self.now = now;
         let kept = core::mem::take(&mut self.reconfigurations.kept);
@@ -437,6 +438,7 @@ impl Sal {
                 self.forget_way(id);
             }
         }
+        self.reconfigurations.ask_about_halves(now, &self.flows);
     }
 
     /// Bytes of a session are lost that its program believes to have arrived: it cannot go on, at neither end.

@@ -28,9 +28,20 @@ impl Sal {
         if said.step == ReconfigurationStep::Begin {
             return Err(DropReason::Unexpected);
         }
+        if said.step == ReconfigurationStep::Wish {
+            // A box's host that has started again asks whether this half is there.
+            return Ok(());
+        }
         let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
-            return Err(DropReason::UnknownFlow);
+            return match said.step {
+                // Of two halves one alone may have been written down.
+                ReconfigurationStep::Left => {
+                    self.forget_halves(id);
+                    Ok(())
+                }
+                _ => Err(DropReason::UnknownFlow),
+            };
         };
         self.say_step_repr(other, said, message.error().map(|error| error.code));
         match said.step {

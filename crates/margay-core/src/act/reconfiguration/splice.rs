@@ -355,7 +355,8 @@ impl Sal {
         message: &Verified<'_>,
         said: ReconfigurationRepr,
     ) -> Result<(), DropReason> {
-        let splice = message.splice().ok_or(DropReason::Malformed)?;
+        // Without it, a box's host asks whether this flow is there.
+        let splice = message.splice().ok_or(DropReason::Stale)?;
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         if splice.session != session {
             return Err(DropReason::Malformed);

@@ -11,6 +11,7 @@ pub mod leaving;
 pub mod nat;
 pub mod policy;
 pub mod setup;
+pub mod weather;
 
 use std::path::Path;
 

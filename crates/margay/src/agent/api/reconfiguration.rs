@@ -167,6 +167,10 @@ fn text_of(agent: &Agent, refused: &ReconfigurationRefused) -> String {
     }
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// What has become of the last ones of a session, as lists show it.
 pub(super) fn infos(agent: &Agent, flow: &FlowInfo) -> Vec<ReconfigurationInfo> {
     let name = |service: &ServiceId| naming::prefix(agent, &Prefix::from(*service));
@@ -176,6 +180,8 @@ pub(super) fn infos(agent: &Agent, flow: &FlowInfo) -> Vec<ReconfigurationInfo> 
         boxes: change.boxes.iter().map(name).collect(),
         outcome: change.outcome.label().to_owned(),
         why: change.outcome.text().to_owned(),
+        took_us: change.took.map(|took| micros(took.to_end)),
+        turned_us: change.took.and_then(|took| took.to_turn).map(micros),
     };
     flow.reconfigurations.iter().map(info).collect()
 }
@@ -192,7 +198,7 @@ mod tests {
 
     fn over(order: Option<u64>, outcome: ReconfigurationOutcome) -> Event {
         let edit = Edit::Remove { service: ServiceId([1; 32]) };
-        let change = Reconfigured { at: CoreInstant::ZERO, order, edit, boxes: Vec::new(), outcome };
+        let change = Reconfigured { at: CoreInstant::ZERO, order, edit, boxes: Vec::new(), outcome, took: None };
         Event::Reconfigured { flow: FlowId(3), session: SESSION, change }
     }
 

@@ -448,14 +448,12 @@ impl Sal {
                 self.end_parting(now, session, Role::Initiator);
                 self.linger(now, session);
             }
-            LeadingState::Leaving => {
+            LeadingState::Leaving | LeadingState::Canceling => {
                 leading.sends = Sends::starting(now);
                 leading.until = now + CLOSING;
-            }
-            LeadingState::Canceling => {
-                leading.sends = Sends::starting(now);
-                leading.until = now + CLOSING;
-                self.cancel(now, session);
+                if after == LeadingState::Canceling {
+                    self.cancel(now, session);
+                }
             }
             LeadingState::Over => self.finish_reconfiguration(now, session, before, event),
             LeadingState::Asking => {}

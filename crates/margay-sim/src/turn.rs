@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::time::Duration;
 
+use margay_core::flow_cache::FENCE_WAIT;
 use margay_core::{Instant, Stack, Taking};
 use margay_wire::FlowId;
 
-/// A FENCE that is lost holds up what has overtaken it for so long at most.
-const FENCE_WAIT: Duration = Duration::from_millis(50);
 /// So many packets wait; with the next one, none does any more.
 const HELD_MAX: usize = 64;
 
@@ -25,6 +23,8 @@ pub(crate) enum Admission {
     Late,
     /// It is of a stack that the flow does not have.
     Strange,
+    /// It comes from where the flow's peer is not.
+    Elsewhere,
     /// Too much waits for the word of a peer that may not turn at all.
     Full,
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 use margay_core::delta::{Translation, Translations};
 use margay_core::entry::{FlowCounters, GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey};
+use margay_core::flow_cache::GRANT_NEWS;
 use margay_core::{Instant, Role, Tuple};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
@@ -102,6 +103,7 @@ const _: () = assert!(size_of::<translation>() == 4 * 4 + 4);
 const _: () = assert!(size_of::<delta>() == 2 * size_of::<translation>());
 const _: () = assert!(constants::GRANT_FLOWS_MAX == GRANT_FLOWS_MAX as u32 && GRANT_FLOWS_MAX as usize <= 2 * 64);
 const _: () = assert!(constants::GRANT_RECORD_LEN as usize == GRANT_RECORD_LEN);
+const _: () = assert!(constants::GRANT_NEWS == GRANT_NEWS as u32);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     app_key {

@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::PathId;
-use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges, Tuple};
+use margay_core::flow_cache::STALL;
+use margay_core::{Ranges, Tuple};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -28,10 +29,11 @@ const ETHERNET: usize = 14;
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
-const SAL0: u32 = 1;
+pub(super) const SAL0: u32 = 1;
 const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
+const STALL_US: u32 = STALL.as_micros() as u32;
 
 #[path = "checksum_test.rs"]
 mod checksum;
@@ -54,7 +56,7 @@ mod time_wait;
 #[path = "vlan_test.rs"]
 mod vlan;
 
-struct Rig(FlowCacheSkel<'static>);
+pub(super) struct Rig(pub(super) FlowCacheSkel<'static>);
 
 fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
     WireFlow {
@@ -85,7 +87,7 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
         next_hop,
         ifindex: 1,
         mtu: 1500,
-        stall_us: 190_000,
+        stall_us: STALL_US,
         held: false,
         watched: false,
     };
@@ -101,7 +103,7 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
 }
 
 /// The programs, with `sal0` at that index; `None` without root.
-fn programs(sal0: u32) -> Option<Rig> {
+pub(super) fn programs(sal0: u32) -> Option<Rig> {
     programs_in_place(sal0, false)
 }
 
@@ -120,7 +122,7 @@ fn programs_of(sal0: u32, in_place: bool, ranges: Ranges) -> Option<Rig> {
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         super::interface::set_virtual(constants, ranges);
-        (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
+        super::interface::set_common(constants);
         constants.drops_tags = 1;
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
@@ -154,6 +156,16 @@ fn frame(packet: &[u8]) -> Vec<u8> {
     [&[2; 12][..], &ethertype, packet].concat()
 }
 
+/// Verdict, and the IP packet that came out.
+pub(super) fn run_program(program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
+    let data = frame(packet);
+    let mut out = vec![0; 4096];
+    let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
+    let result = program.test_run(input).expect("a run");
+    let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
+    (result.return_value.cast_signed(), out)
+}
+
 impl Rig {
     fn beat(&self, at_ns: u64) {
         put(&self.0.maps.heartbeat, &0_u32.to_ne_bytes(), &at_ns.to_ne_bytes());
@@ -165,11 +177,7 @@ impl Rig {
     }
 
     fn run_one(&self, program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
-        let (data, mut out) = (frame(packet), vec![0; 4096]);
-        let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
-        let result = program.test_run(input).expect("a run");
-        let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
-        (result.return_value.cast_signed(), out)
+        run_program(program, packet)
     }
 
     fn counted(&self) -> Vec<&'static str> {

@@ -49,10 +49,6 @@ pub enum Need {
     Both,
     /// What the kernel leaves is seen to be left, and not what the agent makes of it.
     KernelAlone,
-    /// The silence of a path, whatever the protocol, and not only of one connection.
-    PathSilence,
-    /// By which of this host's addresses DATA has come.
-    LocalAddress,
 }
 
 /// DATA of the peer's, but for the packet in it.

@@ -44,6 +44,9 @@ struct Slot {
     is_silence_told: bool,
 }
 
+/// Where DATA came to, where that is known, and who sent it.
+pub(crate) type Came = (Option<IpAddr>, SocketAddr);
+
 /// An application's packet, encapsulated.
 pub(crate) struct Carried {
     pub flow: FlowId,
@@ -112,7 +115,7 @@ pub struct Cache {
     /// Flows that this end sends by another stack from here on: their last packets of the one before.
     last_packets: Vec<(Option<IpAddr>, SocketAddr, Vec<u8>)>,
     /// Flows that have one stack again, and what has waited of them.
-    settled: Vec<(SocketAddr, Vec<u8>)>,
+    settled: Vec<(Came, Vec<u8>)>,
     /// DATA that came from where its flow's peer is not.
     pub wrong_path: u64,
     /// DATA that could not be opened, or was not sealed as it should be.
@@ -332,46 +335,43 @@ impl Cache {
     }
 
     /// What has waited of flows that have one stack again.
-    pub(crate) fn take_settled(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+    pub(crate) fn take_settled(&mut self) -> Vec<(Came, Vec<u8>)> {
         std::mem::take(&mut self.settled)
     }
 
-    /// Whether what comes from there may be plain, though its flow is sealed.
-    fn is_plain_place(&self, entry: &Entry, from: SocketAddr) -> bool {
-        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.any(|place| place.takes == Some(PlaceStack::Plain) && is_from(place))
+    /// Whether what comes from there may be plain, though its flow is sealed. Where it came to is known, or it may have
+    /// come by another place of the same peer's address.
+    fn is_plain_place(&self, entry: &Entry, came: Came) -> bool {
+        let place = came.0.and_then(|_| place_of(&self.paths, entry, came));
+        place.is_some_and(|place| place.takes == Some(PlaceStack::Plain))
     }
 
     /// The place that repairs by which a datagram of a flow has come from there, if it has come by one.
-    fn repairing_place(&self, data: &DataRepr, from: SocketAddr) -> Option<(FlowId, PathId)> {
+    fn repairing_place(&self, data: &DataRepr, came: Came) -> Option<(FlowId, PathId)> {
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
-        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        let place = places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))?;
+        let place = place_of(&self.paths, &entry, came).filter(|place| place.takes == Some(PlaceStack::Fec))?;
         Some((entry.flow, place.path))
     }
 
     /// What a repair brings back, where a datagram is one. `None` elsewhere.
-    pub(crate) fn restore(&mut self, from: SocketAddr, datagram: &[u8]) -> Option<Vec<Vec<u8>>> {
+    pub(crate) fn restore(&mut self, came: Came, datagram: &[u8]) -> Option<Vec<Vec<u8>>> {
         let data = DataRepr::parse(datagram).ok().filter(|data| data.stack == STACK_FEC && data.flags & REPAIR != 0)?;
-        let place = self.repairing_place(&data, from)?;
+        let place = came.0.and_then(|_| self.repairing_place(&data, came))?;
         Some(self.place_fecs.restore(place, datagram))
     }
 
     /// A datagram was taken as it came: what can be brought back now.
-    pub(crate) fn keep(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Vec<u8>> {
-        let place = DataRepr::parse(datagram).ok().and_then(|data| self.repairing_place(&data, from));
+    pub(crate) fn keep(&mut self, came: Came, datagram: &[u8]) -> Vec<Vec<u8>> {
+        let place = DataRepr::parse(datagram).ok().and_then(|data| self.repairing_place(&data, came));
         place.map(|place| self.place_fecs.keep(place, datagram)).unwrap_or_default()
     }
 
     /// Whether DATA of a flow is taken from there: from where its path leads or led a moment ago, from where the peer
     /// says that it is, or by one of its places.
-    fn is_of_peer(&mut self, now: Instant, entry: &Entry, from: SocketAddr) -> Option<bool> {
+    fn is_of_peer(&mut self, now: Instant, entry: &Entry, came: Came) -> Option<bool> {
         let path = self.paths.get(&entry.path)?;
-        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));
-        if path.remote == from || is_place {
+        let (_, from) = came;
+        if path.remote == from || place_of(&self.paths, entry, came).is_some() {
             self.silent_since.remove(&path.id);
             return Some(true);
         }
@@ -380,23 +380,23 @@ impl Cache {
     }
 
     /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
-    pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
+    pub(crate) fn admit(&mut self, now: Instant, came: Came, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
         if !entry.directions.has_ingress() && !entry.directions.gives_up() {
             return None;
         }
-        if !self.is_of_peer(now, &entry, from)? {
+        if !self.is_of_peer(now, &entry, came)? {
             self.wrong_path += 1;
             return Some((data.dst_flow, Admission::Elsewhere));
         }
         let stacks = entry.stacks;
-        let is_by_plain_place = data.stack == STACK_ENCAP && self.is_plain_place(&entry, from);
+        let is_by_plain_place = data.stack == STACK_ENCAP && self.is_plain_place(&entry, came);
         let stack = match is_by_plain_place {
             true => Some(Stack::Secure),
             false => Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack)),
         };
-        let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
+        let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (came, datagram));
         self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
         self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
         Some((data.dst_flow, admission))
@@ -695,13 +695,14 @@ impl Cache {
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(&mut self, came: Came, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let is_taken = |slot: &&mut Slot| slot.entry.directions.has_ingress() || slot.entry.directions.gives_up();
         let slot = self.by_flow.get_mut(&data.dst_flow).filter(is_taken)?;
         self.paths.get(&slot.entry.path)?;
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
-        let repairing = slot.repairing_place(&self.paths, from).map(|place| (flow, place));
+        let place = place_of(&self.paths, &slot.entry, came).filter(|place| place.takes == Some(PlaceStack::Fec));
+        let repairing = place.map(|place| (flow, place.path));
         let is_late = !is_sealed(data.stack) && repairing.is_some_and(|at| self.place_fecs.is_late(at, datagram));
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
@@ -755,13 +756,6 @@ impl Cache {
 }
 
 impl Slot {
-    /// The place by which a datagram has come, if what is lost by it is repaired.
-    fn repairing_place(&self, paths: &HashMap<PathId, Path>, from: SocketAddr) -> Option<PathId> {
-        let mut places = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: &Place| paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place)).map(|place| place.path)
-    }
-
     /// Striped flows go by their places in turn.
     fn next_place(&self) -> Option<Place> {
         let all = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
@@ -819,6 +813,13 @@ impl Slot {
         data.emit(&mut header);
         header
     }
+}
+
+/// The place of a flow by which a datagram has come.
+fn place_of(paths: &HashMap<PathId, Path>, entry: &Entry, (local, from): Came) -> Option<Place> {
+    let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+    let is_it = |path: &Path| path.remote == from && (local.is_none() || path.local == local);
+    places.find(|place| paths.get(&place.path).is_some_and(is_it))
 }
 
 /// Takes note of data that goes by a path. True where nothing has come back for too long; then the wait begins anew.

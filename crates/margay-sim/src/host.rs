@@ -16,7 +16,7 @@ use margay_core::{
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
-use crate::cache::{Cache, Carried};
+use crate::cache::{Cache, Came, Carried};
 use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
@@ -452,7 +452,7 @@ impl Host {
         if self.is_dead {
             return;
         }
-        if !self.ingress(now, from, datagram) {
+        if !self.ingress(now, (Some(local), from), datagram) {
             if let Some((grant, flow)) = self.sal.untold(datagram) {
                 self.cache.tell_of(grant, flow);
                 self.hear(now);
@@ -465,14 +465,14 @@ impl Host {
 
     /// What has waited for a FENCE is given on, and the core is told.
     fn turned(&mut self, now: Instant, flow: FlowId, change: u32) {
-        for (from, datagram) in self.cache.turns.take_held(flow) {
-            self.ingress(now, from, &datagram);
+        for (came, datagram) in self.cache.turns.take_held(flow) {
+            self.ingress(now, came, &datagram);
         }
         self.sal.handle(now, Input::Turned { flow, change });
     }
 
-    fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        match self.cache.admit(now, from, datagram) {
+    fn take(&mut self, now: Instant, came: Came, datagram: &[u8]) -> bool {
+        match self.cache.admit(now, came, datagram) {
             Some((_, Admission::Held | Admission::Late | Admission::Full | Admission::Elsewhere)) => return true,
             Some((flow, Admission::Strange)) => {
                 self.sal.handle(now, Input::StrangeStack(flow));
@@ -481,7 +481,7 @@ impl Host {
             Some((flow, Admission::Overtaken(change))) => self.turned(now, flow, change),
             Some((_, Admission::Take)) | None => {}
         }
-        let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
+        let Some(found) = self.cache.decapsulate(came, datagram) else { return false };
         if found.ends_silence {
             self.sal.handle(now, Input::Answer(found.flow));
         }
@@ -644,7 +644,7 @@ impl Host {
                 }
                 Output::Ingress { from, len } => {
                     let datagram = buf[..len].to_vec();
-                    self.ingress(now, from, &datagram);
+                    self.ingress(now, (None, from), &datagram);
                 }
                 Output::Update(EntryUpdate::Count(flow)) => self.tell_count(now, flow),
                 Output::Update(update) => self.update(now, update),
@@ -700,8 +700,8 @@ impl Host {
         self.cache.apply(now, update);
         let last = self.cache.take_last_packets();
         self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
-        for (from, datagram) in self.cache.take_settled() {
-            self.ingress(now, from, &datagram);
+        for (came, datagram) in self.cache.take_settled() {
+            self.ingress(now, came, &datagram);
         }
     }
 

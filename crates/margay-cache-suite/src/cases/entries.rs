@@ -83,6 +83,10 @@ pub(super) fn cases() -> Vec<Case> {
                     misses(PORT_A),
                     from_b.clone(),
                     Step::Hears(FLOW, tcp(PORT_B), back, Expected::Given(PORT_B, back)),
+                    // The same generation once more: the order in which updates come decides.
+                    at_port(6, PORT_A),
+                    Step::Sends(tcp(PORT_B), any, missed),
+                    says(FLOW, any),
                 ],
             ),
         ),

@@ -134,7 +134,7 @@ fn inside_data() -> Vec<Case> {
         ),
         case(
             "of a path from which nothing comes it is told, whatever goes by it",
-            &[Need::Encapsulation, Need::PathSilence],
+            needs,
             after(
                 datagrams,
                 vec![

@@ -181,7 +181,7 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         case(
             "which place it is, this host's own address says, too",
-            &[Need::Encapsulation, Need::LocalAddress],
+            needs,
             [
                 begun(sealed(1)),
                 by_locals,

@@ -376,38 +376,6 @@ fn a_routers_word_that_a_packet_is_too_big_is_heard_of_live_flows_alone() {
 }
 
 #[test]
-fn datagrams_stall_without_an_answer_and_after_a_pause() {
-    let app = sample::tuple4(UDP);
-    let Some(rig) = rig(app, true, true, true) else { return };
-    let data = datagram(app, b"data");
-    let key = rig.0.maps.flows.keys().next().expect("one entry");
-    let now = crate::clock::now().micros() * 1000;
-    let second = 1_000_000_000;
-    for (unanswered, last, verdict) in [
-        (0, 0, REDIRECT),
-        (now - 3 * second, now, REDIRECT),
-        (now - 4 * second, now, NEXT),
-        (0, now - 14 * second, REDIRECT),
-        (0, now - 16 * second, NEXT),
-    ] {
-        let mut entry = rig.entry();
-        (entry.unanswered_since_ns, entry.egress.last_ns, entry.ingress.last_ns) = (unanswered, last, 0);
-        entry.flags &= !layout::FLOW_STALLED;
-        put(&rig.0.maps.flows, &key, entry.bytes());
-        assert_eq!(rig.run(true, &data).0, verdict, "{unanswered} {last}");
-    }
-    // The end that only receives says so once a second.
-    let mut entry = rig.entry();
-    (entry.egress.last_ns, entry.ingress.asked_ns) = (now - 2 * second, 0);
-    put(&rig.0.maps.flows, &key, entry.bytes());
-    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
-    let asked_ns = rig.entry().ingress.asked_ns;
-    assert!(asked_ns >= now - second);
-    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
-    assert_eq!(rig.entry().ingress.asked_ns, asked_ns);
-}
-
-#[test]
 fn what_is_not_direct_is_left_alone() {
     let app = sample::tuple4(TCP);
     let Some(rig) = rig(app, true, false, false) else { return };

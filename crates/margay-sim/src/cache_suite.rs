@@ -132,7 +132,7 @@ impl CacheUnderTest for Simulated {
     }
 
     fn pass(&mut self, time: Duration) {
-        self.now = self.now + time;
+        self.now += time;
     }
 
     fn forget(&mut self) {

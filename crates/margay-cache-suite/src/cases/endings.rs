@@ -37,13 +37,11 @@ fn comes(flow: FlowId, numbers: Numbers) -> Step {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    let mut all = ordinary();
-    all.extend(resets());
-    all.extend(across());
-    all
+    [closing(), awry(), translated(), resets(), succession(), two_caches()].concat()
 }
 
-fn ordinary() -> Vec<Case> {
+/// Both ends close, one before the other or at once.
+fn closing() -> Vec<Case> {
     vec![
         case(
             "the program closes first, then the peer, and the last acknowledgement ends it",
@@ -97,6 +95,12 @@ fn ordinary() -> Vec<Case> {
                 is_over(true),
             ]),
         ),
+    ]
+}
+
+/// FINs with data, and what is lost or overtaken.
+fn awry() -> Vec<Case> {
+    vec![
         case(
             "a FIN with data is acknowledged at the number after both",
             &[],
@@ -137,35 +141,39 @@ fn ordinary() -> Vec<Case> {
                 is_over(true),
             ]),
         ),
-        case("numbers of an ending are those of the program, whatever stands on the wire", &[], {
-            let delta = Delta { peer: 500, own: 70, ..Delta::ZERO };
-            let wired = |numbers: Numbers| Numbers {
-                sequence: numbers.sequence.wrapping_sub(70),
-                acknowledgement: numbers.acknowledgement.wrapping_sub(500),
-                ..numbers
-            };
-            let unwired = |numbers: Numbers| Numbers {
-                sequence: numbers.sequence.wrapping_sub(500),
-                acknowledgement: numbers.acknowledgement.wrapping_sub(70),
-                ..numbers
-            };
-            let says = |numbers| Step::Sends(tcp(PORT_A), numbers, Expected::Carried(FLOW, wired(numbers)));
-            let hears = |numbers| Step::Hears(FLOW, tcp(PORT_A), unwired(numbers), Expected::Given(PORT_A, numbers));
-            after(
-                Entry { delta: Some(delta), ..entry(FLOW, 1) },
-                vec![
-                    says(own(ACK, 0, 0, 0)),
-                    says(own(FIN | ACK, 0, 0, 0)),
-                    ended(OUT, FIN),
-                    hears(peers(FIN | ACK, 0, 1, 0)),
-                    silent(),
-                    says(own(ACK, 1, 1, 0)),
-                    ended(BACK, FIN),
-                    is_over(true),
-                ],
-            )
-        }),
     ]
+}
+
+/// Numbers of the wire are others than the program has.
+fn translated() -> Vec<Case> {
+    vec![case("numbers of an ending are those of the program, whatever stands on the wire", &[], {
+        let delta = Delta { peer: 500, own: 70, ..Delta::ZERO };
+        let wired = |numbers: Numbers| Numbers {
+            sequence: numbers.sequence.wrapping_sub(70),
+            acknowledgement: numbers.acknowledgement.wrapping_sub(500),
+            ..numbers
+        };
+        let unwired = |numbers: Numbers| Numbers {
+            sequence: numbers.sequence.wrapping_sub(500),
+            acknowledgement: numbers.acknowledgement.wrapping_sub(70),
+            ..numbers
+        };
+        let says = |numbers| Step::Sends(tcp(PORT_A), numbers, Expected::Carried(FLOW, wired(numbers)));
+        let hears = |numbers| Step::Hears(FLOW, tcp(PORT_A), unwired(numbers), Expected::Given(PORT_A, numbers));
+        after(
+            Entry { delta: Some(delta), ..entry(FLOW, 1) },
+            vec![
+                says(own(ACK, 0, 0, 0)),
+                says(own(FIN | ACK, 0, 0, 0)),
+                ended(OUT, FIN),
+                hears(peers(FIN | ACK, 0, 1, 0)),
+                silent(),
+                says(own(ACK, 1, 1, 0)),
+                ended(BACK, FIN),
+                is_over(true),
+            ],
+        )
+    })]
 }
 
 fn resets() -> Vec<Case> {
@@ -227,15 +235,28 @@ fn resets() -> Vec<Case> {
     ]
 }
 
-/// Endings that pass partly by one way and partly by another.
-fn across() -> Vec<Case> {
-    let aside =
-        |flow, generation| installs(Entry { directions: Directions::Ingress, ..encapsulated(flow, generation) });
-    let succeeds = |from, to| Step::Told(EntryUpdate::Succession { from, to });
-    let is_over_at = |flow, is_over| Step::IsOver(flow, is_over);
-    let other_ended = |direction, flags| Step::Tells(vec![Notice::Ended(OTHER, direction, flags)]);
-    let parted = |flow, generation, directions| installs(Entry { directions, ..encapsulated(flow, generation) });
-    let held = |passage| on_path(Path { passage, ..path() });
+fn aside(flow: FlowId, generation: u32) -> Step {
+    parted(flow, generation, Directions::Ingress)
+}
+
+fn parted(flow: FlowId, generation: u32, directions: Directions) -> Step {
+    installs(Entry { directions, ..encapsulated(flow, generation) })
+}
+
+const fn succeeds(from: FlowId, to: FlowId) -> Step {
+    Step::Told(EntryUpdate::Succession { from, to })
+}
+
+const fn is_over_at(flow: FlowId, is_over: bool) -> Step {
+    Step::IsOver(flow, is_over)
+}
+
+fn other_ended(direction: Direction, flags: u8) -> Step {
+    Step::Tells(vec![Notice::Ended(OTHER, direction, flags)])
+}
+
+/// The program goes by another flow of its session meanwhile.
+fn succession() -> Vec<Case> {
     vec![
         case("what a way has shown that is left counts for the one that is taken", &[Need::Encapsulation], {
             encapsulated_talk(vec![
@@ -295,13 +316,19 @@ fn across() -> Vec<Case> {
                 is_over_at(OTHER, true),
             ],
         ),
+    ]
+}
+
+/// A part passes the kernel, and a part user space.
+fn two_caches() -> Vec<Case> {
+    vec![
         case(
             "a FIN that went direct is acknowledged inside DATA",
             &[Need::Both],
             talk(vec![
                 says(FLOW, own(FIN | ACK, 0, 0, 0)),
                 ended(OUT, FIN),
-                held(Passage::Held),
+                on_path(Path { passage: Passage::Held, ..path() }),
                 comes_beside(peers(FIN | ACK, 0, 1, 0)),
                 silent(),
                 says(FLOW, own(ACK, 1, 1, 0)),

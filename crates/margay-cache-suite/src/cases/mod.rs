@@ -1,10 +1,12 @@
 //! The cases, and what they are made of.
 
+mod direct;
 mod endings;
 mod entries;
 mod paths;
 mod silence;
 mod stacks;
+mod stalls;
 mod ways;
 
 use std::net::SocketAddr;
@@ -20,8 +22,8 @@ use crate::step::{
 
 /// Every case.
 pub fn cases() -> Vec<Case> {
-    let rooms = [entries::cases(), ways::cases(), endings::cases(), silence::cases(), paths::cases(), stacks::cases()];
-    rooms.into_iter().flatten().collect()
+    let inside = [entries::cases(), ways::cases(), endings::cases(), silence::cases(), paths::cases(), stacks::cases()];
+    [inside.concat(), direct::cases(), stalls::cases()].concat()
 }
 
 /// The flow of most cases.

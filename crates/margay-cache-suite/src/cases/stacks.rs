@@ -34,88 +34,113 @@ fn other_paths(remotes: [SocketAddr; 2], locals: [IpAddr; 2]) -> Vec<Step> {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    let needs = &[Need::Encapsulation];
-    let numbers = own(ACK, 0, 0, 10);
-    let back = peers(ACK, 0, 0, 10);
-    let given = Expected::Given(PORT_A, back);
-    let comes = |arrival, expected| Step::Comes(arrival, tcp(PORT_A), back, expected);
-    let of_seal = |number, keys| Arrival { number, seal: Some(keys), ..Arrival::of(FLOW) };
-    let strange_keys = SealKeys { send: [0x33; 32], ..peer_keys() };
-    let out = |packet_number| {
-        let seen = Seen::Encapsulated {
-            to: peer(),
-            peer_flow: peer_flow_of(FLOW),
-            packet_number,
-            is_beside: false,
-            is_sealed: true,
-            numbers,
-        };
-        Step::Sends(tcp(PORT_A), numbers, Expected::Exactly(seen))
+    [seals(), numbers_of_seals(), places()].concat()
+}
+
+const ENCAPSULATED: &[Need] = &[Need::Encapsulation];
+const SAID: Numbers = own(ACK, 0, 0, 10);
+const BACK: Numbers = peers(ACK, 0, 0, 10);
+const GIVEN: Expected = Expected::Given(PORT_A, BACK);
+
+fn comes(arrival: Arrival, expected: Expected) -> Step {
+    Step::Comes(arrival, tcp(PORT_A), BACK, expected)
+}
+
+fn of_seal(number: u32, keys: SealKeys) -> Arrival {
+    Arrival { number, seal: Some(keys), ..Arrival::of(FLOW) }
+}
+
+fn from(from: SocketAddr, at: IpAddr) -> Arrival {
+    Arrival { from, at: Some(at), ..Arrival::of(FLOW) }
+}
+
+/// The program says something, which goes sealed and with this number.
+fn out(packet_number: u32) -> Step {
+    let seen = Seen::Encapsulated {
+        to: peer(),
+        peer_flow: peer_flow_of(FLOW),
+        packet_number,
+        is_beside: false,
+        is_sealed: true,
+        numbers: SAID,
     };
-    let strange_stack = || Step::Tells(vec![Notice::StrangeStack(FLOW)]);
-    let strange_seal = || Step::Tells(vec![Notice::StrangeSeal(FLOW)]);
-    let from = |from: SocketAddr, at| Arrival { from, at: Some(at), ..Arrival::of(FLOW) };
-    let plain_place = [place(SECOND, Some(PlaceStack::Plain)), place(THIRD, None)];
-    let by_remotes = other_paths([OTHER_PEER, THIRD_PEER], [OTHER_LOCAL, OTHER_LOCAL]);
-    let by_locals = other_paths([OTHER_PEER, OTHER_PEER], [OTHER_LOCAL, LOCAL]);
+    Step::Sends(tcp(PORT_A), SAID, Expected::Exactly(seen))
+}
+
+fn strange_stack() -> Step {
+    Step::Tells(vec![Notice::StrangeStack(FLOW)])
+}
+
+/// The first is plain, the second is as the flow.
+const PLAIN_PLACE: [Option<Place>; 2] = [place(SECOND, Some(PlaceStack::Plain)), place(THIRD, None)];
+const PLACES: [Option<Place>; 2] = [place(SECOND, None), place(THIRD, None)];
+
+/// Sealed or plain, and nothing else.
+fn seals() -> Vec<Case> {
     vec![
         case(
             "a sealed flow is sent sealed, and takes nothing else",
-            needs,
+            ENCAPSULATED,
             after(
                 sealed(1),
                 vec![
                     out(0),
                     comes(Arrival::of(FLOW), dropped(Why::OtherStack)),
                     strange_stack(),
-                    comes(of_seal(0, peer_keys()), given),
-                    comes(of_seal(1, peer_keys()), given),
+                    comes(of_seal(0, peer_keys()), GIVEN),
+                    comes(of_seal(1, peer_keys()), GIVEN),
                 ],
             ),
         ),
         case(
             "what was opened once is opened no more",
-            needs,
+            ENCAPSULATED,
             after(
                 sealed(1),
                 vec![
-                    comes(of_seal(5, peer_keys()), given),
+                    comes(of_seal(5, peer_keys()), GIVEN),
                     comes(of_seal(5, peer_keys()), dropped(Why::Replayed)),
-                    comes(of_seal(4, peer_keys()), given),
+                    comes(of_seal(4, peer_keys()), GIVEN),
                 ],
             ),
         ),
         case(
             "what cannot be opened is told of",
-            needs,
+            ENCAPSULATED,
             after(
                 sealed(1),
                 vec![
-                    comes(of_seal(0, strange_keys), dropped(Why::Strange)),
-                    strange_seal(),
-                    comes(of_seal(0, peer_keys()), given),
+                    comes(of_seal(0, SealKeys { send: [0x33; 32], ..peer_keys() }), dropped(Why::Strange)),
+                    Step::Tells(vec![Notice::StrangeSeal(FLOW)]),
+                    comes(of_seal(0, peer_keys()), GIVEN),
                 ],
             ),
         ),
         case(
             "a plain flow takes nothing sealed",
-            needs,
+            ENCAPSULATED,
             after(
                 encapsulated(FLOW, 1),
                 vec![
                     comes(of_seal(0, peer_keys()), dropped(Why::OtherStack)),
                     strange_stack(),
-                    comes(Arrival::of(FLOW), given),
+                    comes(Arrival::of(FLOW), GIVEN),
                 ],
             ),
         ),
-        case("a sealed flow keeps its numbers and what it has opened when entries are forgotten", needs, {
+    ]
+}
+
+/// Numbers are kept, and shown to nobody.
+fn numbers_of_seals() -> Vec<Case> {
+    vec![
+        case("a sealed flow keeps its numbers and what it has opened when entries are forgotten", ENCAPSULATED, {
             after(
                 sealed(1),
                 vec![
                     out(0),
                     out(1),
-                    comes(of_seal(5, peer_keys()), given),
+                    comes(of_seal(5, peer_keys()), GIVEN),
                     Step::Forgets,
                     installs(sealed(1)),
                     out(2),
@@ -123,35 +148,41 @@ pub(super) fn cases() -> Vec<Case> {
                     removes(FLOW),
                     installs(sealed(1)),
                     out(0),
-                    comes(of_seal(5, peer_keys()), given),
+                    comes(of_seal(5, peer_keys()), GIVEN),
                 ],
             )
         }),
         case(
             "DATA from elsewhere shows nothing, of whatever stack it is",
-            needs,
+            ENCAPSULATED,
             after(
                 sealed(1),
                 vec![
                     comes(Arrival { from: OTHER_PEER, ..Arrival::of(FLOW) }, dropped(Why::WrongPath)),
                     comes(Arrival { from: OTHER_PEER, ..of_seal(0, peer_keys()) }, dropped(Why::WrongPath)),
                     Step::Tells(Vec::new()),
-                    comes(of_seal(0, peer_keys()), given),
+                    comes(of_seal(0, peer_keys()), GIVEN),
                 ],
             ),
         ),
+    ]
+}
+
+/// Places of striped flows.
+fn places() -> Vec<Case> {
+    vec![
         case(
             "a striped flow takes what comes by its places",
-            needs,
+            ENCAPSULATED,
             [
                 begun(encapsulated(FLOW, 1)),
-                by_remotes.clone(),
+                other_paths([OTHER_PEER, THIRD_PEER], [OTHER_LOCAL, OTHER_LOCAL]),
                 vec![
                     comes(from(OTHER_PEER, OTHER_LOCAL), dropped(Why::WrongPath)),
-                    installs(striped(encapsulated(FLOW, 2), [place(SECOND, None), place(THIRD, None)])),
-                    comes(from(OTHER_PEER, OTHER_LOCAL), given),
-                    comes(from(THIRD_PEER, OTHER_LOCAL), given),
-                    comes(Arrival::of(FLOW), given),
+                    installs(striped(encapsulated(FLOW, 2), PLACES)),
+                    comes(from(OTHER_PEER, OTHER_LOCAL), GIVEN),
+                    comes(from(THIRD_PEER, OTHER_LOCAL), GIVEN),
+                    comes(Arrival::of(FLOW), GIVEN),
                     comes(from(SocketAddr::new(PEER, PORT + 1), LOCAL), dropped(Why::WrongPath)),
                     installs(encapsulated(FLOW, 3)),
                     comes(from(OTHER_PEER, OTHER_LOCAL), dropped(Why::WrongPath)),
@@ -161,18 +192,18 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         case(
             "a sealed flow takes what is plain by its plain place alone",
-            needs,
+            ENCAPSULATED,
             [
                 begun(sealed(1)),
-                by_remotes,
+                other_paths([OTHER_PEER, THIRD_PEER], [OTHER_LOCAL, OTHER_LOCAL]),
                 vec![
-                    installs(striped(sealed(2), plain_place)),
-                    comes(from(OTHER_PEER, OTHER_LOCAL), given),
+                    installs(striped(sealed(2), PLAIN_PLACE)),
+                    comes(from(OTHER_PEER, OTHER_LOCAL), GIVEN),
                     comes(from(THIRD_PEER, OTHER_LOCAL), dropped(Why::OtherStack)),
                     strange_stack(),
-                    comes(Arrival { seal: Some(peer_keys()), number: 9, ..from(THIRD_PEER, OTHER_LOCAL) }, given),
+                    comes(Arrival { seal: Some(peer_keys()), number: 9, ..from(THIRD_PEER, OTHER_LOCAL) }, GIVEN),
                     Step::Passes(std::time::Duration::from_millis(200)),
-                    installs(striped(sealed(3), [place(SECOND, None), place(THIRD, None)])),
+                    installs(striped(sealed(3), PLACES)),
                     comes(from(OTHER_PEER, OTHER_LOCAL), dropped(Why::OtherStack)),
                     strange_stack(),
                 ],
@@ -181,13 +212,13 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         case(
             "which place it is, this host's own address says, too",
-            needs,
+            ENCAPSULATED,
             [
                 begun(sealed(1)),
-                by_locals,
+                other_paths([OTHER_PEER, OTHER_PEER], [OTHER_LOCAL, LOCAL]),
                 vec![
-                    installs(striped(sealed(2), plain_place)),
-                    comes(from(OTHER_PEER, OTHER_LOCAL), given),
+                    installs(striped(sealed(2), PLAIN_PLACE)),
+                    comes(from(OTHER_PEER, OTHER_LOCAL), GIVEN),
                     comes(from(OTHER_PEER, LOCAL), dropped(Why::OtherStack)),
                     strange_stack(),
                 ],

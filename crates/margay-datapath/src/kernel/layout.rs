@@ -34,8 +34,7 @@ use constants::{
 };
 #[cfg(test)]
 pub(super) use constants::{
-    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_EGRESS, SEEN_RST_INGRESS,
-    SEEN_TAKEN,
+    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
 };
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions

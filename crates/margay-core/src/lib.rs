@@ -33,7 +33,7 @@ pub use cache::entry::{
 };
 pub use cache::output::{AppVerdict, Output};
 pub use cache::packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
-pub use cache::{entry, output};
+pub use cache::{entry, flow_cache, output};
 pub use leg::stack::{PlaceStack, Stack, Stacks, Taking};
 
 pub use leg::carriage::{Carriage, DirectEvent, Why};

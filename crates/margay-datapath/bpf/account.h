@@ -1,12 +1,35 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
+static __always_inline __u32 end_of(const struct tcp_numbers *numbers)
+{
+	return numbers->sequence + numbers->length + (numbers->flags & NUMBERS_FIN ? 1 : 0);
+}
+
+/* Whether an acknowledgement is of more than those before it, of what the other end has sent: what is acknowledged stays
+ * so, since a segment may overtake another. Beyond all that has been seen of the other end it may have been made up, and
+ * the next one counts.
+ */
+static __always_inline bool acknowledges_more(const struct tcp_numbers *numbers, const struct tcp_numbers *other,
+					      const struct packet *packet)
+{
+	__u32 known = numbers->acknowledgement;
+
+	return !(numbers->flags & NUMBERS_ACKNOWLEDGED) || (__s32)(packet->acknowledgement - known) > 0 ||
+	       (__s32)(known - end_of(other)) > 0;
+}
+
 /* What the entry learns from a packet that it carries. Races between processors can lose a number, never a bit of
  * `seen`.
  */
-static __always_inline void note_numbers(struct tcp_numbers *numbers, const struct packet *packet)
+static __always_inline void note_numbers(struct tcp_numbers *numbers, const struct tcp_numbers *other,
+					 const struct packet *packet)
 {
-	bool is_newer = !(numbers->flags & NUMBERS_KNOWN) || (__s32)(packet->sequence - numbers->sequence) >= 0;
+	__u32 end = packet->sequence + packet->payload_len + (packet->tcp_flags & TCP_FIN ? 1 : 0);
+	__s32 farther = packet->sequence - numbers->sequence;
+	/* An acknowledgement that was overtaken by a FIN has the same number as that, and reaches less far. */
+	bool is_newer = !(numbers->flags & NUMBERS_KNOWN) || farther > 0 ||
+			(!farther && (__s32)(end - end_of(numbers)) >= 0);
 
 	if (is_newer) {
 		numbers->sequence = packet->sequence;
@@ -15,7 +38,7 @@ static __always_inline void note_numbers(struct tcp_numbers *numbers, const stru
 				 (packet->tcp_flags & TCP_FIN ? NUMBERS_FIN : 0);
 	}
 	/* A SYN has none. */
-	if (packet->tcp_flags & TCP_ACK) {
+	if (packet->tcp_flags & TCP_ACK && acknowledges_more(numbers, other, packet)) {
 		numbers->acknowledgement = packet->acknowledgement;
 		numbers->flags |= NUMBERS_ACKNOWLEDGED;
 	}
@@ -84,11 +107,6 @@ static __noinline void tell_opened(struct flow_entry *entry, bool again)
 	event->seen = SEEN_OPENED | (entry->seen & SEEN_ENDS);
 	event->wire = entry->app;
 	bpf_ringbuf_submit(event, 0);
-}
-
-static __always_inline __u32 end_of(const struct tcp_numbers *numbers)
-{
-	return numbers->sequence + numbers->length + (numbers->flags & NUMBERS_FIN ? 1 : 0);
 }
 
 /* What is to be noted when an end has passed, or an acknowledgement after both: a FIN alone may have overtaken data. */

@@ -78,16 +78,11 @@ struct shared_layout {
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
 
-/* Without a round trip known, of the flow or of another on its path, a wait for an answer is too long after a second.
- */
-#define STALL_UNKNOWN_NS 1000000000ULL
-/* The end that only receives datagrams answers so often; three answers are not lost by chance. */
-#define DATAGRAM_ANSWER_NS 1000000000ULL
-#define DATAGRAM_STALL_NS 3500000000ULL
-/* Firewalls close the hole of a datagram flow after 30 s of silence at the earliest (Linux conntrack's time for a flow
- * that has not been answered); half of that is on the safe side.
- */
-#define DATAGRAM_IDLE_NS 15000000000ULL
+/* What all flow caches have in common: `STALL_UNKNOWN` and `DATAGRAM_…` of the core, where the reasons are. */
+const volatile __u64 stall_unknown_ns = 0;
+const volatile __u64 datagram_answer_ns = 0;
+const volatile __u64 datagram_stall_ns = 0;
+const volatile __u64 datagram_idle_ns = 0;
 
 static __always_inline bool is_reset(const struct packet *packet)
 {
@@ -112,7 +107,7 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 {
 	__u64 since = started_waiting(entry, path);
 	__u64 rtt = entry->rtt_ns ? entry->rtt_ns : path->rtt_ns;
-	__u64 limit = rtt ? path->stall_ns + 2 * rtt : STALL_UNKNOWN_NS;
+	__u64 limit = rtt ? path->stall_ns + 2 * rtt : stall_unknown_ns;
 
 	return since && (__s64)(now - since) > (__s64)limit && agent_is_alive(now);
 }
@@ -129,7 +124,7 @@ static __always_inline bool is_datagram_stalled(struct flow_entry *entry, const 
 		last = entry->ingress.last_ns;
 	if (!last)
 		return false;
-	return ((since && (__s64)(now - since) > (__s64)DATAGRAM_STALL_NS) || (__s64)(now - last) > (__s64)DATAGRAM_IDLE_NS) &&
+	return ((since && (__s64)(now - since) > (__s64)datagram_stall_ns) || (__s64)(now - last) > (__s64)datagram_idle_ns) &&
 	       agent_is_alive(now);
 }
 
@@ -153,7 +148,7 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
 		ends |= acknowledges_fin(entry, packet);
-		note_numbers(&entry->egress.numbers, packet);
+		note_numbers(&entry->egress.numbers, &entry->ingress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
 		if (is_datagram_stalled(entry, path, now)) {
@@ -345,12 +340,12 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		ends |= packet->tcp_flags & TCP_FIN ? note_fin(entry, packet) : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
 		note_in_order(entry, packet);
-		note_numbers(&entry->ingress.numbers, packet);
+		note_numbers(&entry->ingress.numbers, &entry->egress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
 		entry->unanswered_since_ns = 0;
-		if ((__s64)(now - entry->egress.last_ns) > (__s64)DATAGRAM_ANSWER_NS &&
-		    (__s64)(now - entry->ingress.asked_ns) > (__s64)DATAGRAM_ANSWER_NS && agent_is_alive(now)) {
+		if ((__s64)(now - entry->egress.last_ns) > (__s64)datagram_answer_ns &&
+		    (__s64)(now - entry->ingress.asked_ns) > (__s64)datagram_answer_ns && agent_is_alive(now)) {
 			entry->ingress.asked_ns = now;
 			tell(entry, SEEN_ONE_WAY, NULL);
 		}

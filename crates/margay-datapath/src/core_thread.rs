@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::entry::{Entry, EntryUpdate, FlowCounters, RemoveReason};
+use margay_core::entry::{EntryUpdate, FlowCounters};
 use margay_core::output::{AppVerdict, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
-use margay_core::{DirectEvent, Direction, DropReason, Event, Input, Stack};
+use margay_core::{DirectEvent, Direction, DropReason, Event, Input};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};
@@ -21,8 +21,7 @@ use crate::egress::{By, carry, numbers, sender};
 use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
-use crate::packet::{self, ACK, FIN, Packet, SYN, UDP};
-use crate::table::Wired;
+use crate::packet::{self, ACK, Packet, SYN, UDP};
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
 use crate::vnet::{Gso, Vnet};
@@ -112,8 +111,7 @@ impl<C: Core> CoreSide<C> {
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
                 Output::Ending(flow) => {
-                    let state = shared.direct.state(flow);
-                    let is_over = shared.table.read().is_over(flow, state.as_ref());
+                    let is_over = shared.caches().is_over(flow);
                     self.core.handle(clock::now(), Input::Ending { flow, is_over });
                 }
                 Output::Survey { grant, flows } => {
@@ -149,33 +147,26 @@ impl<C: Core> CoreSide<C> {
         let arrived = Arrived::of(&self.buffer[..len]);
         shared.inject(&self.buffer[..len]);
         let Some(arrived) = arrived else { return };
-        let (known, connection) = shared.known_of(flow);
+        let caches = shared.caches();
+        let (known, connection) = caches.known_of(flow);
         if let Some(numbers) = arrived.numbers(&known, connection.as_ref()) {
             shared.table.read().note_peer_numbers(flow, numbers);
         }
-        let taken = shared.take_ending(flow, &arrived, (known, connection));
+        let taken = caches.take_ending(flow, &arrived, (known, connection));
         if taken != 0 {
             self.core.handle(clock::now(), Input::Transport { flow, direction: Direction::Ingress, flags: taken });
         }
     }
 
     /// The application's TCP has taken an ending of the peer's: FIN, RST or both.
-    fn end(&mut self, shared: &Shared<C>, flow: FlowId, ending: &Unjudged, taken: u8) {
-        if taken & FIN != 0 {
-            shared.table.read().note_peer_end(flow, ending.end);
-        }
+    fn end(&mut self, flow: FlowId, taken: u8) {
         self.core.handle(clock::now(), Input::Transport { flow, direction: Direction::Ingress, flags: taken });
     }
 
     /// Endings that the application's TCP has taken meanwhile.
     fn judge_endings(&mut self, shared: &Shared<C>) {
-        let taken = shared.endings.judge(|flow, ending| {
-            let (known, connection) = shared.known_of(flow);
-            let ending = Unjudged { reset: ending.reset, end: ending.end, ..known };
-            connection.map(|connection| ending.taken(Some(&connection)))
-        });
-        for (flow, ending, flags) in taken {
-            self.end(shared, flow, &ending, flags);
+        for (flow, taken) in shared.caches().judge_endings() {
+            self.end(flow, taken);
         }
     }
 
@@ -403,7 +394,7 @@ impl<C: Core> CoreSide<C> {
                     unjudged => unjudged.taken(shared.table.read().connection(state.flow).as_ref()),
                 };
                 if taken != 0 {
-                    self.end(shared, state.flow, &state.unjudged, taken);
+                    self.end(state.flow, shared.caches().note_taken(state.flow, &state.unjudged, taken));
                 }
             }
         }
@@ -501,35 +492,13 @@ const fn datagrams_installed_by(update: &EntryUpdate) -> Option<FlowId> {
     }
 }
 
-/// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever
-/// still comes to user space is marked; what goes back leaves the kernel first (DESIGN §18). What flows have carried
-/// that are removed is left in `gone`.
+/// Brings a change to the caches, and to what else it is for. What flows have carried that are removed is left in
+/// `gone`.
 fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, FlowCounters>) {
     match update {
-        EntryUpdate::Path(path) => {
-            shared.table.write().apply(update);
-            shared.direct.set_path(&path);
-        }
-        EntryUpdate::RemovePath(id) => {
-            shared.direct.remove_path(id);
-            shared.table.write().apply(update);
-        }
-        EntryUpdate::Install(entry) => install(shared, entry),
-        EntryUpdate::Opened(entry) => {
-            shared.table.write().apply(update);
-            if let Some(opened) = shared.table.read().wire(entry.flow) {
-                shared.direct.note_opened(entry.flow, &opened);
-            }
-        }
-        // Not under the table's lock for writing, for which whoever sends waits.
-        EntryUpdate::Begun { flow, next, expected } => shared.table.read().note_begun(flow, next, expected),
-        EntryUpdate::Succession { .. } => {
-            shared.table.write().apply(update);
-        }
-        EntryUpdate::Grant(grant) => shared.direct.grant(&grant),
-        EntryUpdate::StopGrant(id) => shared.direct.stop_grant(id),
-        EntryUpdate::RemoveGrant(id) => {
-            shared.direct.remove_grant(id, |flow| shared.table.read().key(flow).is_some());
+        EntryUpdate::Install(entry) => {
+            shared.caches().apply(update);
+            turn(shared, entry.flow);
         }
         EntryUpdate::Stripe { flow, news } => {
             // Not under the table's lock, for which whoever sends waits.
@@ -550,54 +519,31 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
             }
         }
         EntryUpdate::Remove { flow, reason } => {
-            gone.insert(flow, remove(shared, flow, reason));
+            let key = shared.table.read().key(flow).filter(|key| key.protocol == UDP);
+            if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
+                unconnected.hide_client(key.destination(), key.source_port);
+            }
+            gone.insert(flow, shared.caches().remove(flow, reason));
         }
+        EntryUpdate::Path(_)
+        | EntryUpdate::RemovePath(_)
+        | EntryUpdate::Opened(_)
+        | EntryUpdate::Begun { .. }
+        | EntryUpdate::Succession { .. }
+        | EntryUpdate::Grant(_)
+        | EntryUpdate::StopGrant(_)
+        | EntryUpdate::RemoveGrant(_) => shared.caches().apply(update),
     }
 }
 
-/// Brings an entry to the table and the kernel's cache.
-fn install<C>(shared: &Shared<C>, entry: Entry) {
-    let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
-    // Of a flow that is sealed from here on, the last direct packet is before the last encapsulated one.
-    let enters = is_direct && entry.stacks.sends == Stack::Plain;
-    if enters {
-        shared.table.write().apply(EntryUpdate::Install(entry));
+/// A flow may be another stack's from its new entry on, and what its peer sends of that one may wait.
+fn turn<C>(shared: &Shared<C>, flow: FlowId) {
+    if shared.table.read().is_to_turn(flow) {
+        shared.turns.add(flow);
     }
-    let removed = shared.direct.follow(entry.flow, Wired::of(&entry));
-    if !enters {
-        shared.table.write().apply(EntryUpdate::Install(entry));
-    }
-    if let Some(removed) = removed {
-        shared.table.read().take_over(entry.flow, &removed);
-        // Its acknowledgement goes by user space.
-        if removed.unjudged.is_ending() {
-            shared.endings.wait(entry.flow, &removed.unjudged);
-        }
-    }
-    if shared.table.read().is_to_turn(entry.flow) {
-        shared.turns.add(entry.flow);
-    }
-    if let Some((turn, until)) = shared.table.read().waiting_turn(entry.flow) {
+    if let Some((turn, until)) = shared.table.read().waiting_turn(flow) {
         shared.overtaking.add(&turn, until);
     }
-}
-
-/// Takes a flow off the table and the kernel's cache. Gives what it has carried.
-fn remove<C>(shared: &Shared<C>, flow: FlowId, reason: RemoveReason) -> FlowCounters {
-    let (key, counted) = {
-        let table = shared.table.read();
-        (table.key(flow).filter(|key| key.protocol == UDP), table.counters(flow).unwrap_or_default())
-    };
-    if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
-        unconnected.hide_client(key.destination(), key.source_port);
-    }
-    let direct = shared.direct.follow(flow, None);
-    let heir = shared.table.read().heir(flow);
-    shared.table.write().apply(EntryUpdate::Remove { flow, reason });
-    if let Some(heir) = heir {
-        shared.endings.pass_on(flow, heir);
-    }
-    direct.map_or(counted, |direct| counted + direct.counters)
 }
 
 fn transmit<C>(shared: &Shared<C>, local: Option<IpAddr>, to: SocketAddr, datagram: &[u8]) {

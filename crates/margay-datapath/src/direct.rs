@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use margay_core::entry::{FlowCounters, Grant, Passage, Path, PathId, Survey, Wire};
+use margay_core::flow_cache::STALL;
 use margay_core::{Direction, DropReason, Tuple};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
@@ -44,9 +45,8 @@ pub trait Routing: Send + Sync {
     fn forget_neighbour(&self, interface: u32, neighbour: IpAddr);
 }
 
-/// An unanswered packet is overdue after this long: just under the least retransmission time-out of the kernel's TCP,
-/// whose first retransmission then finds the flow stalled.
-const STALL_US: u32 = 190_000;
+/// [`STALL`] in microseconds.
+const STALL_US: u32 = STALL.as_micros() as u32;
 /// Reads of `sal0` after which whatever was queued when a flow was lifted has been read: longer than its queue.
 const QUEUE_READS: u32 = 1024;
 

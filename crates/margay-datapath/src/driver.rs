@@ -32,22 +32,23 @@ use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
 
 use crate::backlog::{Backlog, Notice, Passed};
+use crate::caches::Caches;
 use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
 use crate::direct::{Direct, Routing};
 use crate::due_flows::DueFlows;
 use crate::egress::EgressSide;
-use crate::ending::{Arrived, Endings};
+use crate::ending::Endings;
 use crate::error::Error;
 use crate::fec::Fec;
-use crate::kernel::{KernelCache, Unjudged};
+use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
 use crate::restart::Restarts;
 use crate::sctp::Sctp;
 use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
-use crate::table::{Connection, Destination, Table, TcpNumbers};
+use crate::table::{Destination, Table, TcpNumbers};
 use crate::train::Assembler;
 use crate::tun::Tun;
 use crate::turning::Overtaking;
@@ -529,26 +530,11 @@ impl<C> Shared<C> {
         self.notice(Notice::Passed(Passed { flow, direction, flags }));
     }
 
-    /// What is known of what a connection's application expects of its peer.
-    pub fn known_of(&self, flow: FlowId) -> (Unjudged, Option<Connection>) {
-        let by = self.table.read().heir(flow).unwrap_or(flow);
-        let known = self.direct.state(by).map(|state| state.unjudged).unwrap_or_default();
-        (known, self.table.read().connection(by))
+    /// The flow caches as one.
+    pub const fn caches(&self) -> Caches<'_> {
+        Caches { table: &self.table, direct: &self.direct, endings: &self.endings }
     }
 
-    /// The TCP flags FIN and RST of a segment of the peer's that its application's TCP has taken, by what is known of
-    /// it. Of others is asked again, when the application acknowledges a FIN, and from time to time.
-    pub fn take_ending(&self, flow: FlowId, arrived: &Arrived, (known, seen): (Unjudged, Option<Connection>)) -> u8 {
-        let Some(ending) = arrived.ending(known) else { return 0 };
-        let taken = ending.taken(seen.as_ref());
-        self.table.read().note_peer_end(flow, ending.end);
-        if taken == 0 {
-            self.endings.wait(flow, &ending);
-        }
-        taken
-    }
-
-    /// Tells the core's thread what was seen of a flow.
     /// What a cached flow has carried.
     pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
         let counted = self.table.read().counters(flow)?;
@@ -573,6 +559,7 @@ impl<C> Shared<C> {
         FlowCount { sent: egress_segments as u32, received: ingress_segments as u32, numbered, order }
     }
 
+    /// Tells the core's thread what was seen of a flow.
     pub fn notice(&self, notice: Notice) {
         if let Err(reason) = self.backlog.notice(notice) {
             self.counting.drop(reason);

@@ -415,7 +415,8 @@ fn give<C: Core>(
             shared.send_pinhole(flow);
         }
         if let Some(ending) = arrived.filter(Arrived::may_end) {
-            shared.report(flow, Direction::Ingress, shared.take_ending(flow, &ending, shared.known_of(flow)));
+            let caches = shared.caches();
+            shared.report(flow, Direction::Ingress, caches.take_ending(flow, &ending, caches.known_of(flow)));
         }
     }
     Ok(())

@@ -4,6 +4,9 @@
 pub mod active_sockets;
 pub mod arena;
 mod backlog;
+#[cfg(test)]
+mod cache_suite;
+mod caches;
 pub mod checksum;
 pub mod clock;
 mod connection;

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
+use margay_core::flow_cache::{DATAGRAMS_MIN, LINGER, SILENCE, UNANSWERED};
 use margay_core::time::Instant;
 use margay_core::{DropReason, SealKeys, Stack, Stacks};
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, REPAIR, STACK_ENCAP, STACK_FEC};
@@ -31,9 +32,6 @@ use crate::turning::Turn;
 
 /// Entries per block.
 const BLOCK: usize = 256;
-
-/// Datagrams of the application, beside the first, after which its flow is lifted though none has come back.
-const DATAGRAMS_MIN: u64 = 4;
 
 /// One cached flow. Counters are plain atomics: readers of the table count while others read.
 struct Slot {
@@ -162,7 +160,7 @@ impl Slot {
         }
         let [sent, received] =
             [&self.egress_segments, &self.ingress_segments].map(|count| count.load(Ordering::Relaxed));
-        sent >= DATAGRAMS_MIN || received > 0
+        sent >= DATAGRAMS_MIN.into() || received > 0
     }
 }
 
@@ -179,13 +177,6 @@ struct PathRecord {
     /// When it was last said that something of another stack has come by it, in microseconds.
     complained_us: AtomicU64,
 }
-
-/// A connection whose data goes unanswered for so long is told of, whatever else is answered.
-const UNANSWERED: Duration = Duration::from_secs(1);
-/// Unanswered encapsulated data is suspicious after so long: longer than the kernel's TCP waits before it sends again.
-const SILENCE: Duration = Duration::from_millis(450);
-/// For so long datagrams come from where the peer was before.
-const LINGER: Duration = Duration::from_secs(2);
 
 impl PathRecord {
     /// Takes note of data that was sent. True where nothing has come back for too long; then the wait begins anew.

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::ending::Arrived;
-use crate::kernel::Unjudged;
-use crate::packet::{ACK, RST, TCP, UDP};
+use crate::packet::{ACK, TCP, UDP};
 use crate::sample;
 use crate::train::Delivered;
 use margay_core::Taking;
@@ -54,22 +53,6 @@ pub(super) fn table() -> Table {
     let mut table = Table::default();
     table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
     table
-}
-
-/// The client's program has gone before the answer inside the SYN-ACK arrived: the client's TCP resets the connection,
-/// and the RST is its first segment.
-#[test]
-fn a_reset_of_what_the_listener_has_answered_ends_a_connection() {
-    let (mut table, expected) = (table(), 0xffff_ffff);
-    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-    let judge = |table: &Table, sequence: u32| {
-        Unjudged { reset: Some(sequence), ..Unjudged::default() }.taken(table.connection(FlowId(7)).as_ref())
-    };
-    assert_eq!(judge(&table, expected), 0, "nothing is known of it");
-    table.apply(EntryUpdate::Begun { flow: FlowId(7), next: 0, expected });
-    assert_eq!((judge(&table, expected), judge(&table, 0)), (RST, 0));
-    table.apply(EntryUpdate::Install(entry(7, 2, 100)));
-    assert_eq!(judge(&table, expected), RST, "it has been lifted since");
 }
 
 #[test]
@@ -152,22 +135,6 @@ fn a_new_flow_of_datagrams_is_the_cores_until_it_has_sent_what_it_held() {
     table.clear();
     table.apply(EntryUpdate::Install(datagrams));
     assert_eq!(opens(&table), [true, true], "what found no entry meanwhile waits for the core");
-}
-
-#[test]
-fn an_answer_is_told_of_whatever_became_of_the_entry_meanwhile() {
-    let mut table = table();
-    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-    let key = FlowKey::from(entry(7, 1, 100).app);
-    let silence = |table: &Table| table.egress(&key, 10, 1, None, false).expect("installed").silence;
-    assert_eq!(silence(&table), None);
-    let long_ago = clock::now().micros() - 2_000_000;
-    table.find(FlowId(7)).expect("installed").unanswered_since.store(long_ago, Ordering::Relaxed);
-    assert!(silence(&table).is_some_and(|silence| silence >= UNANSWERED));
-    table.apply(EntryUpdate::Install(entry(7, 2, 100)));
-    let from = "10.0.0.2:54324".parse().expect("literal");
-    let ends = |table: &Table| table.ingress(FlowId(7), (None, from), &data(0, 0)).expect("its peer").ends_silence;
-    assert_eq!((ends(&table), ends(&table)), (true, false));
 }
 
 /// A place by which a flow goes as it goes by others.
@@ -283,57 +250,6 @@ fn plain_trains_of_a_sealed_flow_have_numbers_between_those_that_are_sealed() {
 }
 
 #[test]
-fn what_the_application_of_a_held_flow_sends_is_the_cores_and_what_comes_for_it_is_taken() {
-    let mut table = table();
-    let from: SocketAddr = "10.0.0.2:54324".parse().expect("literal");
-    let key = FlowKey::from(entry(7, 1, 100).app);
-    for (generation, is_held) in [(1, false), (2, true), (3, false)] {
-        table.apply(EntryUpdate::Install(Entry { is_held, ..entry(7, generation, 100) }));
-        assert_eq!(table.egress(&key, 10, 1, None, false).is_none(), is_held);
-        assert!(table.ingress(FlowId(7), (None, from), &data(generation, 0)).is_ok());
-    }
-}
-
-#[test]
-fn data_from_elsewhere_is_refused() {
-    let mut table = table();
-    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-    for from in ["10.0.0.3:54324", "10.0.0.2:54325", "[::1]:54324"] {
-        assert_eq!(
-            table.ingress(FlowId(7), (None, from.parse().expect("literal")), &data(0, 0)),
-            Err(DropReason::WrongPath)
-        );
-    }
-    let right = "10.0.0.2:54324".parse().expect("literal");
-    assert_eq!(table.ingress(FlowId(8), (None, right), &data(0, 0)), Err(DropReason::UnknownFlow));
-}
-
-#[test]
-fn older_generations_are_ignored() {
-    let mut table = table();
-    table.apply(EntryUpdate::Install(entry(7, 5, 100)));
-    assert_eq!(table.apply(EntryUpdate::Install(entry(7, 4, 200))), Applied::Stale);
-    assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None, false).is_none());
-    assert_eq!(table.apply(EntryUpdate::Install(entry(7, 5, 300))), Applied::Done);
-    assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None, false).is_none());
-    assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None, false).is_some());
-    assert_eq!(table.len(), 1);
-}
-
-#[test]
-fn a_new_flow_takes_the_tuple_of_an_old_one() {
-    let mut table = table();
-    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-    table.apply(EntryUpdate::Install(entry(8, 1, 100)));
-    assert_eq!(table.len(), 1);
-    assert_eq!(
-        table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None, false).map(|route| route.flow),
-        Some(FlowId(8))
-    );
-    assert_eq!(table.counters(FlowId(7)), None);
-}
-
-#[test]
 fn a_path_swap_moves_every_flow_and_keeps_what_was_learned_only_on_the_same_links() {
     let mut table = table();
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
@@ -362,31 +278,6 @@ fn activity_is_reported_once() {
     flows.clear();
     table.take_active(0, &mut flows);
     assert!(flows.is_empty());
-}
-
-#[test]
-fn a_peer_that_encapsulates_again_is_noticed_once_its_fence_has_passed() {
-    let mut table = table();
-    let wire = Wire {
-        path: PathId(1),
-        local_port: 61_001,
-        remote_port: 61_002,
-        sending: true,
-        accepting: true,
-        begun: true,
-        by_sal0: false,
-    };
-    table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
-    let from = "10.0.0.2:54324".parse().expect("literal");
-    let is_back = |table: &Table, packet_number, flags| {
-        table.ingress(FlowId(7), (None, from), &data(packet_number, flags)).map(|route| route.is_back)
-    };
-    table.note_fence(FlowId(7), 20);
-    assert_eq!(is_back(&table, 19, 0), Ok(false), "sent before the fence");
-    assert_eq!(is_back(&table, 21, BESIDE), Ok(false), "too large to go direct");
-    assert_eq!(is_back(&table, 21, 0), Ok(true));
-    table.apply(EntryUpdate::Install(Entry { wire: Some(Wire { accepting: false, ..wire }), ..entry(7, 2, 100) }));
-    assert_eq!(is_back(&table, 22, 0), Ok(false), "known already");
 }
 
 #[test]
@@ -657,25 +548,6 @@ fn a_way_that_is_taken_knows_what_has_passed_by_the_one_that_is_left() {
     assert_eq!((table.heir(left), table.heir(taken)), (None, Some(left)));
     table.apply(EntryUpdate::Remove { flow: taken, reason: RemoveReason::Rechained });
     assert_eq!(table.heir(taken), None);
-}
-
-/// What the core carries of a program's packet may have other numbers than the program's.
-#[test]
-fn of_a_connection_with_two_ways_the_programs_own_numbers_count() {
-    let mut table = table();
-    table.apply(EntryUpdate::Install(Entry { directions: Directions::Parted, ..entry(7, 1, 100) }));
-    table.apply(EntryUpdate::Install(Entry { directions: Directions::PartedAside, ..entry(8, 1, 100) }));
-    let said = TcpNumbers { sequence: 500, acknowledgement: 90, end: Some(501) };
-    let on_wire = TcpNumbers { sequence: 2500, acknowledgement: 4090, end: Some(2501) };
-    assert!(table.egress_by(FlowId(8), 10, 1, Some(on_wire)).is_some_and(|route| !route.takes_end));
-    assert_eq!(table.connection(FlowId(8)).and_then(|seen| seen.own), None);
-    table.note_peer_end(FlowId(7), Some(90));
-    assert!(table.note_parted(FlowId(7), said), "it acknowledges the peer's FIN");
-    table.note_peer_numbers(FlowId(7), TcpNumbers { sequence: 90, acknowledgement: 501, end: None });
-    table.apply(EntryUpdate::Install(Entry { directions: Directions::PartedAside, ..entry(7, 2, 100) }));
-    table.apply(EntryUpdate::Install(entry(8, 2, 100)));
-    table.apply(EntryUpdate::Succession { from: FlowId(7), to: FlowId(8) });
-    assert!(table.is_over(FlowId(8), None));
 }
 
 #[test]

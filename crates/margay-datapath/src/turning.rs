@@ -7,9 +7,9 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use margay_core::Stack;
+use margay_core::flow_cache::FENCE_WAIT;
 use margay_core::time::Instant;
 use margay_wire::{
     DATA_HEADER_LEN, DataRepr, FENCE, FlowId, STACK_ENCAP, STACK_FEC, STACK_SCTP, TRAIN_HEADER_LEN, fence_of_change,
@@ -21,8 +21,6 @@ use crate::driver::{Core, Shared};
 use crate::train::Assembler;
 use crate::{clock, ingress};
 
-/// A FENCE that is lost holds up what has overtaken it for so long at most.
-const FENCE_WAIT: Duration = Duration::from_millis(50);
 /// So many bytes may overtake it; with the next ones, nothing waits any longer. A busy host reads them behind one
 /// another, and the FENCE behind what was sent before it.
 const HELD_BYTES_MAX: usize = 4 << 20;

@@ -1,23 +1,26 @@
 //! The simplest flow cache that keeps the contract of `margay_core::entry`: one packet, one DATA chunk. What the
 //! agent's own table knows lies here; what the kernel's cache knows, where the host has one, in [`Kernel`].
 
+mod shown;
+
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::entry::Place;
+use margay_core::flow_cache::{DATAGRAMS_MIN, LINGER, SILENCE, UNANSWERED};
 use margay_core::loss::FlowCount;
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, PlaceStack,
-    Stack, Survey, Taking, Tuple, Wire,
+    Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, PlaceStack, Stack, Survey,
+    Taking, Tuple, Wire,
 };
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, REPAIR, STACK_ENCAP, STACK_FEC, STACK_SCTP,
     TRAIN_HEADER_LEN, TrainRepr, change_of_fence, fence_of_change, is_sealed,
 };
 
-use crate::kernel::{Ending, Kernel, Wanted};
+use crate::kernel::{Ending, Kernel, Unjudged, Wanted};
 use crate::place_fec::{PlaceFecs, Sent};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
@@ -26,7 +29,7 @@ use crate::turn::{Admission, Turns};
 /// What the agent's table keeps of a flow.
 struct Slot {
     entry: Entry,
-    /// Of the last DATA sent.
+    /// Of the next DATA.
     packet_number: u32,
     /// Packet number of the peer's FENCE: what came before it says nothing.
     fence: u32,
@@ -43,14 +46,8 @@ struct Slot {
     is_silence_told: bool,
 }
 
-/// Data that goes unanswered for so long is told of.
-const UNANSWERED: Duration = Duration::from_secs(1);
-
-/// For so long data is taken from where the peer was before.
-const LINGER: Duration = Duration::from_secs(2);
-
-/// Datagrams after which a flow is lifted though none has come back.
-const DATAGRAMS_MIN: u32 = 4;
+/// Where DATA came to, where that is known, and who sent it.
+pub(crate) type Came = (Option<IpAddr>, SocketAddr);
 
 /// An application's packet, encapsulated.
 pub(crate) struct Carried {
@@ -101,6 +98,12 @@ pub struct Cache {
     by_tuple: HashMap<Tuple, FlowId>,
     by_flow: HashMap<FlowId, Slot>,
     paths: HashMap<PathId, Path>,
+    /// The next packet number of flows without an entry: while a flow lives no number comes twice.
+    numbers: HashMap<FlowId, u32>,
+    /// Endings of the peers' that their programs' TCPs have not been seen to take.
+    unjudged: BTreeMap<FlowId, Unjudged>,
+    /// By path, when data was first sent that nothing has come back for.
+    silent_since: HashMap<PathId, Instant>,
     /// Where the peer was before, by path: what it has sent from there is taken for a while.
     former: HashMap<PathId, (SocketAddr, Instant)>,
     /// Sealed flows; nothing forgets them but their end.
@@ -114,7 +117,9 @@ pub struct Cache {
     /// Flows that this end sends by another stack from here on: their last packets of the one before.
     last_packets: Vec<(Option<IpAddr>, SocketAddr, Vec<u8>)>,
     /// Flows that have one stack again, and what has waited of them.
-    settled: Vec<(SocketAddr, Vec<u8>)>,
+    settled: Vec<(Came, Vec<u8>)>,
+    /// DATA that came from where its flow's peer is not.
+    pub wrong_path: u64,
     /// DATA that could not be opened, or was not sealed as it should be.
     pub refused: u64,
     /// Of that, what was of another stack than the flow's.
@@ -135,6 +140,10 @@ impl Cache {
             by_tuple: HashMap::new(),
             by_flow: HashMap::new(),
             paths: HashMap::new(),
+            numbers: HashMap::new(),
+            unjudged: BTreeMap::new(),
+            silent_since: HashMap::new(),
+            wrong_path: 0,
             former: HashMap::new(),
             seals: HashMap::new(),
             heirs: HashMap::new(),
@@ -160,18 +169,20 @@ impl Cache {
                 if before.is_some_and(|before| (before.local, before.remote) != (path.local, path.remote)) {
                     let on = self.by_flow.values_mut().filter(|slot| slot.entry.path == path.id);
                     on.for_each(|slot| slot.unanswered_since = None);
+                    self.silent_since.remove(&path.id);
                 }
                 if before != Some(path) {
                     let is_on = |slot: &Slot| slot.entry.wire.is_some_and(|wire| wire.path == path.id);
                     let on: Vec<_> =
                         self.by_flow.values().filter(|slot| is_on(slot)).map(|slot| slot.entry.flow).collect();
-                    on.into_iter().for_each(|flow| self.follow(flow));
+                    on.into_iter().for_each(|flow| self.follow(now, flow));
                 }
             }
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
                 self.former.remove(&id);
-                self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
+                self.silent_since.remove(&id);
+                self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(now, id));
             }
             // Simulated programs know surrogates, and striped flows take their places in turn. By `fec` and `sctp`
             // nothing is repaired or repeated here. The host answers what is asked about counts.
@@ -179,7 +190,12 @@ impl Cache {
             | EntryUpdate::Stripe { .. }
             | EntryUpdate::Count(_)
             | EntryUpdate::Loss { .. } => {}
-            EntryUpdate::Begun { next, expected, .. } => self.last_begun = Some((next, expected)),
+            EntryUpdate::Begun { flow, next, expected } => {
+                self.last_begun = Some((next, expected));
+                if let Some(slot) = self.shown_of(flow) {
+                    slot.ending.note_begun(next, expected);
+                }
+            }
             EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(now, entry),
             EntryUpdate::Grant(grant) => {
                 self.grants.insert(grant.id, *grant);
@@ -200,13 +216,14 @@ impl Cache {
             EntryUpdate::Succession { from, to } => self.succeed(from, to),
             EntryUpdate::Remove { flow, .. } => {
                 self.seals.remove(&flow);
-                self.heirs.remove(&flow);
+                self.numbers.remove(&flow);
+                self.pass_on_endings(flow);
                 self.turns.end(flow);
                 // What the kernel has opened and nobody has told the caches of stays there.
                 let Some(slot) = self.by_flow.remove(&flow) else { return };
                 self.unlist(&slot.entry.app, flow);
                 if let Some(kernel) = &mut self.kernel {
-                    kernel.follow(flow, None);
+                    kernel.follow(now, flow, None);
                 }
             }
         }
@@ -234,7 +251,7 @@ impl Cache {
         }
         let fresh = Slot {
             entry,
-            packet_number: 0,
+            packet_number: self.numbers.remove(&entry.flow).unwrap_or_default(),
             fence: 0,
             ending: Ending::default(),
             numbers: None,
@@ -248,35 +265,22 @@ impl Cache {
         if let Some(former) = record(slot.entry.path).filter(|former| record(entry.path) != Some(*former)) {
             self.former.insert(entry.path, (former, now + LINGER));
         }
-        (slot.entry, slot.unanswered_since) = (entry, None);
+        let before = std::mem::replace(&mut slot.entry, entry);
+        slot.unanswered_since = None;
+        self.unlist(&before.app, entry.flow);
         if entry.directions.carries_egress() {
+            self.displace(&entry.app);
             self.by_tuple.insert(entry.app, entry.flow);
-        } else {
-            self.unlist(&entry.app, entry.flow);
         }
-        self.follow(entry.flow);
+        self.follow(now, entry.flow);
     }
 
-    /// A session's program goes by another flow from here on: its connection's end is that one's.
-    fn succeed(&mut self, from: FlowId, to: FlowId) {
-        self.heirs.remove(&to);
-        self.heirs.values_mut().filter(|heir| **heir == from).for_each(|heir| *heir = to);
-        self.heirs.insert(from, to);
-        let Some(left) = self.by_flow.get(&from) else { return };
-        let ending = left.ending;
-        let numbers = left.numbers;
-        if let Some(taken) = self.by_flow.get_mut(&to) {
-            taken.ending = taken.ending.after(ending);
-            taken.numbers = taken.numbers.or(numbers);
+    /// Two flows never share a five-tuple: a new one takes it from an old one that lingers.
+    fn displace(&mut self, app: &Tuple) {
+        let Some(old) = self.by_tuple.remove(app) else { return };
+        if let Some(slot) = self.by_flow.remove(&old) {
+            self.numbers.insert(old, slot.packet_number);
         }
-    }
-
-    /// What is known of a flow's connection.
-    fn shown_of(&mut self, flow: FlowId) -> Option<&mut Slot> {
-        let has_heir = self.by_flow.get(&flow).is_some_and(|slot| !slot.entry.directions.has_egress());
-        let heir = self.heirs.get(&flow).filter(|heir| has_heir && self.by_flow.contains_key(heir));
-        let known = heir.copied().unwrap_or(flow);
-        self.by_flow.get_mut(&known)
     }
 
     /// What an application sends goes by this flow no more, if it did.
@@ -290,7 +294,6 @@ impl Cache {
     fn last_packet(&mut self, flow: FlowId, change: u32) -> Option<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
         let slot = self.by_flow.get_mut(&flow)?;
         let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
-        slot.packet_number += 1;
         let mut datagram = slot.header(FENCE);
         if slot.entry.stacks.sends.is_sealed() {
             let header = DataRepr::parse(&datagram).ok()?;
@@ -307,60 +310,75 @@ impl Cache {
     }
 
     /// What has waited of flows that have one stack again.
-    pub(crate) fn take_settled(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+    pub(crate) fn take_settled(&mut self) -> Vec<(Came, Vec<u8>)> {
         std::mem::take(&mut self.settled)
     }
 
-    /// Whether what comes from there may be plain, though its flow is sealed.
-    fn is_plain_place(&self, entry: &Entry, from: SocketAddr) -> bool {
-        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.any(|place| place.takes == Some(PlaceStack::Plain) && is_from(place))
+    /// Whether what comes from there may be plain, though its flow is sealed. Where it came to is known, or it may have
+    /// come by another place of the same peer's address.
+    fn is_plain_place(&self, entry: &Entry, came: Came) -> bool {
+        let place = came.0.and_then(|_| place_of(&self.paths, entry, came));
+        place.is_some_and(|place| place.takes == Some(PlaceStack::Plain))
     }
 
     /// The place that repairs by which a datagram of a flow has come from there, if it has come by one.
-    fn repairing_place(&self, data: &DataRepr, from: SocketAddr) -> Option<(FlowId, PathId)> {
+    fn repairing_place(&self, data: &DataRepr, came: Came) -> Option<(FlowId, PathId)> {
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
-        let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: &Place| self.paths.get(&place.path).is_some_and(|path| path.remote == from);
-        let place = places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place))?;
+        let place = place_of(&self.paths, &entry, came).filter(|place| place.takes == Some(PlaceStack::Fec))?;
         Some((entry.flow, place.path))
     }
 
     /// What a repair brings back, where a datagram is one. `None` elsewhere.
-    pub(crate) fn restore(&mut self, from: SocketAddr, datagram: &[u8]) -> Option<Vec<Vec<u8>>> {
+    pub(crate) fn restore(&mut self, came: Came, datagram: &[u8]) -> Option<Vec<Vec<u8>>> {
         let data = DataRepr::parse(datagram).ok().filter(|data| data.stack == STACK_FEC && data.flags & REPAIR != 0)?;
-        let place = self.repairing_place(&data, from)?;
+        let place = came.0.and_then(|_| self.repairing_place(&data, came))?;
         Some(self.place_fecs.restore(place, datagram))
     }
 
     /// A datagram was taken as it came: what can be brought back now.
-    pub(crate) fn keep(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Vec<u8>> {
-        let place = DataRepr::parse(datagram).ok().and_then(|data| self.repairing_place(&data, from));
+    pub(crate) fn keep(&mut self, came: Came, datagram: &[u8]) -> Vec<Vec<u8>> {
+        let place = DataRepr::parse(datagram).ok().and_then(|data| self.repairing_place(&data, came));
         place.map(|place| self.place_fecs.keep(place, datagram)).unwrap_or_default()
     }
 
+    /// Whether DATA of a flow is taken from there: from where its path leads or led a moment ago, from where the peer
+    /// says that it is, or by one of its places.
+    fn is_of_peer(&mut self, now: Instant, entry: &Entry, came: Came) -> Option<bool> {
+        let path = self.paths.get(&entry.path)?;
+        let (_, from) = came;
+        if path.remote == from || place_of(&self.paths, entry, came).is_some() {
+            self.silent_since.remove(&path.id);
+            return Some(true);
+        }
+        let is_late = self.former.get(&path.id).is_some_and(|(former, until)| *former == from && now < *until);
+        Some(path.expected == Some(from) || is_late)
+    }
+
     /// What becomes of a DATA datagram, and of which flow it is. `None` where no entry says.
-    pub(crate) fn admit(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Option<(FlowId, Admission)> {
+    pub(crate) fn admit(&mut self, now: Instant, came: Came, datagram: &[u8]) -> Option<(FlowId, Admission)> {
         let data = DataRepr::parse(datagram).ok()?;
         let entry = self.by_flow.get(&data.dst_flow)?.entry;
         if !entry.directions.has_ingress() && !entry.directions.gives_up() {
             return None;
         }
+        if !self.is_of_peer(now, &entry, came)? {
+            self.wrong_path += 1;
+            return Some((data.dst_flow, Admission::Elsewhere));
+        }
         let stacks = entry.stacks;
-        let is_by_plain_place = data.stack == STACK_ENCAP && self.is_plain_place(&entry, from);
+        let is_by_plain_place = data.stack == STACK_ENCAP && self.is_plain_place(&entry, came);
         let stack = match is_by_plain_place {
             true => Some(Stack::Secure),
             false => Stack::of_number(data.stack).filter(|stack| stacks.takes(*stack)),
         };
-        let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (from, datagram));
+        let admission = self.turns.admit(now, data.dst_flow, (stacks.takes, stacks.change), stack, (came, datagram));
         self.refused += u64::from(matches!(admission, Admission::Late | Admission::Strange | Admission::Full));
         self.other_stack += u64::from(matches!(admission, Admission::Late | Admission::Strange));
         Some((data.dst_flow, admission))
     }
 
     /// Brings the kernel's entry of a flow in step with the table's.
-    fn follow(&mut self, flow: FlowId) {
+    fn follow(&mut self, now: Instant, flow: FlowId) {
         let Some(kernel) = &mut self.kernel else { return };
         let wanted = self.by_flow.get(&flow).and_then(|slot| {
             let wire = slot.entry.wire?;
@@ -369,7 +387,7 @@ impl Cache {
             let delta = slot.entry.delta;
             Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open, delta })
         });
-        let removed = kernel.follow(flow, wanted);
+        let removed = kernel.follow(now, flow, wanted);
         if let (Some(removed), Some(slot)) = (removed, self.by_flow.get_mut(&flow)) {
             slot.ending = slot.ending.after(removed);
         }
@@ -431,33 +449,10 @@ impl Cache {
         self.by_flow.values().filter_map(|slot| slot.entry.wire).map(|wire| wire.path)
     }
 
-    /// What has passed to the application, from whichever way.
-    pub(crate) fn note_delivered(&mut self, flow: FlowId, segment: &Segment) {
-        if let Some(slot) = self.shown_of(flow) {
-            slot.ending.note(Direction::Ingress, segment);
-        }
-    }
-
-    /// What the core has made of a segment of the application has passed by the session's two ways.
-    pub(crate) fn note_parted(&mut self, flow: FlowId, segment: &Segment) {
-        if let Some(slot) = self.shown_of(flow) {
-            slot.ending.note(Direction::Egress, segment);
-        }
-    }
-
-    /// Whether each end of a connection has acknowledged all of the other's.
-    pub(crate) fn is_over(&self, flow: FlowId) -> bool {
-        let here = self.by_flow.get(&flow).map(|slot| slot.ending).unwrap_or_default();
-        let kernel = self.kernel.as_ref().and_then(|kernel| kernel.ending(flow)).unwrap_or_default();
-        here.with(kernel).is_over()
-    }
-
-    /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed
-    /// flows.
+    /// Forgets every entry: the next packets miss. Paths stay, and packet numbers.
     pub fn clear(&mut self) {
         self.by_tuple.clear();
-        self.by_flow.clear();
-        self.paths.clear();
+        self.numbers.extend(self.by_flow.drain().map(|(flow, slot)| (flow, slot.packet_number)));
         self.clear_kernel();
     }
 
@@ -501,16 +496,17 @@ impl Cache {
 
     /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache
     /// has lost is put back.
-    pub(crate) fn is_stalled(&mut self, flow: FlowId) -> bool {
+    pub(crate) fn is_stalled(&mut self, now: Instant, flow: FlowId) -> bool {
         let state = self.kernel.as_ref().and_then(|kernel| kernel.is_stalled(flow));
         if state.is_none() {
-            self.follow(flow);
+            self.follow(now, flow);
         }
         state.unwrap_or(false)
     }
 
     pub(crate) fn encapsulate(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<Carried> {
         let flow = *self.by_tuple.get(&segment.tuple)?;
+        self.by_flow.get(&flow).filter(|slot| !slot.entry.is_held)?;
         self.encapsulate_by(now, flow, segment, packet)
     }
 
@@ -522,26 +518,26 @@ impl Cache {
         segment: &Segment,
         packet: &[u8],
     ) -> Option<Carried> {
-        let slot = self.by_flow.get_mut(&flow).filter(|slot| !slot.entry.is_held)?;
+        let slot = self.by_flow.get_mut(&flow)?;
         let place = slot.next_place();
         let path = self.paths.get(&place.map_or(slot.entry.path, |place| place.path))?;
         let (local, to) = (path.local, (path.passage != Passage::Void).then_some(path.remote));
-        slot.packet_number += 1;
         let is_beside = slot.entry.wire.is_some_and(|wire| wire.sending);
         slot.carried.0 += 1;
-        if slot.entry.wire.is_some() && segment.tuple.protocol == TCP {
-            slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
-        }
         // What the core carries of a program's packet has other numbers, where its way has.
         if !slot.entry.directions.gives_up() {
-            slot.ending.note(Direction::Egress, segment);
+            slot.note_own(segment);
         }
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
-        let is_watched = segment.tuple.protocol == TCP && !segment.data.is_empty() && to.is_some();
-        let silence = (is_watched && !(is_beside && path.passage == Passage::Open))
-            .then(|| now.since(*slot.unanswered_since.get_or_insert(now)))
-            .filter(|silence| *silence >= UNANSWERED);
-        slot.is_silence_told |= silence.is_some();
+        let is_watched = !segment.data.is_empty() && to.is_some();
+        let silence = if is_watched && !(is_beside && path.passage == Passage::Open) {
+            let is_silent = is_silent(&mut self.silent_since, path.id, now);
+            let unanswered = slot.unanswered_for(now);
+            slot.is_silence_told |= unanswered >= UNANSWERED;
+            (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
+        } else {
+            None
+        };
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });
         let inner_len = u32::try_from(packet.len()).ok()?;
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
@@ -572,7 +568,6 @@ impl Cache {
     pub(crate) fn mark(&mut self, flow: FlowId, flags: u8) -> Option<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
         let slot = self.by_flow.get_mut(&flow).filter(|slot| slot.entry.stacks.sends == Stack::Plain)?;
         let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
-        slot.packet_number += 1;
         Some((path.local, path.remote, slot.header(flags)))
     }
 
@@ -605,24 +600,14 @@ impl Cache {
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &'a [u8],
-    ) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(&mut self, came: Came, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let is_taken = |slot: &&mut Slot| slot.entry.directions.has_ingress() || slot.entry.directions.gives_up();
         let slot = self.by_flow.get_mut(&data.dst_flow).filter(is_taken)?;
-        let path = self.paths.get(&slot.entry.path)?;
-        let mut places = slot.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));
-        let is_late = self.former.get(&path.id).is_some_and(|(former, until)| *former == from && now < *until);
-        if path.remote != from && path.expected != Some(from) && !is_place && !is_late {
-            return None;
-        }
+        self.paths.get(&slot.entry.path)?;
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
-        let repairing = slot.repairing_place(&self.paths, from).map(|place| (flow, place));
+        let place = place_of(&self.paths, &slot.entry, came).filter(|place| place.takes == Some(PlaceStack::Fec));
+        let repairing = place.map(|place| (flow, place.path));
         let is_late = !is_sealed(data.stack) && repairing.is_some_and(|at| self.place_fecs.is_late(at, datagram));
         slot.unanswered_since = None;
         let ends_silence = std::mem::take(&mut slot.is_silence_told);
@@ -676,13 +661,6 @@ impl Cache {
 }
 
 impl Slot {
-    /// The place by which a datagram has come, if what is lost by it is repaired.
-    fn repairing_place(&self, paths: &HashMap<PathId, Path>, from: SocketAddr) -> Option<PathId> {
-        let mut places = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
-        let is_from = |place: &Place| paths.get(&place.path).is_some_and(|path| path.remote == from);
-        places.find(|place| place.takes == Some(PlaceStack::Fec) && is_from(place)).map(|place| place.path)
-    }
-
     /// Striped flows go by their places in turn.
     fn next_place(&self) -> Option<Place> {
         let all = self.entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
@@ -693,6 +671,14 @@ impl Slot {
         }
     }
 
+    /// For how long a connection's data has gone unanswered, where more is sent now: nobody need answer a datagram.
+    fn unanswered_for(&mut self, now: Instant) -> Duration {
+        match self.entry.app.protocol {
+            TCP => now.since(*self.unanswered_since.get_or_insert(now)),
+            _ => Duration::ZERO,
+        }
+    }
+
     fn is_ready_for_pinhole(&self) -> bool {
         match self.entry.app.protocol {
             TCP => self.numbers.is_some(),
@@ -700,7 +686,10 @@ impl Slot {
         }
     }
 
-    fn header(&self, flags: u8) -> Vec<u8> {
+    /// The header of the next DATA.
+    fn header(&mut self, flags: u8) -> Vec<u8> {
+        let packet_number = self.packet_number;
+        self.packet_number = packet_number.wrapping_add(1);
         let data = DataRepr {
             stack: match self.entry.stacks.sends {
                 Stack::Fec | Stack::SecureFec => STACK_FEC,
@@ -709,7 +698,7 @@ impl Slot {
             },
             flags,
             dst_flow: self.entry.peer_flow,
-            packet_number: self.packet_number,
+            packet_number,
             index: 0,
             count: 1,
         };
@@ -717,6 +706,23 @@ impl Slot {
         data.emit(&mut header);
         header
     }
+}
+
+/// The place of a flow by which a datagram has come.
+fn place_of(paths: &HashMap<PathId, Path>, entry: &Entry, (local, from): Came) -> Option<Place> {
+    let mut places = entry.stripe.iter().flat_map(|stripe| stripe.places).flatten();
+    let is_it = |path: &Path| path.remote == from && (local.is_none() || path.local == local);
+    places.find(|place| paths.get(&place.path).is_some_and(is_it))
+}
+
+/// Takes note of data that goes by a path. True where nothing has come back for too long; then the wait begins anew.
+fn is_silent(since: &mut HashMap<PathId, Instant>, path: PathId, now: Instant) -> bool {
+    let began = *since.entry(path).or_insert(now);
+    let is_silent = now.since(began) > SILENCE;
+    if is_silent {
+        since.insert(path, now);
+    }
+    is_silent
 }
 
 /// What stands on the wire: the hosts' own addresses and the flow ports.

@@ -5,14 +5,12 @@ use std::hash::Hasher;
 use std::net::{IpAddr, SocketAddr};
 
 use margay_core::entry::{GrantKey, PathId};
+use margay_core::flow_cache::GRANT_NEWS;
 use margay_core::{Grant, Instant, Role, Tuple, Wire};
 use margay_wire::FlowId;
 use siphasher::sip::SipHasher24;
 
 use crate::program::{ACK, RST, SYN, Segment};
-
-/// How often the agent hears, while the flows of a grant are opened, how many are.
-const NEWS: u16 = 8;
 
 /// A grant, and what was opened by it.
 struct Taken {
@@ -29,7 +27,7 @@ impl Taken {
     /// How many flows are opened, where the agent is to hear of it.
     fn news(&self) -> Option<(FlowId, u16)> {
         let count = if self.grant.role == Role::Initiator { self.next } else { self.used.count_ones() as u16 };
-        let step = (self.grant.count / NEWS).max(1);
+        let step = (self.grant.count / GRANT_NEWS).max(1);
         (count.is_multiple_of(step) || count == self.grant.count).then_some((self.grant.id, count))
     }
 }

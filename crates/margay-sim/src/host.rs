@@ -16,7 +16,7 @@ use margay_core::{
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
-use crate::cache::{Cache, Carried};
+use crate::cache::{Cache, Came, Carried};
 use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
@@ -388,9 +388,9 @@ impl Host {
         let is_request = |app: &Tuple| {
             streams.iter().rev().find(|stream| stream.tuple() == app).is_some_and(|one| one.state == State::Answered)
         };
-        let unproved = kernel.unproved;
+        let dropped = kernel.unproved + kernel.resets;
         let found = kernel.ingress(now, &segment, is_request);
-        if kernel.unproved > unproved {
+        if kernel.unproved + kernel.resets > dropped {
             return;
         }
         if self.is_dead {
@@ -410,12 +410,12 @@ impl Host {
         }
         match found {
             Some((flow, tuple)) => {
-                let flags = segment.flags;
                 let is_told = self.is_told(flow);
                 let (segment, _) = self.cache.local(flow, segment);
+                let taken = if is_told { self.cache.take_ending(flow, &segment) } else { 0 };
                 self.deliver(now, segment.readdressed(tuple));
                 if is_told {
-                    self.report(now, flow, Direction::Ingress, flags);
+                    self.report(now, flow, Direction::Ingress, taken);
                 }
             }
             None => {
@@ -424,6 +424,21 @@ impl Host {
             }
         }
         self.drain(now);
+    }
+
+    /// Takes note of what a packet of the peer's shows, before its program is given it. Gives which of FIN and RST the
+    /// program's TCP takes.
+    fn give(&mut self, flow: FlowId, segment: &Segment) -> u8 {
+        let taken = self.cache.take_ending(flow, segment);
+        self.cache.note_delivered(flow, segment);
+        taken
+    }
+
+    /// Programs' TCPs may have taken endings that they were given before.
+    fn judge_endings(&mut self, now: Instant) {
+        for (flow, taken) in self.cache.judge_endings() {
+            self.report(now, flow, Direction::Ingress, taken);
+        }
     }
 
     fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
@@ -437,7 +452,7 @@ impl Host {
         if self.is_dead {
             return;
         }
-        if !self.ingress(now, from, datagram) {
+        if !self.ingress(now, (Some(local), from), datagram) {
             if let Some((grant, flow)) = self.sal.untold(datagram) {
                 self.cache.tell_of(grant, flow);
                 self.hear(now);
@@ -450,15 +465,15 @@ impl Host {
 
     /// What has waited for a FENCE is given on, and the core is told.
     fn turned(&mut self, now: Instant, flow: FlowId, change: u32) {
-        for (from, datagram) in self.cache.turns.take_held(flow) {
-            self.ingress(now, from, &datagram);
+        for (came, datagram) in self.cache.turns.take_held(flow) {
+            self.ingress(now, came, &datagram);
         }
         self.sal.handle(now, Input::Turned { flow, change });
     }
 
-    fn take(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        match self.cache.admit(now, from, datagram) {
-            Some((_, Admission::Held | Admission::Late | Admission::Full)) => return true,
+    fn take(&mut self, now: Instant, came: Came, datagram: &[u8]) -> bool {
+        match self.cache.admit(now, came, datagram) {
+            Some((_, Admission::Held | Admission::Late | Admission::Full | Admission::Elsewhere)) => return true,
             Some((flow, Admission::Strange)) => {
                 self.sal.handle(now, Input::StrangeStack(flow));
                 return true;
@@ -466,7 +481,7 @@ impl Host {
             Some((flow, Admission::Overtaken(change))) => self.turned(now, flow, change),
             Some((_, Admission::Take)) | None => {}
         }
-        let Some(found) = self.cache.decapsulate(now, from, datagram) else { return false };
+        let Some(found) = self.cache.decapsulate(came, datagram) else { return false };
         if found.ends_silence {
             self.sal.handle(now, Input::Answer(found.flow));
         }
@@ -501,9 +516,9 @@ impl Host {
                 let packet = segment.readdressed(tuple).emit();
                 self.sal.handle(now, Input::Parted { flow, packet: &packet });
             } else {
-                self.cache.note_delivered(flow, &segment);
+                let taken = self.give(flow, &segment);
                 self.deliver(now, segment.readdressed(tuple));
-                self.report(now, flow, Direction::Ingress, flags);
+                self.report(now, flow, Direction::Ingress, taken);
             }
         }
         if wants_pinhole {
@@ -532,7 +547,7 @@ impl Host {
             if self.is_told(flow) {
                 self.report(now, flow, Direction::Egress, segment.flags);
             }
-            return;
+            return self.judge_endings(now);
         }
         self.agent_egress(now, &segment, packet);
     }
@@ -548,7 +563,10 @@ impl Host {
                 self.drain(now);
                 self.carry(now, segment, packet);
             }
-            AppVerdict::Parted(flow) => self.cache.note_parted(flow, segment),
+            AppVerdict::Parted(flow) => {
+                self.cache.note_parted(flow, segment);
+                self.judge_endings(now);
+            }
             AppVerdict::Consumed | AppVerdict::Drop(_) => {}
         }
     }
@@ -559,6 +577,7 @@ impl Host {
         self.outbox.extend(to.map(|to| Outgoing::Datagram(local, to, datagram)));
         self.send_repairs(repairs);
         self.report(now, flow, Direction::Egress, segment.flags);
+        self.judge_endings(now);
         if wants_pinhole {
             self.send_pinhole(flow);
         }
@@ -566,7 +585,7 @@ impl Host {
             self.sal.handle(now, Input::Silence { flow, unanswered: silence });
             self.drain(now);
         }
-        if is_beside && self.cache.is_stalled(flow) {
+        if is_beside && self.cache.is_stalled(now, flow) {
             self.sal.handle(now, Input::Direct { flow, event: DirectEvent::Stalled });
             self.drain(now);
         }
@@ -609,10 +628,9 @@ impl Host {
                 }
                 Output::Inject { len } => self.inject(now, &buf[..len]),
                 Output::Deliver { flow, len } => {
+                    let taken = Segment::parse(&buf[..len]).map(|segment| self.give(flow, &segment));
                     self.inject(now, &buf[..len]);
-                    let Some(segment) = Segment::parse(&buf[..len]) else { continue };
-                    self.cache.note_delivered(flow, &segment);
-                    self.report(now, flow, Direction::Ingress, segment.flags);
+                    self.report(now, flow, Direction::Ingress, taken.unwrap_or(0));
                 }
                 Output::Egress { len } => {
                     let packet = buf[..len].to_vec();
@@ -626,7 +644,7 @@ impl Host {
                 }
                 Output::Ingress { from, len } => {
                     let datagram = buf[..len].to_vec();
-                    self.ingress(now, from, &datagram);
+                    self.ingress(now, (None, from), &datagram);
                 }
                 Output::Update(EntryUpdate::Count(flow)) => self.tell_count(now, flow),
                 Output::Update(update) => self.update(now, update),
@@ -682,8 +700,8 @@ impl Host {
         self.cache.apply(now, update);
         let last = self.cache.take_last_packets();
         self.outbox.extend(last.into_iter().map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
-        for (from, datagram) in self.cache.take_settled() {
-            self.ingress(now, from, &datagram);
+        for (came, datagram) in self.cache.take_settled() {
+            self.ingress(now, came, &datagram);
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use margay_core::delta::Delta;
 use margay_core::entry::PathId;
+use margay_core::flow_cache::{DATAGRAM_ANSWER, DATAGRAM_IDLE, DATAGRAM_STALL, LINGER, STALL, STALL_UNKNOWN};
 use margay_core::{Direction, Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
@@ -14,23 +15,14 @@ use crate::cache::wire_tuple;
 use crate::granted::{self, Answer, Grants, Opening};
 use crate::program::{ACK, FIN, RST, SYN, Segment, UDP};
 
-/// A wait for an answer is too long after this and twice the round trip.
-const STALL: Duration = Duration::from_millis(190);
-/// The same without a round trip known.
-const STALL_UNKNOWN: Duration = Duration::from_secs(1);
-
-/// The same for datagrams, to which the other end answers once in [`ANSWER`].
-const DATAGRAM_STALL: Duration = Duration::from_millis(3500);
-const ANSWER: Duration = Duration::from_secs(1);
-/// After such a pause a flow of datagrams is proved anew.
-const DATAGRAM_IDLE: Duration = Duration::from_secs(15);
-
 /// One flow that goes direct in at least one direction.
 struct Direct {
     app: Tuple,
     wire: Wire,
     /// This host's address and the peer's.
     between: (IpAddr, IpAddr),
+    /// Those before, and until when what comes by them is taken.
+    former: Option<((IpAddr, IpAddr), Instant)>,
     /// The path is held: nothing is sent direct.
     is_held: bool,
     unanswered_since: Option<Instant>,
@@ -54,6 +46,34 @@ struct Direct {
 pub(crate) struct Ending {
     ends: (Option<u32>, Option<u32>),
     acknowledged: (Option<u32>, Option<u32>),
+    /// How far the peer's data has come in order, as far as has been seen.
+    reached: Option<u32>,
+}
+
+/// An ending of the peer's that its program's TCP has not been seen to take: the number of a RST, and that after a FIN.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unjudged {
+    pub reset: Option<u32>,
+    pub end: Option<u32>,
+}
+
+impl Unjudged {
+    /// What a segment of the peer's brings.
+    pub fn of(segment: &Segment) -> Option<Self> {
+        let reset = (segment.flags & RST != 0).then_some(segment.sequence);
+        let end = end_of(segment).filter(|_| reset.is_none());
+        (reset.is_some() || end.is_some()).then_some(Self { reset, end })
+    }
+
+    /// Which of FIN and RST the program's TCP takes (RFC 5961): a RST at the very number that it expects, a FIN that it
+    /// has acknowledged. `seen`: what the agent's table and the kernel have seen of the connection.
+    pub fn taken(&self, seen: [&Ending; 2]) -> u8 {
+        let acknowledged = seen.map(|ending| ending.acknowledged.0);
+        let expected = acknowledged.into_iter().chain(seen.map(|ending| ending.reached));
+        let is_reset = self.reset.is_some() && expected.into_iter().any(|next| next == self.reset);
+        let is_end = self.end.is_some() && acknowledged.contains(&self.end);
+        (if is_reset { RST } else { 0 }) | (if is_end { FIN } else { 0 })
+    }
 }
 
 impl Ending {
@@ -64,12 +84,32 @@ impl Ending {
             Direction::Ingress => (&mut self.ends.1, &mut self.acknowledged.1),
         };
         *end = end_of(segment).or(*end);
-        if segment.flags & ACK == 0 {
+        if segment.flags & (ACK | RST) != ACK {
             return;
         }
         // A segment of one path may overtake a segment of another.
         let is_overtaken = |last: u32| last.wrapping_sub(segment.acknowledgement).cast_signed() > 0;
         *acknowledged = acknowledged.filter(|last| is_overtaken(*last)).or(Some(segment.acknowledgement));
+        if direction == Direction::Ingress {
+            self.reach(segment);
+        }
+    }
+
+    /// The first segment that is known of counts, and each that brings what the program's TCP expects.
+    fn reach(&mut self, segment: &Segment) {
+        let end = segment.sequence.wrapping_add(segment.data.len() as u32);
+        let is_after = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
+        let is_next = |next: &u32| !is_after(segment.sequence, *next) && is_after(end, *next);
+        let expected = [self.acknowledged.0, self.reached];
+        if expected == [None; 2] || expected.iter().flatten().any(is_next) {
+            self.reached = Some(end);
+        }
+    }
+
+    /// The numbers of a listener's answer, which no cache has carried.
+    pub fn note_begun(&mut self, next: u32, expected: u32) {
+        self.reached = Some(expected);
+        self.acknowledged.1 = self.acknowledged.1.or(Some(next));
     }
 
     /// What has passed by two caches, the second of which has seen the later acknowledgement of an end that it knows.
@@ -80,7 +120,7 @@ impl Ending {
             last(ends.1, self.acknowledged.0, other.acknowledged.0),
             last(ends.0, self.acknowledged.1, other.acknowledged.1),
         );
-        Self { ends, acknowledged }
+        Self { ends, acknowledged, reached: self.reached.or(other.reached) }
     }
 
     /// What has passed after what had passed before, elsewhere.
@@ -92,7 +132,7 @@ impl Ending {
         };
         let acknowledged =
             (later(self.acknowledged.0, before.acknowledged.0), later(self.acknowledged.1, before.acknowledged.1));
-        Self { ends, acknowledged }
+        Self { ends, acknowledged, reached: later(self.reached, before.reached) }
     }
 
     /// Each has acknowledged all of the other's.
@@ -159,6 +199,8 @@ pub struct Kernel {
     pub(crate) grants: Grants,
     /// The numbers of programs' SYNs of which nothing else has passed.
     asked: HashMap<Tuple, u32>,
+    /// Resets by paths of which nothing has come: the word of a host on the way.
+    pub resets: u64,
     /// SYNs that were for a flow of a grant, or for one that is open, and did not show that their sender holds it.
     pub unproved: u64,
     /// Flows that it took by grants for programs here, and those that it opened for peers.
@@ -179,6 +221,7 @@ impl Default for Kernel {
             one_way: Vec::new(),
             told: Vec::new(),
             grants: Grants::default(),
+            resets: 0,
             unproved: 0,
             asked: HashMap::new(),
             set_up: (0, 0),
@@ -189,16 +232,16 @@ impl Default for Kernel {
 impl Kernel {
     /// Takes the entry that the agent wants; what goes direct neither way is no entry. Gives what it has seen of a
     /// connection's end whose entry goes.
-    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) -> Option<Ending> {
+    pub(crate) fn follow(&mut self, now: Instant, flow: FlowId, wanted: Option<Wanted>) -> Option<Ending> {
         if self.grants.know(flow) {
             self.tell_of(flow, false);
         }
         let before = self.ending(flow);
-        self.set(flow, wanted);
+        self.set(now, flow, wanted);
         before.filter(|_| !self.flows.contains_key(&flow))
     }
 
-    fn set(&mut self, flow: FlowId, wanted: Option<Wanted>) {
+    fn set(&mut self, now: Instant, flow: FlowId, wanted: Option<Wanted>) {
         match wanted.filter(|wanted| wanted.wire.sending || wanted.wire.accepting) {
             // A five-tuple that leads to another flow, which goes on, is that one's.
             Some(Wanted { app, .. }) if self.is_anothers(&app, flow) => {}
@@ -208,6 +251,7 @@ impl Kernel {
                     app,
                     wire,
                     between,
+                    former: None,
                     is_held,
                     unanswered_since: None,
                     rtt: Duration::ZERO,
@@ -221,6 +265,12 @@ impl Kernel {
                     delta,
                 };
                 let entry = self.flows.entry(flow).or_insert(fresh);
+                if entry.app != app && self.by_app.get(&entry.app) == Some(&flow) {
+                    self.by_app.remove(&entry.app);
+                }
+                if entry.between != between {
+                    entry.former = Some((entry.between, now + LINGER));
+                }
                 (entry.app, entry.wire, entry.between) = (app, wire, between);
                 entry.is_held = is_held;
                 entry.delta = delta;
@@ -243,12 +293,12 @@ impl Kernel {
     }
 
     /// A path record is gone: what names it goes by the agent, and nothing is opened by grants that do.
-    pub(crate) fn lose_path(&mut self, path: PathId) {
+    pub(crate) fn lose_path(&mut self, now: Instant, path: PathId) {
         self.grants.lose_path(path);
         let lost: Vec<FlowId> =
             self.flows.iter().filter(|(_, entry)| entry.wire.path == path).map(|(flow, _)| *flow).collect();
         for flow in lost {
-            self.follow(flow, None);
+            self.follow(now, flow, None);
         }
     }
 
@@ -366,11 +416,12 @@ impl Kernel {
         is_request: impl Fn(&Tuple) -> bool,
     ) -> Option<(FlowId, Tuple)> {
         let (source, destination) = (segment.tuple.source, segment.tuple.destination);
+        let between = (destination.ip(), source.ip());
         let is_bare = segment.tuple.protocol == UDP && segment.data.is_empty();
         let is_on = |entry: &Direct| {
             (entry.wire.takes() || is_bare)
                 && entry.app.protocol == segment.tuple.protocol
-                && entry.between == (destination.ip(), source.ip())
+                && (entry.between == between || entry.former.is_some_and(|(at, until)| at == between && now < until))
                 && (entry.wire.remote_port, entry.wire.local_port) == (source.port(), destination.port())
         };
         if segment.flags & (SYN | ACK) == SYN {
@@ -384,23 +435,33 @@ impl Kernel {
                 Answer::Opens(opening) if self.by_app.contains_key(&opening.app) => {}
                 Answer::Opens(opening) => {
                     self.set_up.1 += 1;
-                    self.open(opening);
+                    self.open(now, opening);
                 }
             }
         }
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
+        if segment.flags & RST != 0 && entry.is_held {
+            self.resets += 1;
+            return None;
+        }
         if !self.grants.is_fresh(*flow) && is_request(&entry.app) {
             self.requests_met += 1;
         }
         self.grants.note(*flow, segment.flags);
         let local = entry.delta.map_or(segment.clone(), |delta| segment.clone().local(&delta));
+        // Whoever it is from, the program's TCP takes it for nothing.
+        let is_taken = |unjudged: Unjudged| unjudged.taken([&entry.ending; 2]) != 0;
+        let is_reset = segment.flags & RST != 0 && !self.grants.is_fresh(*flow);
+        if is_reset && !Unjudged::of(&local).is_some_and(is_taken) {
+            return Some((*flow, entry.app.reversed()));
+        }
         entry.note_end(Direction::Ingress, &local);
         if segment.tuple.protocol == UDP {
             entry.unanswered_since = None;
             if is_bare {
                 return None;
             }
-            let is_long_ago = |at: Option<Instant>| at.is_none_or(|at| now.since(at) > ANSWER);
+            let is_long_ago = |at: Option<Instant>| at.is_none_or(|at| now.since(at) > DATAGRAM_ANSWER);
             if is_long_ago(entry.last_out) && is_long_ago(entry.asked) {
                 entry.asked = Some(now);
                 self.one_way.push(*flow);
@@ -439,13 +500,13 @@ impl Kernel {
         let Wire { local_port, remote_port, .. } = opening.wire;
         let proof = granted::proof(&opening.key, local_port, remote_port, segment.sequence);
         self.set_up.0 += 1;
-        self.open(opening);
+        self.open(now, opening);
         Some(proof)
     }
 
-    fn open(&mut self, opening: Opening) {
+    fn open(&mut self, now: Instant, opening: Opening) {
         let Opening { flow, app, wire, between, .. } = opening;
-        self.set(flow, Some(Wanted { app, wire, between, is_held: false, delta: None }));
+        self.set(now, flow, Some(Wanted { app, wire, between, is_held: false, delta: None }));
     }
 
     /// A grant is over: what nobody has answered goes, and what the agent does not know.

@@ -7,6 +7,8 @@
 //! members.
 
 pub mod cache;
+#[cfg(test)]
+mod cache_suite;
 pub mod certificate;
 pub mod check;
 pub mod ensemble;

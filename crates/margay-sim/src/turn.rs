@@ -1,14 +1,13 @@
 //! A flow whose peer turns to another stack: what is of the new one waits for the FENCE of the old one.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::time::Duration;
 
+use margay_core::flow_cache::FENCE_WAIT;
 use margay_core::{Instant, Stack, Taking};
 use margay_wire::FlowId;
 
-/// A FENCE that is lost holds up what has overtaken it for so long at most.
-const FENCE_WAIT: Duration = Duration::from_millis(50);
+use crate::cache::Came;
+
 /// So many packets wait; with the next one, none does any more.
 const HELD_MAX: usize = 64;
 
@@ -25,6 +24,8 @@ pub(crate) enum Admission {
     Late,
     /// It is of a stack that the flow does not have.
     Strange,
+    /// It comes from where the flow's peer is not.
+    Elsewhere,
     /// Too much waits for the word of a peer that may not turn at all.
     Full,
 }
@@ -32,7 +33,7 @@ pub(crate) enum Admission {
 struct Turn {
     change: u32,
     is_fenced: bool,
-    held: Vec<(SocketAddr, Vec<u8>)>,
+    held: Vec<(Came, Vec<u8>)>,
     since: Instant,
     /// When the peer had said that it turns.
     said: Option<Instant>,
@@ -61,7 +62,7 @@ impl Turns {
         flow: FlowId,
         (takes, change): (Taking, u32),
         stack: Option<Stack>,
-        (from, datagram): (SocketAddr, &[u8]),
+        (came, datagram): (Came, &[u8]),
     ) -> Admission {
         let to = match takes {
             Taking::Only(only) => return if stack == Some(only) { Admission::Take } else { Admission::Strange },
@@ -82,7 +83,7 @@ impl Turns {
                 if turn.held.is_empty() {
                     turn.since = now;
                 }
-                turn.held.push((from, datagram.to_vec()));
+                turn.held.push((came, datagram.to_vec()));
                 Admission::Held
             }
         }
@@ -108,12 +109,12 @@ impl Turns {
     }
 
     /// What has waited, in order.
-    pub fn take_held(&mut self, flow: FlowId) -> Vec<(SocketAddr, Vec<u8>)> {
+    pub fn take_held(&mut self, flow: FlowId) -> Vec<(Came, Vec<u8>)> {
         self.0.get_mut(&flow).map(|turn| std::mem::take(&mut turn.held)).unwrap_or_default()
     }
 
     /// The flow has one stack. Gives what has waited.
-    pub fn end(&mut self, flow: FlowId) -> Vec<(SocketAddr, Vec<u8>)> {
+    pub fn end(&mut self, flow: FlowId) -> Vec<(Came, Vec<u8>)> {
         self.0.remove(&flow).map(|turn| turn.held).unwrap_or_default()
     }
 

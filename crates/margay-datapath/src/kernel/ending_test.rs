@@ -4,7 +4,7 @@ use margay_core::Direction;
 
 use super::opening::numbered;
 use super::*;
-use crate::kernel::layout::{SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_RST_EGRESS, SEEN_RST_INGRESS};
+use crate::kernel::layout::{SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_RST_INGRESS};
 
 /// What the application says next, and what it expects.
 const OWN: u32 = 0xffff_ff00;
@@ -55,47 +55,12 @@ fn a_reset_counts_at_the_very_number_that_is_expected() {
 }
 
 #[test]
-fn a_reset_counts_behind_data_that_is_not_acknowledged_yet() {
-    let Some(talk) = talk(true) else { return };
-    talk.hears(ACK, PEER, &[7; 100]);
-    talk.hears(ACK, PEER.wrapping_add(100), &[7; 50]);
-    talk.hears(ACK, PEER.wrapping_add(100), &[7; 50]);
-    talk.hears(RST, PEER.wrapping_add(100), b"");
-    assert_eq!(talk.seen(), 0);
-    talk.hears(RST | ACK, PEER.wrapping_add(150), b"");
-    assert_eq!(talk.seen(), SEEN_RST_INGRESS);
-}
-
-#[test]
-fn made_up_data_leads_no_reset_to_its_end() {
-    let Some(talk) = talk(true) else { return };
-    for far in [1, 2000, 0x4000_0000] {
-        talk.hears(ACK, PEER.wrapping_add(far), &[7; 100]);
-        talk.hears(RST, PEER.wrapping_add(far + 100), b"");
-        assert_eq!(talk.seen(), 0, "{far}");
-    }
-    // What was lost is sent again: the application acknowledges all, and says so.
-    talk.says(ACK, (OWN, PEER.wrapping_add(101)), b"");
-    talk.hears(RST, PEER.wrapping_add(101), b"");
-    assert_eq!(talk.seen(), SEEN_RST_INGRESS);
-}
-
-#[test]
 fn a_reset_of_which_nothing_is_known_here_is_the_agents_to_judge() {
     let Some(rig) = rig(sample::tuple4(TCP), true, true, true) else { return };
     rig.run(false, &numbered(wire(true).reversed(), RST, (PEER, OWN), b""));
     let entry = rig.entry();
     let state = layout::state_of(&layout::wire_key_of(&flow_of(sample::tuple4(TCP), true, true)), &entry);
     assert_eq!((entry.seen, state.unjudged.reset, state.unjudged.end), (0, Some(PEER), None));
-}
-
-#[test]
-fn the_applications_own_endings_count_at_once() {
-    let Some(talk) = talk(true) else { return };
-    talk.says(FIN | ACK, (OWN, PEER), b"");
-    assert_eq!(talk.seen(), SEEN_FIN_EGRESS);
-    talk.says(RST, (OWN.wrapping_add(1), 0), b"");
-    assert_eq!(talk.seen(), SEEN_FIN_EGRESS | SEEN_RST_EGRESS);
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 use libbpf_rs::MapCore;
-use margay_core::{BITS_V4, Ranges};
+use margay_core::flow_cache::{DATAGRAM_ANSWER, DATAGRAM_IDLE, DATAGRAM_STALL, STALL_UNKNOWN};
+use margay_core::{BITS_V4, KNOCK_WINDOW, PINHOLE_WINDOW, Ranges};
 
 use super::layout::inside_key;
 use super::plain::Plain;
@@ -77,6 +79,17 @@ pub(super) fn set_virtual(constants: &mut rodata, ranges: Ranges) {
     (constants.virtual_v4, constants.virtual_v4_mask) = prefix_v4(ranges);
     constants.virtual_v6 = prefix_v6(ranges);
     (constants.host_v4, constants.host_v6) = host_words(ranges);
+}
+
+/// Tells the programs the numbers that all flow caches have in common.
+pub(super) fn set_common(constants: &mut rodata) {
+    let nanoseconds = |time: Duration| time.as_nanos() as u64;
+    constants.pinhole_window = PINHOLE_WINDOW;
+    constants.knock_window = KNOCK_WINDOW;
+    constants.stall_unknown_ns = nanoseconds(STALL_UNKNOWN);
+    constants.datagram_answer_ns = nanoseconds(DATAGRAM_ANSWER);
+    constants.datagram_stall_ns = nanoseconds(DATAGRAM_STALL);
+    constants.datagram_idle_ns = nanoseconds(DATAGRAM_IDLE);
 }
 
 /// What all virtual IPv4 addresses begin with, and the bits of that, in the order of the network.

@@ -6,6 +6,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 use margay_core::delta::{Translation, Translations};
 use margay_core::entry::{FlowCounters, GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey};
+use margay_core::flow_cache::GRANT_NEWS;
 use margay_core::{Instant, Role, Tuple};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
@@ -33,8 +34,7 @@ use constants::{
 };
 #[cfg(test)]
 pub(super) use constants::{
-    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_EGRESS, SEEN_RST_INGRESS,
-    SEEN_TAKEN,
+    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
 };
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions
@@ -102,6 +102,7 @@ const _: () = assert!(size_of::<translation>() == 4 * 4 + 4);
 const _: () = assert!(size_of::<delta>() == 2 * size_of::<translation>());
 const _: () = assert!(constants::GRANT_FLOWS_MAX == GRANT_FLOWS_MAX as u32 && GRANT_FLOWS_MAX as usize <= 2 * 64);
 const _: () = assert!(constants::GRANT_RECORD_LEN as usize == GRANT_RECORD_LEN);
+const _: () = assert!(constants::GRANT_NEWS == GRANT_NEWS as u32);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     app_key {

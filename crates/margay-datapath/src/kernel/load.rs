@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
-use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
@@ -98,7 +97,11 @@ impl Loaded {
             adopted = Adopted::Replaced { found: LAYOUT_VERSION };
             loaded = load(config, sal0);
         }
-        let skeleton = loaded?;
+        Ok((Self::of(loaded?, sal0, config)?, adopted))
+    }
+
+    /// Programs that are in the kernel, and attached nowhere.
+    pub fn of(skeleton: FlowCacheSkel<'static>, sal0: u32, config: &CacheConfig) -> Result<Self, Unavailable> {
         let handle = |map: &libbpf_rs::Map<'_>| {
             MapHandle::try_from(map).map_err(|error| Unavailable::system("open a map", error))
         };
@@ -128,7 +131,7 @@ impl Loaded {
             .map_err(|error| Unavailable::system("mark the maps", error))?;
         let events = Ring::new(handle(&skeleton.maps.events)?)
             .map_err(|error| Unavailable::system("open the ring of events", error))?;
-        let loaded = Self {
+        Ok(Self {
             skeleton,
             maps,
             events,
@@ -137,8 +140,13 @@ impl Loaded {
             interfaces: Mutex::new(config.interfaces.clone()),
             is_on: AtomicBool::new(true),
             links: Mutex::default(),
-        };
-        Ok((loaded, adopted))
+        })
+    }
+
+    /// The programs and maps themselves.
+    #[cfg(test)]
+    pub const fn skeleton(&self) -> &FlowCacheSkel<'static> {
+        &self.skeleton
     }
 
     /// Where the programs belong.
@@ -375,7 +383,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_last = *config.flow_ports.end();
             interface::set_virtual(constants, config.ranges);
             constants.drops_tags = config.boxes.into();
-            (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
+            interface::set_common(constants);
         }
         open.maps.apps.set_max_entries(config.flows_max)?;
         open.maps.flows.set_max_entries(config.flows_max)?;

@@ -18,6 +18,8 @@ pub(crate) mod plain;
 pub(crate) mod ring;
 #[cfg(test)]
 mod test;
+#[cfg(test)]
+pub(crate) mod unattached;
 pub(crate) mod words;
 
 pub use error::{CacheError, Unavailable};
@@ -36,11 +38,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use margay_core::delta::Translations;
 use margay_core::entry::{FlowCounters, Grant, PathId};
+use margay_core::flow_cache::LINGER;
 use margay_core::time::Instant;
 use margay_core::{Direction, Ranges};
 use margay_wire::FlowId;
@@ -304,9 +306,6 @@ pub enum Adopted {
     },
 }
 
-/// For so long packets come by addresses that a path has left.
-const LINGER: Duration = Duration::from_secs(2);
-
 /// Bytes of a key and of a value of the maps that grow with the hosts that are met, and not with their flows: path
 /// records, and the pairs of addresses that lead to them.
 pub const HOST_MAP_SIZES: [(usize, usize); 2] =
@@ -551,6 +550,9 @@ impl KernelCache {
         if let Some((old_key, old)) = index.get(&flow.flow).and_then(|old_key| self.entry_at(old_key, flow.flow))
             && (old_key.bytes() != key.bytes() || old.app.bytes() != app.bytes())
         {
+            if old.generation > flow.generation {
+                return Ok(());
+            }
             self.delete(&old_key, &old.app);
             index.remove(&flow.flow);
             // How long answers take is of the path.

@@ -74,7 +74,7 @@ impl Rig {
             next_hop: wire.destination.ip(),
             ifindex: 1,
             mtu: 1500,
-            stall_us: 190_000,
+            stall_us: STALL_US,
             held: flags & PATH_HELD != 0,
             watched: false,
         };

@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::PathId;
-use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges, Tuple};
+use margay_core::flow_cache::STALL;
+use margay_core::{Ranges, Tuple};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -28,10 +29,11 @@ const ETHERNET: usize = 14;
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
-const SAL0: u32 = 1;
+pub(super) const SAL0: u32 = 1;
 const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
+const STALL_US: u32 = STALL.as_micros() as u32;
 
 #[path = "checksum_test.rs"]
 mod checksum;
@@ -54,7 +56,7 @@ mod time_wait;
 #[path = "vlan_test.rs"]
 mod vlan;
 
-struct Rig(FlowCacheSkel<'static>);
+pub(super) struct Rig(pub(super) FlowCacheSkel<'static>);
 
 fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
     WireFlow {
@@ -85,7 +87,7 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
         next_hop,
         ifindex: 1,
         mtu: 1500,
-        stall_us: 190_000,
+        stall_us: STALL_US,
         held: false,
         watched: false,
     };
@@ -101,7 +103,7 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
 }
 
 /// The programs, with `sal0` at that index; `None` without root.
-fn programs(sal0: u32) -> Option<Rig> {
+pub(super) fn programs(sal0: u32) -> Option<Rig> {
     programs_in_place(sal0, false)
 }
 
@@ -120,7 +122,7 @@ fn programs_of(sal0: u32, in_place: bool, ranges: Ranges) -> Option<Rig> {
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         super::interface::set_virtual(constants, ranges);
-        (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
+        super::interface::set_common(constants);
         constants.drops_tags = 1;
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
@@ -154,6 +156,16 @@ fn frame(packet: &[u8]) -> Vec<u8> {
     [&[2; 12][..], &ethertype, packet].concat()
 }
 
+/// Verdict, and the IP packet that came out.
+pub(super) fn run_program(program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
+    let data = frame(packet);
+    let mut out = vec![0; 4096];
+    let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
+    let result = program.test_run(input).expect("a run");
+    let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
+    (result.return_value.cast_signed(), out)
+}
+
 impl Rig {
     fn beat(&self, at_ns: u64) {
         put(&self.0.maps.heartbeat, &0_u32.to_ne_bytes(), &at_ns.to_ne_bytes());
@@ -165,11 +177,7 @@ impl Rig {
     }
 
     fn run_one(&self, program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
-        let (data, mut out) = (frame(packet), vec![0; 4096]);
-        let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
-        let result = program.test_run(input).expect("a run");
-        let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
-        (result.return_value.cast_signed(), out)
+        run_program(program, packet)
     }
 
     fn counted(&self) -> Vec<&'static str> {
@@ -365,38 +373,6 @@ fn a_routers_word_that_a_packet_is_too_big_is_heard_of_live_flows_alone() {
         assert_eq!(layout::flow_key_of(&event.wire), wire.into());
         assert_eq!(rig.counted(), ["too_big"]);
     }
-}
-
-#[test]
-fn datagrams_stall_without_an_answer_and_after_a_pause() {
-    let app = sample::tuple4(UDP);
-    let Some(rig) = rig(app, true, true, true) else { return };
-    let data = datagram(app, b"data");
-    let key = rig.0.maps.flows.keys().next().expect("one entry");
-    let now = crate::clock::now().micros() * 1000;
-    let second = 1_000_000_000;
-    for (unanswered, last, verdict) in [
-        (0, 0, REDIRECT),
-        (now - 3 * second, now, REDIRECT),
-        (now - 4 * second, now, NEXT),
-        (0, now - 14 * second, REDIRECT),
-        (0, now - 16 * second, NEXT),
-    ] {
-        let mut entry = rig.entry();
-        (entry.unanswered_since_ns, entry.egress.last_ns, entry.ingress.last_ns) = (unanswered, last, 0);
-        entry.flags &= !layout::FLOW_STALLED;
-        put(&rig.0.maps.flows, &key, entry.bytes());
-        assert_eq!(rig.run(true, &data).0, verdict, "{unanswered} {last}");
-    }
-    // The end that only receives says so once a second.
-    let mut entry = rig.entry();
-    (entry.egress.last_ns, entry.ingress.asked_ns) = (now - 2 * second, 0);
-    put(&rig.0.maps.flows, &key, entry.bytes());
-    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
-    let asked_ns = rig.entry().ingress.asked_ns;
-    assert!(asked_ns >= now - second);
-    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
-    assert_eq!(rig.entry().ingress.asked_ns, asked_ns);
 }
 
 #[test]

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use margay_core::entry::PathId;
+use margay_core::flow_cache::LINGER;
 use margay_core::time::Instant;
 use margay_core::{DropReason, Stack, Stacks, Taking};
 use margay_wire::{DataRepr, FlowId};
 
-use super::{EgressRoute, LINGER, PathRecord, Slot, Table};
+use super::{EgressRoute, PathRecord, Slot, Table};
 use crate::clock;
 use crate::fec::Fec;
 use crate::seal::Seal;

@@ -64,7 +64,7 @@ impl Host {
             if !self.sal.adopt_direct(now, flow, 1, &wire)
                 && let Some(kernel) = &mut self.cache.kernel
             {
-                kernel.follow(flow, None);
+                kernel.follow(now, flow, None);
             }
         }
         self.drain(now);

@@ -1,23 +1,22 @@
 //! What a host makes of repairs of places, and of counts that its core asks for.
 
-use std::net::SocketAddr;
-
 use margay_core::{Input, Instant};
 use margay_wire::FlowId;
 
 use super::{Host, Outgoing};
+use crate::cache::Came;
 use crate::place_fec::Sent;
 
 impl Host {
     /// Takes DATA, and what it brings back. False where it is of no flow that is cached.
-    pub(super) fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        let restored = match self.cache.restore(from, datagram) {
+    pub(super) fn ingress(&mut self, now: Instant, came: Came, datagram: &[u8]) -> bool {
+        let restored = match self.cache.restore(came, datagram) {
             Some(restored) => restored,
-            None if !self.take(now, from, datagram) => return false,
-            None => self.cache.keep(from, datagram),
+            None if !self.take(now, came, datagram) => return false,
+            None => self.cache.keep(came, datagram),
         };
         for datagram in restored {
-            self.take(now, from, &datagram);
+            self.take(now, came, &datagram);
         }
         true
     }

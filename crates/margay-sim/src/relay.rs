@@ -98,10 +98,13 @@ impl Host {
     pub fn kill_relay(&mut self, now: Instant, at: usize) {
         self.relays[at].is_dead = true;
         let Some((left, right)) = self.relays[at].pair else { return };
-        for stream in [left, right] {
-            if let Some(reset) = self.streams[stream].abort() {
-                self.send_segment(now, &reset);
-            }
+        [left, right].into_iter().for_each(|stream| self.abort_stream(now, stream));
+    }
+
+    /// A program resets a connection of its own.
+    pub fn abort_stream(&mut self, now: Instant, stream: usize) {
+        if let Some(reset) = self.streams[stream].abort() {
+            self.send_segment(now, &reset);
         }
     }
 

@@ -416,7 +416,8 @@ impl Stream {
             }
             State::Open if has_syn => vec![self.segment(ACK, None)],
             State::Open => self.take(now, segment),
-            State::TimeWait if segment.flags & FIN != 0 => vec![self.segment(ACK, None)],
+            // Whose acknowledgement was lost says again its FIN, or the data before it (RFC 9293 §3.10.7.4).
+            State::TimeWait if segment.flags & FIN != 0 || !segment.data.is_empty() => vec![self.segment(ACK, None)],
             State::TimeWait => Vec::new(),
             State::Gone => {
                 self.refused += 1;

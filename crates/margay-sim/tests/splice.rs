@@ -1,123 +1,18 @@
 //! A program between two connections leaves, in virtual time: what it stood between becomes one session, with data both
 //! ways, with loss, with ends that close, and with programs and agents that die.
 
-use std::net::SocketAddr;
+mod relayed;
+
 use std::time::Duration;
 
+use margay_core::Cipher;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, SpliceOutcome, SpliceRefused};
-use margay_core::{Cipher, Event};
-use margay_sim::check::{ends_agree, nothing_left_over};
-use margay_sim::stream::{Plan, State, Stream};
+use margay_sim::Weather;
+use margay_sim::check::ends_agree;
+use margay_sim::stream::Plan;
 use margay_sim::world::service;
-use margay_sim::{HostId, Relay, Weather, World};
 use margay_wire::Message;
-
-const SECOND: Duration = Duration::from_secs(1);
-const TALK: Plan = Plan { write: 700, every: Duration::from_millis(7), writes: 600, closes: true };
-const BYTES: u64 = 600 * 700;
-const FRONT: &str = "front.shop";
-const CHAT: &str = "chat.shop";
-
-/// A client, a program that relays, a server.
-struct Relayed {
-    world: World,
-    router: HostId,
-    client: HostId,
-    proxy: HostId,
-    server: HostId,
-    stream: usize,
-}
-
-fn relayed(seed: u64, plan: Plan, lag: Duration) -> Relayed {
-    let mut world = World::new(seed, Weather::FAIR);
-    let router = world.add_host(true);
-    let [client, proxy, server] = [(); 3].map(|()| world.add_host(false));
-    for host in [client, proxy, server] {
-        world.register(router, host);
-        world.host(host).speaks_plainly = true;
-    }
-    world.publish_streams(router, proxy, FRONT, Plan::LISTEN);
-    world.publish_streams(router, server, CHAT, plan);
-    let to = SocketAddr::new(world.host(proxy).ranges().virtual_v6(&service(CHAT)).into(), 80);
-    world.host(proxy).relays.push(Relay::new(81, to, lag));
-    Relayed { world, router, client, proxy, server, stream: usize::MAX }
-}
-
-impl Relayed {
-    fn begin(&mut self, plan: Plan) {
-        self.stream = self.world.connect_stream(self.client, FRONT, plan);
-    }
-
-    fn all(&self) -> [HostId; 4] {
-        [self.router, self.client, self.proxy, self.server]
-    }
-
-    fn set_direct(&mut self, is_on: bool) {
-        self.all().into_iter().for_each(|host| self.world.set_direct(host, is_on));
-    }
-
-    /// The program wishes to leave.
-    fn leave(&mut self) -> Result<(), SpliceRefused> {
-        let now = self.world.now;
-        let said = self.world.host(self.proxy).splice(now, 0);
-        self.world.touch(self.proxy);
-        said
-    }
-
-    fn outcomes(&mut self) -> Vec<SpliceOutcome> {
-        self.world.host(self.proxy).relays[0].outcomes.clone()
-    }
-
-    fn ends(&mut self) -> [Stream; 2] {
-        let client = self.world.host(self.client).streams[self.stream].clone();
-        [client, self.world.host(self.server).streams.last().expect("it was accepted").clone()]
-    }
-
-    fn flows_at(&mut self, host: HostId) -> usize {
-        self.world.host(host).sal.flow_count()
-    }
-
-    fn nothing_stays(&mut self, what: &str) {
-        for host in self.all() {
-            assert_eq!(self.flows_at(host), 0, "{host:?} forgets it: {what}");
-            let now = self.world.now;
-            assert_eq!(self.world.host(host).sal.locked_sessions(now), 0, "{what}");
-        }
-        nothing_left_over(&self.world).unwrap_or_else(|left| panic!("{what}: {left}"));
-    }
-
-    fn ends_well(&mut self, what: &str) {
-        self.world.run_for(360 * SECOND);
-        for end in self.ends() {
-            let said = (end.was_reset, end.was_wrong, end.received, end.state, end.retransmissions);
-            assert!(!end.was_reset && !end.was_wrong && end.received == BYTES, "{what}: {said:?}");
-            assert!(matches!(end.state, State::TimeWait | State::Gone), "{what}: {said:?}");
-        }
-        self.nothing_stays(what);
-    }
-
-    /// Whatever has become of it: no byte is wrong, and who was told that all is well has all.
-    fn ends_somehow(&mut self, what: &str) -> bool {
-        self.world.run_for(240 * SECOND);
-        let ends = self.ends();
-        for end in &ends {
-            let said = (end.was_reset, end.was_wrong, end.received, end.state);
-            assert!(!end.was_wrong, "{what}: {said:?}");
-            assert!(end.was_reset || end.received == BYTES, "{what}: {said:?}");
-        }
-        ends.iter().any(|end| end.was_reset)
-    }
-
-    /// What the client's host remembers.
-    fn reconfigurations(&mut self) -> Vec<(&'static str, ReconfigurationOutcome)> {
-        let events = self.world.host(self.client).events.iter();
-        let outcome = |event: &Event| match event {
-            Event::Reconfigured { change, .. } => Some((change.edit.label(), change.outcome.clone())),
-            _ => None,
-        };
-        events.filter_map(outcome).collect()
-    }
-}
+use relayed::{CHAT, SECOND, TALK, relayed};
 
 #[test]
 fn a_program_leaves_and_its_session_goes_on_without_it() {

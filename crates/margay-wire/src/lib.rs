@@ -55,6 +55,6 @@ pub use program::{
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
-pub use splice::{CutRepr, SpliceRepr, SpliceSocketRepr};
+pub use splice::{CutRepr, SPLICE_LEN, SpliceRepr, SpliceSocketRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, Sharing, StripeRepr};
 pub use timing::TimingRepr;

@@ -4,7 +4,7 @@
 use crate::header::{Error, SessionId};
 
 /// Bytes of SPLICE's value.
-pub(crate) const SPLICE_LEN: usize = 96;
+pub const SPLICE_LEN: usize = 96;
 /// Bytes of CUT's value.
 pub(crate) const CUT_LEN: usize = 8;
 /// Largest window scale (RFC 7323 §2.3).
@@ -110,6 +110,13 @@ impl SpliceRepr {
         })
     }
 
+    /// The value: what is signed of it where others pass it on.
+    pub fn to_bytes(&self) -> [u8; SPLICE_LEN] {
+        let mut value = [0; SPLICE_LEN];
+        self.emit(&mut value);
+        value
+    }
+
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::HOST].copy_from_slice(&self.host);
         value[field::SESSION].copy_from_slice(&self.session.0);
@@ -161,8 +168,7 @@ mod tests {
         };
         let right = SpliceSocketRepr { timestamp: None, has_sack: false, ..left };
         let repr = SpliceRepr { host: [1; 16], session: SessionId([2; 16]), service: [3; 32], left, right };
-        let mut value = [0; SPLICE_LEN];
-        repr.emit(&mut value);
+        let mut value = repr.to_bytes();
         assert_eq!(value[64..80], [1, 2, 3, 4, 0, 0, 0, 5, 0, 0, 0, 6, 7, 14, 3, 0]);
         assert_eq!(value[88..], [0, 0, 0, 0, 7, 14, 0, 0]);
         assert_eq!(SpliceRepr::parse(&value), Ok(repr));

@@ -45,6 +45,8 @@ pub(crate) struct NewWay {
     pub session: SessionId,
     pub service: ServiceId,
     pub app: Tuple,
+    /// The port of the service that it is for.
+    pub port: u16,
     pub boxes: Vec<BoxRepr>,
     /// Which of the session's reconfigurations.
     pub number: u32,
@@ -55,7 +57,7 @@ impl Sal {
     pub(crate) fn chain_of_way(&self, way: &NewWay) -> Option<Chained> {
         let first = way.boxes.first()?;
         let protocol = way.app.protocol;
-        let port = way.app.destination.port();
+        let port = way.port;
         let signed = Signed {
             session: way.session,
             destination: &way.service,

@@ -44,7 +44,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{BoxRepr, Chain, ErrorCode, FlowId, SessionId};
+use margay_wire::{BoxFlags, BoxRepr, Chain, ErrorCode, FlowId, SessionId};
 
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
@@ -160,6 +160,25 @@ impl Chained {
     /// The name that the SYN is to ask for.
     fn next_name(&self, destination: ServiceId) -> ServiceId {
         self.next_box().map_or(destination, |at| service_of(&self.boxes[at]))
+    }
+
+    /// At an end of the session: the boxes that both ends are between, in order. Not among them: a proxy at either end,
+    /// and what was left out.
+    pub fn boxes_between(&self) -> Vec<ServiceId> {
+        let own = if self.place == Place::First { self.first_asked() } else { 0 };
+        let none = BoxFlags::LEFT_OUT | BoxFlags::ENDS;
+        self.boxes.iter().skip(own).filter(|one| !one.flags.intersects(none)).map(service_of).collect()
+    }
+
+    /// Of the first flow: whether a proxy of this host has begun the session.
+    pub fn is_begun_by_proxy(&self) -> bool {
+        let mut before = self.boxes.iter().take(self.first_asked());
+        self.place == Place::First && before.any(|one| one.flags.contains(BoxFlags::PASSED))
+    }
+
+    /// Where among the boxes the one is that the flow has asked for.
+    fn first_asked(&self) -> usize {
+        self.boxes.iter().position(|one| service_of(one) == self.asked).unwrap_or(self.boxes.len())
     }
 
     pub const fn is_left(&self) -> bool {

@@ -9,6 +9,7 @@ use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, Reconfi
 use super::cut::{Scales, Way};
 use super::parting::STUCK;
 use super::splice::facts_of;
+use super::vouching::{Said, Vouched};
 use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
 use crate::act::chain::{Read, service_of};
 use crate::act::stack_change::Sends;
@@ -20,6 +21,7 @@ use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
+use crate::types::name::ServiceId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
@@ -27,6 +29,8 @@ use crate::types::time::Instant;
 const AWAITED: Duration = Duration::from_secs(4);
 /// The left anchor is asked so often whether it sends by the new way, too.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// The old way's next host is told so often that it is over, once the left anchor should have said so.
+const LEAVE_AGAIN: Duration = Duration::from_millis(300);
 /// After so long without its word the session goes by the old way again.
 const LEASE: Duration = crate::session::LEASE_MAX;
 
@@ -57,10 +61,12 @@ pub(super) struct Following {
 }
 
 /// What the host of a program that leaves has said.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Spliced {
     /// The host of the session's client from now on.
     client: HostId,
+    /// The boxes that both ends will be between, in order.
+    boxes: Vec<ServiceId>,
     /// The session that the flow was of before.
     session: SessionId,
     /// What the numbers of the two connections differ by.
@@ -71,6 +77,22 @@ struct Spliced {
     is_confirmed: bool,
     /// The left anchor awaits nothing more by the old way.
     is_finishing: bool,
+}
+
+impl Spliced {
+    /// `session`: that of the flow.
+    fn of(now: Instant, session: SessionId, splice: &SpliceRepr, vouched: Vouched) -> Self {
+        let facts = facts_of(splice);
+        Self {
+            client: HostId(splice.host),
+            boxes: vouched.boxes,
+            session,
+            delta: facts.delta(now),
+            scales: Scales { told: facts.right.own_scale, own: Some(facts.right.peer_scale) },
+            is_confirmed: false,
+            is_finishing: false,
+        }
+    }
 }
 
 impl Following {
@@ -113,7 +135,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         use ReconfigurationStep as Step;
         if said.step == Step::Request {
-            return self.asked_for_way(now, id, said, message.splice());
+            return self.asked_for_way(now, id, said, message);
         }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         let known = self.reconfigurations.following.get(&session).filter(|one| one.ways.has(id));
@@ -173,9 +195,18 @@ impl Sal {
         now: Instant,
         id: FlowId,
         said: ReconfigurationRepr,
-        splice: Option<SpliceRepr>,
+        message: &Verified<'_>,
     ) -> Result<(), DropReason> {
-        let own = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        let own = flow.session;
+        let splice = message.splice();
+        let vouched = match &splice {
+            None => None,
+            Some(splice) => {
+                let asked = Said { number: said.number, to: self.session_before(flow), splice };
+                Some(asked.read(message, self.far_end_by_boxes(flow))?)
+            }
+        };
         // Of the two sessions the left one's number stays.
         let session = splice.map_or(own, |splice| splice.session);
         let last = self.reconfigurations.numbers.get(&id).copied().filter(|_| splice.is_none());
@@ -207,17 +238,7 @@ impl Sal {
             self.say_step_repr(id, no, Some(refused.code()));
             return Ok(());
         }
-        let spliced = splice.map(|splice| {
-            let facts = facts_of(&splice);
-            Spliced {
-                client: HostId(splice.host),
-                session: own,
-                delta: facts.delta(now),
-                scales: Scales { told: facts.right.own_scale, own: Some(facts.right.peer_scale) },
-                is_confirmed: false,
-                is_finishing: false,
-            }
-        });
+        let spliced = splice.zip(vouched).map(|(splice, vouched)| Spliced::of(now, own, &splice, vouched));
         self.flows.set_session(id, session);
         self.reconfigurations.following.entry(session).or_insert(Following {
             ways: Ways::of(id, said.number),
@@ -242,7 +263,7 @@ impl Sal {
     fn why_not_spliced(&self, id: FlowId, own: SessionId, splice: &SpliceRepr) -> Option<ReconfigurationRefused> {
         let is_known = splice.session != own && self.flows.of_session(splice.session).next().is_some();
         let is_self = HostId(splice.host) == self.config.host_id();
-        match self.may_be_spliced(id, Role::Responder) {
+        match self.may_leave_way(id, Role::Responder) {
             Err(refused) => Some(refused),
             // Program and client, or program and server, on this host.
             Ok(_) if is_known || is_self => Some(ReconfigurationRefused::SameHost),
@@ -287,12 +308,17 @@ impl Sal {
         };
         let client = read.chained.as_ref().and_then(|chained| chained.setup.as_ref());
         let client = client.map_or(claimed, |setup| setup.origin.host_key.id());
-        let spliced = known.and_then(|one| one.spliced);
+        let spliced = known.and_then(|one| one.spliced.as_ref());
         let far_end = spliced.map(|spliced| spliced.client).or_else(|| self.far_end(flow));
         if far_end != Some(client) {
             return Some(ErrorCode::NotAllowed);
         }
         let boxes = read.chained.as_ref().map(|chained| &chained.boxes[..]).unwrap_or_default();
+        let is_other = |spliced: &Spliced| !boxes.iter().map(service_of).eq(spliced.boxes.iter().copied());
+        if spliced.is_some_and(is_other) {
+            // Whoever administers the client's host leaves out none of those behind the program.
+            return Some(ErrorCode::ChainRequired);
+        }
         let is_named = |one| self.chain_policy().name_of_box(&service_of(one)).is_some();
         (!boxes.iter().all(is_named)).then_some(ErrorCode::BoxUnknown)
     }
@@ -330,11 +356,12 @@ impl Sal {
         following.ways.new = Some(id);
         following.state = FollowingState::Ready;
         following.until = now + AWAITED;
-        if let Some(spliced) = following.spliced {
-            let old = following.ways.old;
-            let before = self.flows.get(old).and_then(|flow| flow.delta.as_deref().copied());
-            let delta = before.map_or(spliced.delta, |before| spliced.delta.then(before));
-            self.begin_parting(now, session, Role::Responder, (spliced.scales, Some(delta)));
+        if let Some(spliced) = &following.spliced {
+            let scales = spliced.scales;
+            let between = spliced.delta;
+            let before = self.flows.get(following.ways.old).and_then(|flow| flow.delta.as_deref().copied());
+            let delta = before.map_or(between, |before| between.then(before));
+            self.begin_parting(now, session, Role::Responder, (scales, Some(delta)));
             return held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
         }
         let old = following.ways.old;
@@ -364,7 +391,7 @@ impl Sal {
     /// Turns this end, as soon as the new way stands at both, and its program has shown what it has sent.
     pub(super) fn follower_turns(&mut self, now: Instant, session: SessionId) {
         let following = self.reconfigurations.following.get(&session);
-        let is_confirmed = following.and_then(|one| one.spliced).is_some_and(|spliced| spliced.is_confirmed);
+        let is_confirmed = following.and_then(|one| one.spliced.as_ref()).is_some_and(|spliced| spliced.is_confirmed);
         if !is_confirmed || !self.turn_at_cut(now, session, Role::Responder) {
             return;
         }
@@ -386,7 +413,9 @@ impl Sal {
         let parting = ways.parting.as_deref();
         let delta = parting.and_then(|parting| parting.delta).unwrap_or(Delta::ZERO);
         let scales = parting.map(|parting| parting.cut.scales()).unwrap_or_default();
-        let spliced = Spliced { client, session: before, delta, scales, is_confirmed: true, is_finishing: false };
+        let boxes = Vec::new();
+        let spliced =
+            Spliced { boxes, client, session: before, delta, scales, is_confirmed: true, is_finishing: false };
         let following = Following {
             ways,
             spliced: Some(spliced),
@@ -400,7 +429,7 @@ impl Sal {
     /// The session that a flow was of before it had two ways.
     pub(crate) fn session_before(&self, flow: &Flow) -> SessionId {
         let following = self.reconfigurations.following.get(&flow.session).filter(|one| one.ways.old == flow.id);
-        let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced);
+        let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced.as_ref());
         spliced.map_or(flow.session, |spliced| spliced.session)
     }
 
@@ -437,7 +466,9 @@ impl Sal {
         if following.state != FollowingState::Parting {
             return;
         }
-        let Some((parting, spliced)) = following.ways.parting.as_deref().zip(following.spliced) else { return };
+        let Some((parting, spliced)) = following.ways.parting.as_deref().zip(following.spliced.as_ref()) else {
+            return;
+        };
         let is_over = parting.is_over();
         // Who awaits nothing more is waited for as long as it is heard.
         if has_moved || is_over {
@@ -447,7 +478,8 @@ impl Sal {
         let number = following.ways.number;
         following.state = FollowingState::Finished;
         following.until = now + AWAITED + PATIENCE;
-        following.sends.next = None;
+        // The program's host says once that it has forgotten the old way: boxes behind it may not have heard.
+        following.sends.next = Some(now + AWAITED);
         self.end_parting(now, session, Role::Responder);
         self.say_step(new, ReconfigurationStep::Finished, number);
     }
@@ -501,7 +533,7 @@ impl Sal {
         self.turn_ways_back(now, session, Role::Responder);
         self.undo_parting(now, session, Role::Responder);
         let Some(following) = self.reconfigurations.following.remove(&session) else { return };
-        if let Some(spliced) = following.spliced.filter(|_| !following.ways.has_turned) {
+        if let Some(spliced) = following.spliced.as_ref().filter(|_| !following.ways.has_turned) {
             self.flows.set_session(following.ways.old, spliced.session);
         }
         if following.ways.has_turned {
@@ -544,7 +576,10 @@ impl Sal {
             }
             if following.sends.next.is_some_and(|next| next <= now) {
                 following.sends.next = Some(now + ASK_EVERY);
-                if following.spliced.is_some() {
+                if following.state == FollowingState::Finished {
+                    following.sends.next = Some(now + LEAVE_AGAIN);
+                    self.say_step(old, ReconfigurationStep::Leave, number);
+                } else if following.spliced.is_some() {
                     self.say_cut(session, Role::Responder, ReconfigurationStep::Done);
                 } else if let Some(new) = following.ways.new {
                     self.say_step(new, ReconfigurationStep::Done, number);

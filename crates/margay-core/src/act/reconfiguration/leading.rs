@@ -14,11 +14,12 @@ use super::cut::Scales;
 use super::duration::{Times, Took};
 use super::parting::STUCK;
 use super::refusal::refusal_text;
+use super::vouching::Vouched;
 use super::{
-    Edit, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome, ReconfigurationRefused,
-    Reconfigured, TCP, Ways,
+    Beside, Edit, EditError, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome,
+    ReconfigurationRefused, Reconfigured, TCP, Ways, bare,
 };
-use crate::act::chain::NewWay;
+use crate::act::chain::{Chained, NewWay};
 use crate::act::setup::Start;
 use crate::act::stack_change::{Sends, number_after};
 use crate::association::auth::Verified;
@@ -172,6 +173,8 @@ pub(super) struct Leading {
     is_finishing: bool,
     /// What the program at the other end stands between, where that is to leave.
     splice: Option<SpliceRepr>,
+    /// The port of the service that it has connected to, where boxes are to see the session.
+    port: Option<u16>,
 }
 
 impl Leading {
@@ -198,12 +201,13 @@ impl Sal {
         now: Instant,
         id: FlowId,
         wish: Wish,
-        splice: Option<SpliceRepr>,
+        splice: Option<(SpliceRepr, Option<u16>)>,
     ) -> Result<(), ReconfigurationRefused> {
+        let (splice, port) = splice.map_or((None, None), |(splice, port)| (Some(splice), port));
         let far_end = match splice {
             None => self.may_go_another_way(id, Role::Initiator)?,
             Some(splice) => {
-                self.may_be_spliced(id, Role::Initiator)?;
+                self.may_leave_way(id, Role::Initiator)?;
                 HostId(splice.host)
             }
         };
@@ -231,6 +235,7 @@ impl Sal {
             why: String::new(),
             is_finishing: false,
             splice,
+            port,
         };
         self.reconfigurations.leading.insert(session, leading);
         self.leaders_due(now);
@@ -243,13 +248,24 @@ impl Sal {
         now: Instant,
         id: FlowId,
         splice: SpliceRepr,
+        vouched: Vouched,
     ) -> Result<(), ReconfigurationRefused> {
         let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         if self.reconfigurations.leading.contains_key(&flow.session) {
             return Err(ReconfigurationRefused::UnderWay);
         }
+        let Vouched { boxes, port } = vouched;
+        let chained = flow.chain.as_deref();
+        if chained.is_some_and(Chained::is_begun_by_proxy) {
+            return Err(ReconfigurationRefused::BehindProxy);
+        }
+        let between = chained.map(Chained::boxes_between).unwrap_or_default();
+        if let Some(missing) = between.into_iter().find(|one| !boxes.contains(one)) {
+            // Boxes that are before the program are not its to leave out.
+            return Err(ReconfigurationRefused::Edit(EditError::Absent(missing)));
+        }
         let edit = Edit::Leave { service: flow.service };
-        self.begin_leading(now, id, Wish { order: None, edit, boxes: Vec::new() }, Some(splice))
+        self.begin_leading(now, id, Wish { order: None, edit, boxes }, Some((splice, port)))
     }
 
     /// An agent that has started again goes on with a session that has two ways.
@@ -273,6 +289,7 @@ impl Sal {
             why: String::new(),
             is_finishing: false,
             splice: None,
+            port: None,
         };
         self.reconfigurations.leading.insert(session, leading);
     }
@@ -564,6 +581,7 @@ impl Sal {
         let Some(old) = self.flows.get(leading.ways.old) else { return };
         let Flow { service, app, .. } = *old;
         let service = leading.splice.map_or(service, |splice| ServiceId(splice.service));
+        let port = leading.port.unwrap_or(app.destination.port());
         let is_sealed = old.is_sealed();
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
@@ -576,12 +594,13 @@ impl Sal {
             BoxRepr { service: name, flags: BoxFlags::empty() }
         };
         let boxes: Vec<BoxRepr> = boxes.iter().map(ahead).collect();
-        flow.chain = self.chain_of_way(&NewWay { session, service, app, boxes, number: begin.number }).map(Box::new);
+        flow.chain =
+            self.chain_of_way(&NewWay { session, service, app, port, boxes, number: begin.number }).map(Box::new);
         let nonce = self.rng.u64();
         let start = if flow.chain.is_none() {
             Start { pin: Some(Pin::Only), ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
         } else {
-            match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, app.destination.port(), Sender::Own) {
+            match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, port, Sender::Own) {
                 Resolution::Forward(rule, hop) => {
                     let address = hop.address;
                     let beside = self.note_own(rule);
@@ -692,7 +711,8 @@ impl Sal {
             let new = leading.ways.new;
             let (id, step) = match leading.state {
                 LeadingState::Asking if let Some(splice) = splice => {
-                    self.say_request_spliced(old, number, splice);
+                    let beside = Beside { splice: Some(splice), ..Beside::default() };
+                    self.say_beside(old, bare(ReconfigurationStep::Request, number), &beside);
                     continue;
                 }
                 LeadingState::Asking => (Some(old), ReconfigurationStep::Request),

@@ -37,6 +37,7 @@ mod passing;
 mod record;
 mod refusal;
 mod splice;
+mod vouching;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -45,7 +46,10 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId};
+use margay_wire::{
+    Chain, CutRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId,
+    SessionRepr, SpliceRepr,
+};
 
 use crate::act::ending::closing::LINGER;
 use crate::act::stack_change::Sends;
@@ -286,6 +290,40 @@ const fn bare(step: ReconfigurationStep, number: u32) -> ReconfigurationRepr {
     ReconfigurationRepr { step, number, host: [0; 16], address: nowhere() }
 }
 
+/// What a step says beside itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside<'a> {
+    code: Option<ErrorCode>,
+    splice: Option<SpliceRepr>,
+    chain: Option<Chain<'a>>,
+    session: Option<SessionRepr>,
+    cut: Option<CutRepr>,
+}
+
+impl<'a> Beside<'a> {
+    /// All that a message says.
+    fn of(message: &'a Verified<'_>) -> Self {
+        Self {
+            code: message.error().map(|error| error.code),
+            splice: message.splice(),
+            chain: message.chain(),
+            session: message.session(),
+            cut: message.cut(),
+        }
+    }
+
+    fn extensions(&self, repr: ReconfigurationRepr) -> Vec<Extension<'a>> {
+        let error = self.code.map(|code| Extension::Error(ErrorRepr { code, text: "" }));
+        core::iter::once(Extension::Reconfiguration(repr))
+            .chain(error)
+            .chain(self.splice.map(Extension::Splice))
+            .chain(self.chain.map(Extension::Chain))
+            .chain(self.session.map(Extension::Session))
+            .chain(self.cut.map(Extension::Cut))
+            .collect()
+    }
+}
+
 impl Sal {
     /// A step of a reconfiguration.
     pub(crate) fn handle_reconfiguration(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
@@ -323,7 +361,7 @@ impl Sal {
             _ => return,
         };
         let flows = (message.src_flow, message.dst_flow);
-        self.send_step(message.association(), flows, bare(step, said.number), code);
+        self.send_step(message.association(), flows, bare(step, said.number), &Beside { code, ..Beside::default() });
     }
 
     /// Says a step by a flow.
@@ -332,10 +370,14 @@ impl Sal {
     }
 
     fn say_step_repr(&mut self, id: FlowId, repr: ReconfigurationRepr, code: Option<ErrorCode>) {
+        self.say_beside(id, repr, &Beside { code, ..Beside::default() });
+    }
+
+    fn say_beside(&mut self, id: FlowId, repr: ReconfigurationRepr, beside: &Beside<'_>) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.association != 0) else { return };
         let association = flow.association;
         let peer_flow = flow.peer_flow;
-        self.send_step(association, (peer_flow, id), repr, code);
+        self.send_step(association, (peer_flow, id), repr, beside);
     }
 
     fn send_step(
@@ -343,11 +385,9 @@ impl Sal {
         association: u32,
         (to, from): (FlowId, FlowId),
         repr: ReconfigurationRepr,
-        code: Option<ErrorCode>,
+        beside: &Beside<'_>,
     ) {
-        let extensions: Vec<_> = core::iter::once(Extension::Reconfiguration(repr))
-            .chain(code.map(|code| Extension::Error(ErrorRepr { code, text: "" })))
-            .collect();
+        let extensions = beside.extensions(repr);
         let mut draft = Draft::new(kind_of(repr.step), to, from);
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);

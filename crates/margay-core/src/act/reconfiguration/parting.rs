@@ -7,11 +7,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{CutRepr, ErrorCode, Extension, FlowId, ReconfigurationStep, SessionId};
+use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationStep, SessionId};
 
 use super::cut::{Arrival, Cut, PeerCut, Scales, Way};
-use super::{KeptWay, PartingRecord, Ways, bare, kind_of};
-use crate::association::draft::Draft;
+use super::{Beside, KeptWay, PartingRecord, Ways, bare};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
@@ -190,17 +189,12 @@ impl Sal {
         let number = ways.number;
         let old = ways.old;
         let Some((new, parting)) = ways.new.zip(ways.parting.as_deref()) else { return };
-        let Some(flow) = self.flows.get(new) else { return };
         // One that is heard of late was not said by the old way alone.
         let is_closed = self.flows.get(old).is_some_and(|flow| flow.has(seen::FIN_EGRESS)) && parting.cut.closes_own();
         let has_heard = parting.cut.has_peer();
         let own = parting.own_on_wire();
-        let cut = own.map(|number| Extension::Cut(CutRepr { number, is_closed, has_heard }));
-        let extensions: Vec<_> = core::iter::once(Extension::Reconfiguration(bare(step, number))).chain(cut).collect();
-        let association = flow.association;
-        let mut draft = Draft::new(kind_of(step), flow.peer_flow, new);
-        draft.extensions = &extensions;
-        self.seal_and_send(association, draft);
+        let cut = own.map(|number| CutRepr { number, is_closed, has_heard });
+        self.say_beside(new, bare(step, number), &Beside { cut, ..Beside::default() });
     }
 
     /// The other end has turned at its cut.
@@ -414,7 +408,7 @@ impl Sal {
                 self.fail_flow(now, old, RemoveReason::PeerFailed);
                 continue;
             };
-            let far_end = self.associations.get(new.association).map(|peer| peer.host);
+            let far_end = self.far_end(new);
             let Some((role, far_end)) = self.flows.get(old).map(|flow| flow.role).zip(far_end) else { continue };
             let delta = record.delta.map(|delta| delta.shown_at(Instant::ZERO, now).ahead(CLOCK_AHEAD_MS));
             let scales = Scales { told: record.scale, own: None };

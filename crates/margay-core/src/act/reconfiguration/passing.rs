@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, ReconfigurationRepr, ReconfigurationStep};
 
-use super::bare;
+use super::{Beside, bare};
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -43,7 +43,7 @@ impl Sal {
                 _ => Err(DropReason::UnknownFlow),
             };
         };
-        self.say_step_repr(other, said, message.error().map(|error| error.code));
+        self.say_beside(other, said, &Beside::of(message));
         match said.step {
             ReconfigurationStep::Leave => [id, other].into_iter().for_each(|half| self.begin_to_leave(now, half)),
             ReconfigurationStep::Left => self.forget_halves(id),

@@ -39,9 +39,9 @@ pub enum ReconfigurationRefused {
     /// It begins or ends at a proxy.
     #[error("the session begins or ends at a proxy, and such sessions keep their boxes")]
     Proxied,
-    /// Boxes are between a program that leaves and one of the two ends.
-    #[error("the session goes through boxes before or behind the program that leaves, and keeps it therefore")]
-    BoxesBetween,
+    /// A program leaves, and before it is a proxy of the same chain.
+    #[error("the session begins at a proxy of the chain that the program which leaves is of, and keeps it therefore")]
+    BehindProxy,
     /// It waits: another act has it.
     #[error("the connection is on its way to another host, or waits to be sealed; try again in a moment")]
     Held,
@@ -90,6 +90,12 @@ impl Sal {
         }
     }
 
+    /// The host at the other end of a session, where boxes are before it: they pass its words on.
+    pub(super) fn far_end_by_boxes(&self, flow: &Flow) -> Option<HostId> {
+        let neighbour = self.associations.get(flow.association).map(|peer| peer.host);
+        self.far_end(flow).filter(|far_end| neighbour != Some(*far_end))
+    }
+
     /// Whether an end of a session agrees that it goes through other boxes. Gives the host at the other end.
     pub(super) fn may_go_another_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
         let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
@@ -109,7 +115,8 @@ impl Sal {
         }
     }
 
-    fn may_leave_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
+    /// Whether an end of a session can go another way, whoever is between. Gives the host at the other end.
+    pub(super) fn may_leave_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
         let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
         let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
@@ -130,20 +137,6 @@ impl Sal {
         })
     }
 
-    /// Whether one of the two sessions of a program that leaves may go another way, at either of its ends. Gives the
-    /// host at the other end. Of boxes it has none but that program itself.
-    pub(super) fn may_be_spliced(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
-        let ends = |one: &margay_wire::BoxRepr| one.flags.contains(margay_wire::BoxFlags::ENDS);
-        let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
-        match chained {
-            Some(chained) if !chained.boxes.iter().all(ends) || chained.boxes.len() > 1 => {
-                Err(ReconfigurationRefused::BoxesBetween)
-            }
-            Some(chained) if chained.is_at_box() => Err(ReconfigurationRefused::AtBox),
-            _ => self.may_leave_way(id, role),
-        }
-    }
-
     /// The boxes that a session goes through, in order.
     pub(super) fn boxes_of(&self, id: FlowId) -> Vec<ServiceId> {
         let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
@@ -161,9 +154,7 @@ impl ReconfigurationRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::SameHost | Self::Proxied | Self::BoxesBetween | Self::UnknownEnd | Self::Edit(_) => {
-                ErrorCode::Refused
-            }
+            Self::SameHost | Self::Proxied | Self::BehindProxy | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
         }
     }
 }

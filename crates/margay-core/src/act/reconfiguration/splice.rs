@@ -7,18 +7,18 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{
-    ErrorCode, Extension, FlowId, ReconfigurationRepr, ReconfigurationStep, SpliceRepr, SpliceSocketRepr,
-};
+use margay_wire::{Chain, ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep, SpliceRepr, SpliceSocketRepr};
 
 use super::refusal::refusal_text;
-use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, TCP, bare, kind_of, nowhere};
+use super::vouching::{Said, Vouched};
+use super::{Beside, EditError, PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, TCP, bare};
+use crate::act::chain::Chained;
 use crate::act::stack_change::{Sends, number_after};
 use crate::association::auth::Verified;
-use crate::association::draft::Draft;
 use crate::leg::delta::{SocketFacts, SpliceFacts};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
+use crate::session::flow::Flow;
 use crate::session::{Act, Holder, LockError, LockGuardId};
 use crate::types::drop_reason::DropReason;
 use crate::types::role::Role;
@@ -134,6 +134,13 @@ pub(super) fn facts_of(said: &SpliceRepr) -> SpliceFacts {
     SpliceFacts { left: socket(&said.left), right: socket(&said.right) }
 }
 
+/// The one session that two are to be.
+fn vouched_of(accepted: &Flow, opened: &Flow) -> Vouched {
+    let [left, right] =
+        [accepted, opened].map(|flow| flow.chain.as_deref().map(Chained::boxes_between).unwrap_or_default());
+    Vouched::of(left, right, opened.app.destination.port())
+}
+
 impl Sal {
     /// Whether [`splice`](Self::splice) would begin now, unless another act has the session.
     ///
@@ -156,10 +163,13 @@ impl Sal {
         if is_between || [left, right].iter().any(|id| self.reconfigurations.splices.of(*id).is_some()) {
             return Err(SpliceRefused::UnderWay);
         }
-        let client = self.may_be_spliced(left, Role::Responder).map_err(SpliceRefused::Refused)?;
-        let server = self.may_be_spliced(right, Role::Initiator).map_err(SpliceRefused::Refused)?;
+        let client = self.may_leave_way(left, Role::Responder).map_err(SpliceRefused::Refused)?;
+        let server = self.may_leave_way(right, Role::Initiator).map_err(SpliceRefused::Refused)?;
         if client == server {
             return Err(SpliceRefused::SameHost);
+        }
+        if vouched_of(accepted, opened).is_too_long() {
+            return Err(SpliceRefused::Refused(ReconfigurationRefused::Edit(EditError::TooMany)));
         }
         Ok(())
     }
@@ -207,31 +217,32 @@ impl Sal {
         Ok(())
     }
 
-    /// What the receiver is told of the two connections: who is at the end that is not its own.
-    fn said_of_splice(&self, now: Instant, left: FlowId, to_left: bool) -> Option<SpliceRepr> {
-        let splice = self.reconfigurations.splices.by_left.get(&left)?;
-        let accepted = self.flows.get(left)?;
-        let opened = self.flows.get(splice.right)?;
-        let other = if to_left { opened } else { accepted };
-        let host = self.associations.get(other.association)?.host;
+    /// Says a step that tells of the two connections, to the left end or to the right one: who is at the end that is
+    /// not its own, and which boxes are between the two.
+    fn say_spliced(&mut self, now: Instant, left: FlowId, to_left: bool, repr: ReconfigurationRepr) {
+        let Some(splice) = self.reconfigurations.splices.by_left.get(&left) else { return };
+        let right = splice.right;
+        let Some((accepted, opened)) = self.flows.get(left).zip(self.flows.get(right)) else { return };
+        let (id, own, other) = if to_left { (left, accepted, opened) } else { (right, opened, accepted) };
+        let Some(host) = self.far_end(other) else { return };
         let elapsed_ms = now.since(splice.taken_at).as_millis() as u32;
-        Some(SpliceRepr {
+        let said = SpliceRepr {
             host: host.0,
             session: accepted.session,
             service: opened.service.0,
             left: socket(&splice.facts.left, elapsed_ms),
             right: socket(&splice.facts.right, elapsed_ms),
-        })
-    }
-
-    /// Says a step that has SPLICE.
-    pub(super) fn say_spliced(&mut self, id: FlowId, repr: ReconfigurationRepr, splice: SpliceRepr) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.association != 0) else { return };
-        let association = flow.association;
-        let extensions = [Extension::Reconfiguration(repr), Extension::Splice(splice)];
-        let mut draft = Draft::new(kind_of(repr.step), flow.peer_flow, id);
-        draft.extensions = &extensions;
-        self.seal_and_send(association, draft);
+        };
+        let vouched = vouched_of(accepted, opened);
+        let signed = Said { number: repr.number, to: own.session, splice: &said };
+        let chain = signed.write(&self.config.host_key, &vouched);
+        let beside = Beside {
+            splice: Some(said),
+            chain: chain.as_deref().and_then(|value| Chain::parse(value).ok()),
+            session: vouched.session(accepted.session),
+            ..Beside::default()
+        };
+        self.say_beside(id, repr, &beside);
     }
 
     /// Says again what has not been answered, and ends what has waited for too long.
@@ -250,8 +261,8 @@ impl Sal {
                 SpliceState::Wishing => {
                     let is_to_say = splice.sends.take(now);
                     let wish = bare(ReconfigurationStep::Wish, splice.number);
-                    if let Some(said) = self.said_of_splice(now, left, true).filter(|_| is_to_say) {
-                        self.say_spliced(left, wish, said);
+                    if is_to_say {
+                        self.say_spliced(now, left, true, wish);
                     }
                 }
                 SpliceState::Led => {
@@ -260,9 +271,7 @@ impl Sal {
                     // A lease that has ended lets others lock the session; what they do the steps refuse.
                     let _ = self.locks.renew(splice.guard, now, LEASE);
                     // The agents of both ends may have started again: who has forgotten the session says so.
-                    if let Some(said) = self.said_of_splice(now, left, true) {
-                        self.say_spliced(left, wish, said);
-                    }
+                    self.say_spliced(now, left, true, wish);
                 }
             }
         }
@@ -308,8 +317,7 @@ impl Sal {
                 splice.state = SpliceState::Led;
                 splice.sends.next = None;
                 splice.until = now + RENEW;
-                let to_right = self.said_of_splice(now, left, false).ok_or(DropReason::UnknownFlow)?;
-                self.say_spliced(right, said, to_right);
+                self.say_spliced(now, left, false, said);
             }
             // The client's operator orders something else at the same time.
             Step::Request if is_left => {
@@ -357,11 +365,13 @@ impl Sal {
     ) -> Result<(), DropReason> {
         // Without it, a box's host asks whether this flow is there.
         let splice = message.splice().ok_or(DropReason::Stale)?;
-        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
-        if splice.session != session {
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        if splice.session != flow.session {
             return Err(DropReason::Malformed);
         }
-        match self.begin_leaving(now, id, splice) {
+        let asked = Said { number: said.number, to: flow.session, splice: &splice };
+        let vouched = asked.read(message, self.far_end_by_boxes(flow))?;
+        match self.begin_leaving(now, id, splice, vouched) {
             // It is asked again.
             Ok(()) | Err(ReconfigurationRefused::Busy(_) | ReconfigurationRefused::UnderWay) => {}
             Err(refused) => {
@@ -370,11 +380,5 @@ impl Sal {
             }
         }
         Ok(())
-    }
-
-    /// The request by which the left anchor takes up a wish.
-    pub(super) fn say_request_spliced(&mut self, id: FlowId, number: u32, splice: SpliceRepr) {
-        let repr = ReconfigurationRepr { address: nowhere(), ..bare(ReconfigurationStep::Request, number) };
-        self.say_spliced(id, repr, splice);
     }
 }

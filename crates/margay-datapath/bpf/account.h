@@ -6,9 +6,9 @@ static __always_inline __u32 end_of(const struct tcp_numbers *numbers)
 	return numbers->sequence + numbers->length + (numbers->flags & NUMBERS_FIN ? 1 : 0);
 }
 
-/* Whether an acknowledgement is of more than those before it, of what the other end has sent: what is acknowledged stays
- * so, since a segment may overtake another. Beyond all that has been seen of the other end it may have been made up, and
- * the next one counts.
+/* Whether an acknowledgement is of more than those before it, of what the other end has sent: what is acknowledged
+ * stays so, since a segment may overtake another. Beyond all that has been seen of the other end it may have been
+ * made up, and the next one counts.
  */
 static __always_inline bool acknowledges_more(const struct tcp_numbers *numbers, const struct tcp_numbers *other,
 					      const struct packet *packet)

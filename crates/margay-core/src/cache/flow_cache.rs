@@ -1,5 +1,5 @@
-//! Numbers that every flow cache has in common: the kernel's, which the agent tells them when it loads the programs, the
-//! agent's own, and the simulator's.
+//! Numbers that every flow cache has in common: the kernel's, which the agent tells them when it loads the programs,
+//! the agent's own, and the simulator's.
 
 use core::time::Duration;
 
@@ -32,8 +32,8 @@ pub const DATAGRAM_ANSWER: Duration = Duration::from_secs(1);
 /// Direct datagrams that go unanswered for so long arrive nowhere: three answers are not lost by chance.
 pub const DATAGRAM_STALL: Duration = Duration::from_millis(3500);
 
-/// After such a pause a flow of direct datagrams is proved anew. Firewalls close the hole of one after 30 s of silence at
-/// the earliest (Linux conntrack's time for a flow that has not been answered); half of that is on the safe side.
+/// After such a pause a flow of direct datagrams is proved anew. Firewalls close the hole of one after 30 s of silence
+/// at the earliest (Linux conntrack's time for a flow that has not been answered); half of that is on the safe side.
 pub const DATAGRAM_IDLE: Duration = Duration::from_secs(15);
 
 /// How often the core hears, while the flows of a grant are opened, how many are.

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
-use super::cut::{Scales, Way};
+use super::cut::{Cut, Scales, Way};
 use super::parting::STUCK;
 use super::splice::facts_of;
 use super::vouching::{Said, Vouched};
@@ -400,7 +400,7 @@ impl Sal {
             following.state = FollowingState::Parting;
             following.sends.next = Some(now + ASK_EVERY);
             following.until = now + STUCK;
-            self.take_held_of_new(now, session, Role::Responder);
+            self.take_what_waited(now, session, Role::Responder, Cut::take_held);
         }
         self.say_cut(session, Role::Responder, ReconfigurationStep::Done);
         self.follower_parted(now, session, false);

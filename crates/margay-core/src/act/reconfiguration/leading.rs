@@ -10,7 +10,7 @@ use margay_wire::{
     BoxFlags, BoxRepr, CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr,
 };
 
-use super::cut::Scales;
+use super::cut::{Cut, Scales};
 use super::duration::{Times, Took};
 use super::parting::STUCK;
 use super::refusal::refusal_text;
@@ -444,7 +444,7 @@ impl Sal {
                 leading.times.turn(now);
                 leading.until = now + STUCK;
                 leading.sends.next = Some(now);
-                self.take_held_of_new(now, session, Role::Initiator);
+                self.take_what_waited(now, session, Role::Initiator, Cut::take_held);
                 self.leader_parted(now, session, false);
             }
             LeadingState::Turned => {

@@ -228,10 +228,16 @@ impl Sal {
         }
     }
 
-    /// What has waited for this end to turn.
-    pub(super) fn take_held_of_new(&mut self, now: Instant, session: SessionId, role: Role) {
-        let held = self.parting(session, role).map(|parting| parting.cut.take_held()).unwrap_or_default();
-        for packet in held {
+    /// What has come by the new way, has waited and is taken now.
+    pub(super) fn take_what_waited(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        role: Role,
+        take: fn(&mut Cut) -> Vec<Vec<u8>>,
+    ) {
+        let waited = self.parting(session, role).map(|parting| take(&mut parting.cut)).unwrap_or_default();
+        for packet in waited {
             self.take_by_way(now, session, role, Way::New, &packet);
         }
     }
@@ -250,17 +256,9 @@ impl Sal {
         if flags != 0 {
             self.transport_event(now, id, Direction::Egress, flags);
         }
-        self.take_opened(now, session, role);
+        self.take_what_waited(now, session, role, Cut::take_opened);
         self.parted_further(now, session, role);
         AppVerdict::Parted(id)
-    }
-
-    /// What has waited for room in the window of the program's TCP, and finds some.
-    fn take_opened(&mut self, now: Instant, session: SessionId, role: Role) {
-        let opened = self.parting(session, role).map(|parting| parting.cut.take_opened()).unwrap_or_default();
-        for packet in opened {
-            self.take_by_way(now, session, role, Way::New, &packet);
-        }
     }
 
     fn carry_piece(&mut self, now: Instant, session: SessionId, role: Role, way: Way, mut piece: Vec<u8>) {

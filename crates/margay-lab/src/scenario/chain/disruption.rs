@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe;
 use crate::program::wait_for;
-use crate::report::Limit::Exactly;
+use crate::report::Limit::{AtMost, Exactly};
 use crate::report::{Bound, bound, median};
 use crate::scenario::af_serval::programs::Programs;
 use crate::scenario::{Findings, Scenario, pair};
@@ -29,8 +29,9 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// How far goodput dips, and for how long, is told and has no bound: see docs/decisions/0102.
-const BOUNDS: [Bound; 4] = [
+/// What is without SACK is told, and has no bound.
+const BOUNDS: [Bound; 5] = [
+    bound("goodput_dip_share", AtMost(DIP)),
     bound("staying", Exactly(0.0)),
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),

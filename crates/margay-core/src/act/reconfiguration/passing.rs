@@ -28,8 +28,8 @@ impl Sal {
         if said.step == ReconfigurationStep::Begin {
             return Err(DropReason::Unexpected);
         }
-        if said.step == ReconfigurationStep::Wish {
-            // A box's host that has started again asks whether this half is there.
+        if said.step == ReconfigurationStep::Wish && message.splice().is_none() {
+            // A box's host that has started again asks whether this half is there; with it, a program wishes to leave.
             return Ok(());
         }
         let other = self.flows.get(id).and_then(|flow| self.other_half(flow));

@@ -587,8 +587,13 @@ impl Cache {
         self.bare(flow).map(|packet| with_window(packet, KNOCK_WINDOW))
     }
 
-    /// The same, whenever.
-    pub(crate) fn bare(&self, flow: FlowId) -> Option<Vec<u8>> {
+    /// Tells the peer that its direct datagrams arrive, where this end sends direct.
+    pub(crate) fn one_way_answer(&self, flow: FlowId) -> Option<Vec<u8>> {
+        let wire = self.by_flow.get(&flow)?.entry.wire?;
+        if wire.sending { self.bare(flow) } else { None }
+    }
+
+    fn bare(&self, flow: FlowId) -> Option<Vec<u8>> {
         let slot = self.by_flow.get(&flow)?;
         let wire = slot.entry.wire?;
         let path = self.paths.get(&wire.path)?;

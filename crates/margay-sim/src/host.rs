@@ -406,7 +406,7 @@ impl Host {
         self.hear(now);
         let Some(kernel) = &mut self.cache.kernel else { return };
         for flow in kernel.take_one_way() {
-            self.outbox.extend(self.cache.bare(flow).map(Outgoing::Direct));
+            self.outbox.extend(self.cache.one_way_answer(flow).map(Outgoing::Direct));
         }
         match found {
             Some((flow, tuple)) => {

@@ -58,10 +58,9 @@ const BOUNDS: [Bound; 4] = [
 const REMOVAL_BOUNDS: [Bound; 9] = [
     bound("untold", Exactly(0.0)),
     // Wanted are 5 and 20, as the paper has 2 and 4 on links of 10 Gbit/s. Here the messages wait in the full queue of
-    // the proxy's 40 Mbit/s, or are lost there: 823 and 1139 ms, and 1694 and 1815 ms, in two short runs of a debug
-    // build with compilers beside.
-    bound("reconfig_ms_p80", Below(2000.0)),
-    bound("reconfig_ms_p99", Below(3000.0)),
+    // the proxy's 40 Mbit/s, or are lost there: 85 and 103 ms beside three other scenarios.
+    bound("reconfig_ms_p80", Below(500.0)),
+    bound("reconfig_ms_p99", Below(1000.0)),
     bound("staying", Exactly(0.0)),
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
@@ -89,6 +88,8 @@ const SLOW_MBIT: u32 = 8;
 const GATE: &str = "gate.shop";
 const PORT: u16 = 5010;
 const LIMIT: Duration = Duration::from_secs(15);
+/// What the proxy holds of all sessions of a pair goes out by its own link: megabytes of each.
+const LEAVES_WITHIN: Duration = Duration::from_secs(60);
 const PROXY: &str = include_str!("../../../../../examples/leaving-proxy.py");
 const TALK: &str = include_str!("offset.py");
 
@@ -234,7 +235,7 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
         order(when)?;
         let left_before = staying;
         let wanted = 2 * sessions * (orders.len() - number - 1);
-        let left = wait_for("the proxy to leave a pair", LIMIT, || {
+        let left = wait_for("the proxy to leave a pair", LEAVES_WITHIN, || {
             staying = flows(proxy)?;
             ensure!(staying <= wanted, "of {left_before} flows it has {staying}");
             Ok(())

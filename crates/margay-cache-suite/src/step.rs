@@ -97,7 +97,7 @@ pub enum Seen {
     },
     /// It went inside DATA.
     Encapsulated {
-        /// Where to.
+        /// The UDP address of the peer's agent.
         to: SocketAddr,
         /// The peer's number of the flow.
         peer_flow: FlowId,
@@ -145,7 +145,7 @@ pub enum Expected {
     Encapsulated {
         /// By which flow.
         flow: FlowId,
-        /// Where to.
+        /// The UDP address of the peer's agent.
         to: SocketAddr,
         /// See [`Seen::Encapsulated`].
         is_beside: bool,

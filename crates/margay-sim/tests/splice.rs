@@ -12,7 +12,7 @@ use margay_sim::check::ends_agree;
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
 use margay_wire::Message;
-use relayed::{CHAT, SECOND, TALK, relayed};
+use relayed::{CHAT, SECOND, TALK, kept_by_deaths, relayed};
 
 #[test]
 fn a_program_leaves_and_its_session_goes_on_without_it() {
@@ -153,23 +153,7 @@ fn a_connection_that_ends_while_a_program_leaves_is_forgotten_as_any_other() {
 
 #[test]
 fn a_program_that_dies_meanwhile_costs_the_session_and_no_bytes() {
-    let mut kept = 0;
-    for lag in [1, 40] {
-        for micros in (0..12).map(|step| step * 9_000) {
-            let what = format!("lag {lag} ms, at {micros} us");
-            let mut relayed = relayed(13, TALK, Duration::from_millis(lag));
-            relayed.begin(TALK);
-            relayed.world.run_for(SECOND);
-            relayed.leave().expect("it may");
-            relayed.world.run_for(Duration::from_micros(micros));
-            let now = relayed.world.now;
-            let proxy = relayed.proxy;
-            relayed.world.host(proxy).kill_relay(now, 0);
-            relayed.world.touch(proxy);
-            kept += usize::from(!relayed.ends_somehow(&what));
-            relayed.nothing_stays(&what);
-        }
-    }
+    let kept = kept_by_deaths([0, 0], (0..12).map(|step| step * 9_000));
     assert!(kept > 4, "who has left ends nothing: {kept}");
 }
 

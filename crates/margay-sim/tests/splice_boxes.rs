@@ -9,7 +9,7 @@ use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, SpliceOutcome};
 use margay_sim::Weather;
 use margay_sim::stream::{Plan, State};
 use margay_sim::world::service;
-use relayed::{CHAT, FRONT, Relayed, SECOND, TALK, relayed_through};
+use relayed::{CHAT, FRONT, Relayed, SECOND, TALK, kept_by_deaths, relayed_through};
 
 /// Milliseconds after the wish to leave: before the new way stands, while both ends turn, until the old way is gone.
 const STEPS: [u64; 17] = [0, 4, 9, 60, 160, 164, 167, 169, 171, 173, 175, 177, 250, 374, 377, 420, 481];
@@ -177,23 +177,7 @@ fn either_end_may_close_or_reset_at_every_step() {
 
 #[test]
 fn a_program_that_dies_meanwhile_costs_the_session_and_no_bytes() {
-    let mut kept = 0;
-    for lag in [1, 40] {
-        for micros in (0..8).map(|step| step * 70_000) {
-            let what = format!("lag {lag} ms, at {micros} us");
-            let mut relayed = relayed_through(13, TALK, Duration::from_millis(lag), [1, 1]);
-            relayed.begin(TALK);
-            relayed.world.run_for(SECOND);
-            relayed.leave().expect("it may");
-            relayed.world.run_for(Duration::from_micros(micros));
-            let now = relayed.world.now;
-            let proxy = relayed.proxy;
-            relayed.world.host(proxy).kill_relay(now, 0);
-            relayed.world.touch(proxy);
-            kept += usize::from(!relayed.ends_somehow(&what));
-            relayed.nothing_stays(&what);
-        }
-    }
+    let kept = kept_by_deaths([1, 1], (0..8).map(|step| step * 70_000));
     assert!(kept > 4, "who has left ends nothing: {kept}");
 }
 

@@ -68,6 +68,29 @@ pub fn relayed_through(seed: u64, plan: Plan, lag: Duration, counts: [usize; 2])
     relayed
 }
 
+/// The program dies, so many microseconds after its wish to leave, with so many boxes before and behind it. Gives how
+/// many sessions went on.
+pub fn kept_by_deaths(counts: [usize; 2], after_us: impl Iterator<Item = u64> + Clone) -> usize {
+    let mut kept = 0;
+    for lag in [1, 40] {
+        for micros in after_us.clone() {
+            let what = format!("lag {lag} ms, at {micros} us");
+            let mut relayed = relayed_through(13, TALK, Duration::from_millis(lag), counts);
+            relayed.begin(TALK);
+            relayed.world.run_for(SECOND);
+            relayed.leave().expect("it may");
+            relayed.world.run_for(Duration::from_micros(micros));
+            let now = relayed.world.now;
+            let proxy = relayed.proxy;
+            relayed.world.host(proxy).kill_relay(now, 0);
+            relayed.world.touch(proxy);
+            kept += usize::from(!relayed.ends_somehow(&what));
+            relayed.nothing_stays(&what);
+        }
+    }
+    kept
+}
+
 #[allow(dead_code, reason = "not every story needs all of it")]
 impl Relayed {
     pub fn begin(&mut self, plan: Plan) {

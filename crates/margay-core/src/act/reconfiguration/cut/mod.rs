@@ -19,15 +19,15 @@ use segment::{Blocks, Segment, after, before, largest};
 /// turned; so many packets at most of each.
 const HELD_MAX: usize = 256;
 
-/// So many bytes at most of what has come by the new way and finds no room in the window of the program's TCP.
+/// Bytes at most, of one session, that wait for room in the receive window of the program's TCP.
 const BEYOND_MAX: usize = 1 << 20;
 
-/// By how many bits windows are shifted, at most 14.
+/// Window scales of the program's TCP (RFC 7323 §2), in bits, at most 14.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scales {
-    /// Those that the program's TCP is told.
+    /// Of windows that the program's TCP receives.
     pub told: u8,
-    /// Those that it tells, where that is known.
+    /// Of windows that it sends. `None`: an agent that has started again does not know it.
     pub own: Option<u8>,
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Cut {
     scales: Scales,
     /// Has come by the new way too early.
     held: Vec<Vec<u8>>,
-    /// The number after the last for which the program's TCP has room.
+    /// Right edge of the receive window that the program's TCP has advertised.
     edge: Option<u32>,
     /// Has come by the new way and lies beyond the edge. The other end's TCP goes by the window of the program that
     /// leaves until the new way says how wide this one is, and takes none back (RFC 9293 §3.8.6): this one would throw

@@ -131,10 +131,15 @@ impl Rack {
         }
     }
 
+    /// An answer has come within this time, if it has not been lost (RFC 6298, 2.3).
+    pub(super) fn answer_max(&self) -> Duration {
+        self.smoothed.map_or(self.patience.timeout_min, |smoothed| smoothed + self.deviation * 4)
+    }
+
     /// After so long without an answer all counts as lost.
     pub(super) fn timeout(&self) -> Duration {
         let Patience { timeout_first, timeout_min, doubled_max, .. } = self.patience;
-        let once = self.smoothed.map_or(timeout_first, |smoothed| (smoothed + self.deviation * 4).max(timeout_min));
+        let once = self.smoothed.map_or(timeout_first, |_| self.answer_max().max(timeout_min));
         (once * (1 << self.backed_off.min(8))).min(once.max(doubled_max)).min(TIMEOUT_MAX)
     }
 

@@ -125,6 +125,9 @@ pub struct Sender {
     /// The window has been made smaller for losses before this one.
     recovery: Option<Tsn>,
     timeout_at: Option<Instant>,
+    /// A time-out has run out since something was acknowledged, and no word of the receiver has hastened a repetition
+    /// since.
+    is_overdue: bool,
     lost_at: Option<Instant>,
     /// No frame's time is over before that.
     until: Option<Instant>,
@@ -150,6 +153,7 @@ impl Sender {
             congestion: Congestion::new(config.packet_bytes),
             recovery: None,
             timeout_at: None,
+            is_overdue: false,
             lost_at: None,
             until: None,
             is_forward_due: false,
@@ -359,10 +363,14 @@ impl Sender {
             if self.recovery.is_none() && is_in_use {
                 self.congestion.grow(acked);
             }
+            self.is_overdue = false;
             self.timeout_at = (self.next != self.chunks.first()).then(|| now + self.rack.timeout());
         } else if self.next == self.chunks.first() {
             // What was given up is known to be so.
             self.timeout_at = None;
+        } else if self.is_unasked(now) {
+            self.is_overdue = false;
+            self.repeat_all(now);
         }
         self.until = self.until.filter(|_| !self.chunks.is_empty());
         self.want_forward();
@@ -446,6 +454,23 @@ impl Sender {
         if self.timeout_at.is_none_or(|at| at > now) {
             return;
         }
+        self.is_overdue = true;
+        self.rack.timed_out();
+        self.congestion.collapse();
+        self.recovery = Some(self.next);
+        self.repeat_all(now);
+    }
+
+    /// Whether an acknowledgement of nothing new comes too late to be the answer to what was sent last, after a
+    /// time-out. Then something has changed at the receiver: a switch says so when a member has died, and what that
+    /// member had is to go elsewhere, which it would do with the next time-out only.
+    fn is_unasked(&self, now: Instant) -> bool {
+        let sent = self.chunks.iter().take_while(|(tsn, _)| *tsn != self.next).filter_map(|(_, chunk)| chunk.sent_at);
+        self.is_overdue && sent.max().is_some_and(|last| now.since(last) > self.rack.answer_max())
+    }
+
+    /// All that was sent and has not come for good is sent again.
+    fn repeat_all(&mut self, now: Instant) {
         // What was acknowledged for now may have been taken back without a word.
         self.lost.clear();
         self.is_forward_due = self.is_given_up(self.chunks.first());
@@ -459,9 +484,6 @@ impl Sender {
             self.lost.push_back(tsn);
         }
         self.flight = 0;
-        self.rack.timed_out();
-        self.congestion.collapse();
-        self.recovery = Some(self.next);
         let is_waiting = self.is_forward_due || !self.lost.is_empty();
         self.timeout_at = is_waiting.then(|| now + self.rack.timeout());
         self.lost_at = None;

@@ -147,6 +147,29 @@ fn a_sender_repeats_all_when_nothing_comes_back() {
 }
 
 #[test]
+fn after_a_time_out_a_word_that_nobody_asked_for_hastens_one_repetition() {
+    let mut sender = Sender::new(SenderConfig::default());
+    let sends = |sender: &mut Sender, now| poll(100, |packet| sender.poll(now, packet)).is_some();
+    sender.send(Order::Member, 0, b"a").expect("room");
+    assert!(sends(&mut sender, at(0)));
+    // A round trip of 8 ms: answers are expected within 24.
+    sack_to(&mut sender, at(8), &super::rig::sack(0, &[]));
+    sender.send(Order::Member, 0, b"b").expect("room");
+    assert!(sends(&mut sender, at(100)));
+    sack_to(&mut sender, at(250), &super::rig::sack(0, &[]));
+    assert!(!sends(&mut sender, at(250)), "no time-out yet: the receiver may just be slow");
+    sender.on_time(at(300));
+    assert!(sends(&mut sender, at(300)));
+    sack_to(&mut sender, at(310), &super::rig::sack(0, &[]));
+    assert!(!sends(&mut sender, at(310)), "the answer to the repetition");
+    sack_to(&mut sender, at(400), &super::rig::sack(0, &[]));
+    assert!(sends(&mut sender, at(400)));
+    sack_to(&mut sender, at(500), &super::rig::sack(0, &[]));
+    assert!(!sends(&mut sender, at(500)), "once for each time-out");
+    assert_eq!(sender.next_deadline(), Some(at(800)));
+}
+
+#[test]
 fn a_sender_repeats_what_the_receiver_took_back() {
     let mut sender = Sender::new(SenderConfig::default());
     for _ in 0..3 {

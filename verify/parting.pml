@@ -11,6 +11,8 @@
  * anchor may run out at any time. The program may die (PROXY_DIES), and the agents of the ends may, DEATHS times
  * together.
  *
+ * PATIENT: no timer runs out, as where the new way comes to stand in time. SUCCEEDS: then an attempt is to succeed.
+ *
  * At some time all is quiet: nobody dies any more, and the timers of the left anchor run out only where nothing else
  * would ever come.
  */
@@ -115,6 +117,7 @@ end:
 #endif
     /* The program's sockets are reset; nothing that it says counts any more. */
     :: d_step { leading == TWO_WAYS && say[act].finished -> leading = LEFT; is_there = 0 }
+#ifndef PATIENT
     /* A timer runs out, or the set-up fails. */
     :: d_step {
         (leading == ASKING || leading == SETTING || leading == CONFIRMING) && (whims > 0 || quiet && !say[act].done) ->
@@ -124,6 +127,7 @@ end:
         fi;
         leading = CANCELING; say[act].cancel = 1; SAY(left, cancels, act)
     }
+#endif
 #ifdef CANCELS_LATE
     /* Wrong on purpose: it takes back what it has told. */
     :: d_step { leading == TWO_WAYS && whims > 0 -> whims--; leading = CANCELING; say[act].cancel = 1; back_left() }
@@ -282,7 +286,13 @@ active proctype End() {
     /* The lock is free, and nobody is left between two ways. */
     assert(is_reset[0] || leading == IDLE || leading == LEFT);
     assert(is_reset[0] || following == ALONE || following == FINISHED);
-    assert(is_reset[0] || (leading == LEFT) == (following == FINISHED))
+    assert(is_reset[0] || (leading == LEFT) == (following == FINISHED));
+#ifdef SUCCEEDS
+    /* What was begun is done: all that can go wrong is that the new way does not come to stand in time, which no
+     * timer says with PATIENT (Dysco, section 3.6).
+     */
+    assert(act == 0 || leading == LEFT)
+#endif
 }
 
 init {

@@ -28,3 +28,28 @@ int change_flow(struct flow_change *change)
 		tell(entry, ends, NULL);
 	return CHANGE_DONE;
 }
+
+/* From now on direct datagrams of a flow go straight to the application: if none has gone up since this was asked last,
+ * which would come behind them. Whatever passes meanwhile either finds the flow accepted, or is seen here: one word has
+ * both.
+ */
+SEC("syscall")
+int lift_flow(struct flow_lift *lift)
+{
+	struct wire_key wire = lift->wire;
+	struct flow_entry *entry;
+	__u32 flags, accepted;
+
+	entry = bpf_map_lookup_elem(&flows, &wire);
+	if (!entry || entry->flow != lift->flow)
+		return LIFT_DONE;
+	flags = entry->flags;
+	if (!(flags & FLOW_LIFTING))
+		return LIFT_DONE;
+	if (flags & FLOW_SENT_UP && !lift->is_last) {
+		__sync_fetch_and_and(&entry->flags, ~FLOW_SENT_UP);
+		return LIFT_AGAIN;
+	}
+	accepted = (flags & ~(FLOW_LIFTING | FLOW_SENT_UP)) | FLOW_ACCEPT;
+	return __sync_val_compare_and_swap(&entry->flags, flags, accepted) == flags ? LIFT_DONE : LIFT_AGAIN;
+}

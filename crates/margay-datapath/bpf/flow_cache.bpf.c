@@ -367,6 +367,18 @@ static __always_inline void tell_of_path(struct pair_value *path)
 	tell_of(path->path, SEEN_PATH, NULL);
 }
 
+/* Whether direct packets of a flow are for the agent still. Of one that is lifted, either `lift_flow` sees this
+ * packet, or this packet sees what that has done.
+ */
+static __always_inline bool goes_up(struct flow_entry *entry)
+{
+	__u32 flags = entry->flags;
+
+	if (!(flags & FLOW_ACCEPT) && flags & FLOW_LIFTING)
+		flags = __sync_fetch_and_or(&entry->flags, FLOW_SENT_UP);
+	return !(flags & FLOW_ACCEPT);
+}
+
 /* A packet to a flow port that no entry knows; by which path, if the pair of addresses has one. */
 static __noinline int without_entry(struct __sk_buff *skb, const struct packet *packet, struct pair_value *path)
 {
@@ -452,10 +464,12 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	if ((entry->flags & (FLOW_ACCEPT | FLOW_FRESH)) != FLOW_ACCEPT) {
-		if (!(entry->flags & FLOW_ACCEPT))
+		if (goes_up(entry))
 			return send_up(skb, COUNT_UP_NOT_ACCEPTED);
-		packet.is_fresh = true;
-		count_syn(&packet);
+		if (entry->flags & FLOW_FRESH) {
+			packet.is_fresh = true;
+			count_syn(&packet);
+		}
 	}
 	is_pinhole_of_agent = is_pinhole_segment(&packet);
 	if (entry->delta) {

@@ -15,6 +15,8 @@
 #define FLOW_FRESH 8 /* opened by a grant, and not answered yet */
 #define FLOW_UNTOLD 16 /* opened by a grant, and the agent has not been told of it */
 #define FLOW_BY_SAL0 32 /* a box has it: its packets are never rewritten in place */
+#define FLOW_LIFTING 64 /* of datagrams: accepted once nothing of it that went up waits at the agent */
+#define FLOW_SENT_UP 128 /* while it is lifted: something may have gone up since the agent looked last */
 
 /* Bits of flow_entry.seen. */
 #define SEEN_FIN_EGRESS 1
@@ -174,6 +176,17 @@ struct flow_change {
 #define CHANGE_ABSENT 1 /* nothing lies there */
 #define CHANGE_TAKEN 2 /* another flow does */
 #define CHANGE_LATE 3 /* what lies there is newer */
+
+/* What `lift_flow` is told: a flow of which the agent has worked off what had gone up when it looked last. */
+struct flow_lift {
+	struct wire_key wire;
+	__u32 flow;
+	__u32 is_last; /* it is accepted, whatever has gone up meanwhile */
+};
+
+/* What it says. */
+#define LIFT_DONE 0 /* it is accepted, or is not lifted any more */
+#define LIFT_AGAIN 1 /* something has gone up meanwhile */
 
 /* What `survey_flows`, `tell_flows` and `forget_flows` are told: flows of a grant. */
 struct grant_flows {

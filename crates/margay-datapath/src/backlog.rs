@@ -114,6 +114,9 @@ pub struct Backlog {
     /// Nothing waits any more up to these places.
     packets_done: AtomicU64,
     datagrams_done: AtomicU64,
+    /// The place of a packet that somebody awaits; 0: none.
+    awaited: AtomicU64,
+    reached: Wake,
     wake: Wake,
 }
 
@@ -125,6 +128,8 @@ impl Backlog {
             is_taken: AtomicBool::new(false),
             packets_done: AtomicU64::new(0),
             datagrams_done: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            reached: Wake::new()?,
             wake: Wake::new()?,
         })
     }
@@ -182,9 +187,38 @@ impl Backlog {
 
     /// What was taken has been worked off, up to these places.
     pub fn done(&self, packets: Place, datagrams: Place) {
-        self.packets_done.store(packets, Ordering::Release);
+        self.packets_done.store(packets, Ordering::SeqCst);
+        // One of the two sees what the other has stored: this, or `await_packets`.
+        let awaited = self.awaited.load(Ordering::SeqCst);
+        if awaited != 0 && packets >= awaited {
+            self.reached.set();
+        }
         self.datagrams_done.store(datagrams, Ordering::Release);
         self.is_taken.store(false, Ordering::Release);
+    }
+
+    /// Whether no packet waits any more of those that have been handed over. If some do, [`reached`](Self::reached)
+    /// becomes readable when they have been worked off.
+    pub fn await_packets(&self) -> bool {
+        let place = self.waiting.lock().packet_place;
+        self.reached.clear();
+        self.awaited.store(place, Ordering::SeqCst);
+        let is_reached = self.packets_done.load(Ordering::SeqCst) >= place;
+        if is_reached {
+            self.forget_awaited();
+        }
+        is_reached
+    }
+
+    /// Nobody awaits packets any more.
+    pub fn forget_awaited(&self) {
+        self.awaited.store(0, Ordering::SeqCst);
+        self.reached.clear();
+    }
+
+    /// Becomes readable when the packets that somebody awaits have been worked off.
+    pub fn reached(&self) -> BorrowedFd<'_> {
+        self.reached.as_fd()
     }
 
     /// Up to which place no packet waits any more.
@@ -224,6 +258,8 @@ impl AsFd for Backlog {
 
 #[cfg(test)]
 mod test {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     #[test]
@@ -247,6 +283,28 @@ mod test {
         assert!(backlog.is_idle());
         assert_eq!(backlog.packet(missed(1)), Ok(packets + 1), "taking makes room");
         assert!(!backlog.is_idle());
+    }
+
+    #[test]
+    fn who_awaits_packets_is_woken_once_when_they_have_been_worked_off() {
+        let backlog = Backlog::new().expect("descriptors");
+        let is_woken = || {
+            let mut reached = [PollFd::new(backlog.reached(), PollFlags::POLLIN)];
+            poll(&mut reached, PollTimeout::ZERO) != Ok(0)
+        };
+        let missed = || Missed { vnet: Vnet::default(), packet: vec![0], of_peer: None };
+        assert!(backlog.await_packets() && !is_woken(), "there are none");
+        backlog.packet(missed()).expect("room");
+        backlog.packet(missed()).expect("room");
+        assert!(!backlog.await_packets());
+        backlog.done(1, 0);
+        assert!(!is_woken() && !backlog.await_packets());
+        backlog.done(2, 0);
+        assert!(is_woken());
+        assert!(backlog.await_packets() && !is_woken());
+        backlog.packet(missed()).expect("room");
+        backlog.done(3, 0);
+        assert!(!is_woken(), "nobody awaits that one");
     }
 
     #[test]

@@ -283,6 +283,10 @@ impl CacheUnderTest for OnHost {
         self.caches().apply(update);
         // The core has carried what it held.
         opens.into_iter().for_each(|flow| self.table.read().open(flow));
+        // What has come up before has been delivered.
+        for flow in self.direct.lifting.take() {
+            while !self.direct.lift(flow, false) {}
+        }
         self.hear();
     }
 

@@ -48,7 +48,7 @@ pub trait Routing: Send + Sync {
 /// [`STALL`] in microseconds.
 const STALL_US: u32 = STALL.as_micros() as u32;
 /// Reads of `sal0` after which whatever was queued when a flow was lifted has been read: longer than its queue.
-const QUEUE_READS: u32 = 1024;
+pub(crate) const QUEUE_READS: u32 = 1024;
 
 /// Number of no interface: the kernel refuses to send by it.
 const NOWHERE: u32 = i32::MAX.cast_unsigned();
@@ -105,6 +105,8 @@ pub(crate) struct Direct {
     raw: pinhole::Sender,
     /// Flows whose FENCE the egress thread sends once it has read what is queued.
     pub fences: DueFlows,
+    /// Flows of datagrams whose direct packets the kernel is to take, for the egress thread.
+    pub lifting: DueFlows,
 }
 
 impl Direct {
@@ -117,6 +119,7 @@ impl Direct {
             left: Mutex::default(),
             raw: pinhole::Sender::default(),
             fences: DueFlows::new()?,
+            lifting: DueFlows::new()?,
         })
     }
 
@@ -288,8 +291,10 @@ impl Direct {
         }
         match wanted {
             Some(wanted) if wanted.wire.sending || wanted.wire.accepting => {
-                if let Err(error) = cache.install(&wire_flow(flow, &wanted)) {
-                    tracing::debug!(flow = flow.0, %error, "the kernel's cache refused an entry");
+                match cache.install(&wire_flow(flow, &wanted)) {
+                    Ok(true) => self.lifting.add(flow),
+                    Ok(false) => {}
+                    Err(error) => tracing::debug!(flow = flow.0, %error, "the kernel's cache refused an entry"),
                 }
                 None
             }
@@ -387,6 +392,11 @@ impl Direct {
         }
         *reads = 0;
         self.fences.take()
+    }
+
+    /// As [`KernelCache::lift`]. True where there is no cache.
+    pub fn lift(&self, flow: FlowId, is_last: bool) -> bool {
+        self.cache().is_none_or(|cache| cache.lift(flow, is_last))
     }
 
     /// Sends a bare segment of a connection on its flow ports, or a datagram without payload.

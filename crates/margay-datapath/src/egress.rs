@@ -14,6 +14,7 @@ use crate::detour::{Detours, Place};
 use crate::driver::{Core, Shared};
 use crate::fec;
 use crate::fragment::Reassembler;
+use crate::lifting::Lifting;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
 use crate::repairing::REPAIR_MORE;
@@ -38,6 +39,7 @@ pub(crate) struct EgressSide {
     missed: Vec<Missed>,
     /// Of datagrams that missed the cache: what comes behind them follows.
     detours: Detours<FlowKey>,
+    lifting: Lifting,
 }
 
 /// Runs until the datapath stops; an error means that the interface is gone.
@@ -49,8 +51,14 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         if is_drained {
             let turns = shared.turns.as_fd();
             let [tun, fences] = [shared.tun.as_fd(), shared.direct.fences.as_fd()];
+            let [lifting, worked_off] = [shared.direct.lifting.as_fd(), shared.backlog.reached()];
             let [pacing, block_ends] = [shared.pacing.as_fd(), shared.block_ends.as_fd()];
-            readable([tun, fences, turns, pacing, block_ends, shared.stop.as_fd()])?;
+            let [worked_off, ..] =
+                readable([worked_off, tun, fences, lifting, turns, pacing, block_ends, shared.stop.as_fd()])?;
+            if worked_off {
+                // Whoever still waits for the core says so again.
+                shared.backlog.forget_awaited();
+            }
         }
     }
     Ok(())
@@ -64,6 +72,7 @@ impl EgressSide {
             reads: 0,
             missed: Vec::new(),
             detours: Detours::default(),
+            lifting: Lifting::default(),
         }
     }
 
@@ -87,14 +96,24 @@ impl EgressSide {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => shared.counting.drop(DropReason::Protocol),
                 Err(error) => return Err(error),
             }
+            let is_lifting = self.lift(shared, is_drained);
             if !fences.is_empty() {
                 self.outbox.flush(&mut sender(shared, true));
                 fences.into_iter().for_each(|flow| shared.send_mark(flow, FENCE));
-            } else if is_drained {
+            } else if is_drained && !is_lifting {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Goes on with flows that the kernel is to take. True if something is left to do at once.
+    fn lift<C: Core>(&mut self, shared: &Shared<C>, is_drained: bool) -> bool {
+        if !self.lifting.has_read(shared, is_drained) {
+            return false;
+        }
+        self.hand_over(shared);
+        self.lifting.ask(shared)
     }
 
     fn take<C: Core>(&mut self, shared: &Shared<C>, loaded: Loaded) {

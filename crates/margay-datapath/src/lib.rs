@@ -25,6 +25,7 @@ mod ingress;
 #[cfg(test)]
 mod journey;
 pub mod kernel;
+mod lifting;
 pub mod meaning;
 pub mod offload;
 pub mod order;

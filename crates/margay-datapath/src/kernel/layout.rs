@@ -12,8 +12,8 @@ use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, delta, flow_change, flow_entry, flow_event, grant, grant_flows, inside_key, listener_key, offer,
-    offer_key, pair_key, pair_value, path_entry, spare, translation, wire_key,
+    app_key, delta, flow_change, flow_entry, flow_event, flow_lift, grant, grant_flows, inside_key, listener_key,
+    offer, offer_key, pair_key, pair_value, path_entry, spare, translation, wire_key,
 };
 use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
@@ -27,14 +27,15 @@ mod constants {
 pub(crate) use constants::COUNTERS;
 pub(super) use constants::{
     CHANGE_ABSENT, CHANGE_DONE, CHANGE_LATE, CHANGE_TAKEN, COUNT_UNDELIVERED, FLOW_ACCEPT, FLOW_BY_SAL0, FLOW_EGRESS,
-    FLOW_FRESH, FLOW_STALLED, LAYOUT_VERSION, PATH_HELD, PATH_SHARED, PATH_WATCHED,
+    FLOW_FRESH, FLOW_LIFTING, FLOW_SENT_UP, FLOW_STALLED, LAYOUT_VERSION, LIFT_DONE, PATH_HELD, PATH_SHARED,
+    PATH_WATCHED,
 };
 use constants::{
     DELTA_NO_SACK, DELTA_NO_TIMESTAMPS, NUMBERS_ACKNOWLEDGED, NUMBERS_END, NUMBERS_KNOWN, NUMBERS_NEXT, NUMBERS_RESET,
 };
 #[cfg(test)]
 pub(super) use constants::{
-    FLOW_UNTOLD, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
+    FLOW_UNTOLD, LIFT_AGAIN, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
 };
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions
@@ -69,6 +70,8 @@ unsafe impl Plain for grant_flows {}
 // SAFETY: as above.
 unsafe impl Plain for flow_change {}
 // SAFETY: as above.
+unsafe impl Plain for flow_lift {}
+// SAFETY: as above.
 unsafe impl Plain for delta {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
@@ -98,6 +101,7 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 4 * 4);
+const _: () = assert!(size_of::<flow_lift>() == size_of::<wire_key>() + 2 * 4);
 const _: () = assert!(size_of::<translation>() == 4 * 4 + 4);
 const _: () = assert!(size_of::<delta>() == 2 * size_of::<translation>());
 const _: () = assert!(constants::GRANT_FLOWS_MAX == GRANT_FLOWS_MAX as u32 && GRANT_FLOWS_MAX as usize <= 2 * 64);

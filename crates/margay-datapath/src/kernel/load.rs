@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::guard::Guard;
 use super::interface::{self, Inside, Interface};
-use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_flows};
+use super::layout::{LAYOUT_VERSION, flow_change, flow_event, flow_lift, grant_flows};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
@@ -265,6 +265,11 @@ impl Loaded {
     /// Says how a flow goes on; gives one of `CHANGE_`.
     pub fn change_flow(&self, change: &flow_change) -> libbpf_rs::Result<u32> {
         run(&self.skeleton.progs.change_flow, change).map(|(result, _)| result)
+    }
+
+    /// Has a flow that is lifted accepted; gives one of `LIFT_`.
+    pub fn lift_flow(&self, lift: &flow_lift) -> libbpf_rs::Result<u32> {
+        run(&self.skeleton.progs.lift_flow, lift).map(|(result, _)| result)
     }
 
     /// Takes flows of a grant that is over out of the maps.

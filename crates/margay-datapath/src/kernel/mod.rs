@@ -49,11 +49,11 @@ use margay_wire::FlowId;
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::packet::{FIN, FlowKey, RST, mapped};
+use crate::packet::{FIN, FlowKey, RST, UDP, mapped};
 use crate::table::Connection;
 use address_pair::AddressPairs;
 use guard::Guard;
-use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
+use layout::{app_key, flow_entry, flow_lift, pair_key, path_entry, wire_key};
 use load::Loaded;
 use peer_addresses::PeerAddresses;
 use plain::Plain;
@@ -539,10 +539,14 @@ impl KernelCache {
     /// Adds an entry, or changes it; what it has counted and seen stays. Where it moves to another path, packets that
     /// pass in the same moment may not be counted.
     ///
+    /// Direct datagrams of a flow that was not accepted have gone up to the agent, and may wait there: true where they
+    /// still go up, until [`lift`](Self::lift) has the flow accepted. Connections put their segments in order
+    /// themselves.
+    ///
     /// # Errors
     ///
     /// Full, or the ports are another flow's. An older generation than the one held is ignored.
-    pub fn install(&self, flow: &WireFlow) -> Result<(), CacheError> {
+    pub fn install(&self, flow: &WireFlow) -> Result<bool, CacheError> {
         let (key, app) = (layout::wire_key_of(flow), layout::app_key_of(&flow.app));
         let maps = &self.loaded.maps;
         let mut index = self.index.lock();
@@ -551,7 +555,7 @@ impl KernelCache {
             && (old_key.bytes() != key.bytes() || old.app.bytes() != app.bytes())
         {
             if old.generation > flow.generation {
-                return Ok(());
+                return Ok(false);
             }
             self.delete(&old_key, &old.app);
             index.remove(&flow.flow);
@@ -563,14 +567,19 @@ impl KernelCache {
         if self.is_anothers(&app, flow.flow) {
             return Err(CacheError::Taken);
         }
-        let change = layout::flow_change_of(flow);
+        let mut change = layout::flow_change_of(flow);
+        let is_lifted = self.has_to_be_lifted(flow, &key);
+        if is_lifted {
+            change.flags &= !layout::FLOW_ACCEPT;
+            change.flags |= layout::FLOW_LIFTING | layout::FLOW_SENT_UP;
+        }
         if let Some(delta) = &flow.delta {
             // Before a packet that is translated by it.
             self.put_delta(change.delta, delta)?;
         }
         match self.loaded.change_flow(&change) {
             Ok(layout::CHANGE_DONE) => {}
-            Ok(layout::CHANGE_LATE) => return Ok(()),
+            Ok(layout::CHANGE_LATE) => return Ok(false),
             Ok(layout::CHANGE_TAKEN) => return Err(CacheError::Taken),
             Ok(layout::CHANGE_ABSENT) => {
                 let entry = flow_entry {
@@ -592,7 +601,30 @@ impl KernelCache {
             return Err(error);
         }
         index.insert(flow.flow, key);
-        Ok(())
+        Ok(is_lifted)
+    }
+
+    /// Whether datagrams of a flow that is to be accepted may have gone up.
+    fn has_to_be_lifted(&self, flow: &WireFlow, key: &wire_key) -> bool {
+        let is_accepted = |entry: flow_entry| entry.flags & layout::FLOW_ACCEPT != 0;
+        flow.accept
+            && flow.app.protocol == UDP
+            && !self.entry_at(key, flow.flow).is_some_and(|(_, entry)| is_accepted(entry))
+    }
+
+    /// What had gone up of a flow that is lifted, when this was asked last, has been delivered: the flow is accepted
+    /// from now on, if nothing has gone up since. False if something has, unless this `is_last`.
+    pub fn lift(&self, flow: FlowId, is_last: bool) -> bool {
+        let index = self.index.lock();
+        let Some(wire) = index.get(&flow) else { return true };
+        let lift = flow_lift { wire: *wire, flow: flow.0, is_last: is_last.into() };
+        match self.loaded.lift_flow(&lift) {
+            Ok(result) => result == layout::LIFT_DONE,
+            Err(error) => {
+                tracing::debug!(flow = flow.0, %error, "direct datagrams of a flow go by the agent");
+                true
+            }
+        }
     }
 
     /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or

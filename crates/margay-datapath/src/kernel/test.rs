@@ -45,6 +45,8 @@ mod delta;
 mod ending;
 #[path = "host_traffic_test.rs"]
 mod host_traffic;
+#[path = "lifting_test.rs"]
+mod lifting;
 #[path = "opening_test.rs"]
 pub(super) mod opening;
 #[path = "socketless_test.rs"]
@@ -136,7 +138,7 @@ fn the_verifier_has_little_to_look_at() {
     let Some(Rig(skeleton)) = programs(1) else { return };
     let all = &skeleton.progs;
     let of_packets = [&all.app_egress, &all.wire_ingress, &all.card_ingress, &all.card_egress, &all.app_ingress];
-    let of_agent = [&all.change_flow, &all.forget_flows, &all.survey_flows, &all.tell_flows];
+    let of_agent = [&all.change_flow, &all.lift_flow, &all.forget_flows, &all.survey_flows, &all.tell_flows];
     of_packets.into_iter().chain(of_agent).for_each(sample::is_soon_verified);
 }
 

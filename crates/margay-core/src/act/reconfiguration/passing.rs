@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use margay_wire::{FlowId, ReconfigurationRepr, ReconfigurationStep};
+use margay_wire::{ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep};
 
 use super::{Beside, bare};
 use crate::association::auth::Verified;
@@ -76,12 +76,17 @@ impl Sal {
         is_leaving
     }
 
-    /// A session is over that has not always gone this way: boxes on it may not have seen how both ends closed.
+    /// A session through boxes is over here, of which not all on the way have heard by themselves. Each host looks at
+    /// its own clock for how long a session has been idle. Of one that has not always gone this way, boxes may not have
+    /// seen how both ends closed.
     pub(crate) fn say_way_over(&mut self, id: FlowId, reason: RemoveReason) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::LATER) && !flow.is_at_box()) else { return };
-        let is_over = matches!(reason, RemoveReason::Closed | RemoveReason::Reset | RemoveReason::Idle);
-        if is_over && flow.chain.is_some() && flow.carries_data() {
-            self.say_step(id, ReconfigurationStep::Leave, 0);
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.chain.is_some() && flow.carries_data()) else { return };
+        match reason {
+            RemoveReason::Idle => self.say_fail(id, ErrorCode::Closed),
+            RemoveReason::Closed | RemoveReason::Reset if flow.has(seen::LATER) && !flow.is_at_box() => {
+                self.say_step(id, ReconfigurationStep::Leave, 0);
+            }
+            _ => {}
         }
     }
 

@@ -208,6 +208,8 @@ pub(crate) struct Reconfigurations {
     kept: BTreeMap<FlowId, PartingRecord>,
     /// Halves of sessions at a box here that the start of the agent before has written down.
     halves_asked: BTreeMap<FlowId, Sends>,
+    /// Steps for boxes here that wait until a session's halves are written down, by the half that they have come by.
+    waiting: BTreeMap<FlowId, passing::Waiting>,
     last_number: u32,
 }
 
@@ -217,11 +219,13 @@ impl Reconfigurations {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
         let asked = self.halves_asked.values().filter_map(|sends| sends.next);
+        let waiting = self.waiting.values().map(|one| one.until);
         leading
             .chain(following)
             .chain(self.orders.next_deadline())
             .chain(self.splices.next_deadline())
             .chain(asked)
+            .chain(waiting)
             .min()
     }
 
@@ -251,6 +255,7 @@ impl Reconfigurations {
         self.histories.remove(&id);
         self.numbers.remove(&id);
         self.halves_asked.remove(&id);
+        self.waiting.remove(&id);
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
@@ -651,6 +656,7 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
+        self.waiting_due(now);
         let halves = self.reconfigurations.halves_to_ask_about(now);
         halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }

@@ -130,10 +130,13 @@ impl Sal {
         }
     }
 
-    /// The records of a session's two ways are written down as [`Event::Keep`] has asked: the end turns, since its
-    /// next start would go on from there. `old`: as that event says.
+    /// The records of two flows are written down as [`Event::Keep`] has asked: the end turns, or the box's host passes
+    /// the step on, since its next start would go on from there. `old`: as that event says.
     pub fn kept(&mut self, now: Instant, old: FlowId) {
         self.now = now;
+        if self.halves_kept(old) {
+            return;
+        }
         let Some(flow) = self.flows.get(old) else { return };
         let session = flow.session;
         let role = flow.role;

@@ -1,20 +1,32 @@
 //! A box's host passes on what the two anchors say to each other of a session, and forgets the session when it goes
 //! another way.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep};
+use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep};
 
 use super::{Beside, bare};
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
+use crate::session::event::Event;
 use crate::session::flow::seen;
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
 /// Whoever is told that a session goes another way forgets it after so long, also without the next host's word.
 const LEAVING: Duration = Duration::from_secs(3);
+/// The step after which the ends use a way waits so long at most until both halves of that way are written down.
+const KEEP_WAIT: Duration = Duration::from_millis(200);
+
+/// A step that waits at a box's host.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    said: ReconfigurationRepr,
+    cut: Option<CutRepr>,
+    pub until: Instant,
+}
 
 impl Sal {
     /// Passes a step on to the session's other half.
@@ -43,6 +55,9 @@ impl Sal {
                 _ => Err(DropReason::UnknownFlow),
             };
         };
+        if said.step == ReconfigurationStep::Confirm && !self.are_halves_kept(now, (id, other), said, message.cut()) {
+            return Ok(());
+        }
         self.say_beside(other, said, &Beside::of(message));
         match said.step {
             ReconfigurationStep::Leave => [id, other].into_iter().for_each(|half| self.begin_to_leave(now, half)),
@@ -50,6 +65,50 @@ impl Sal {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether the next start of the agent would have both halves of a way: after *confirm* the ends send by that way,
+    /// and a box's host that knew nothing of it would end the session. Until then the step waits here.
+    fn are_halves_kept(
+        &mut self,
+        now: Instant,
+        (id, other): (FlowId, FlowId),
+        said: ReconfigurationRepr,
+        cut: Option<CutRepr>,
+    ) -> bool {
+        if self.flows.get(id).is_none_or(|flow| flow.has(seen::KEPT)) {
+            return true;
+        }
+        let waiting = &mut self.reconfigurations.waiting;
+        // Said again: what it says now is what counts.
+        let until = waiting.get(&id).map(|before| before.until);
+        waiting.insert(id, Waiting { said, cut, until: until.unwrap_or(now + KEEP_WAIT) });
+        if until.is_none() {
+            self.events.push(Event::Keep { old: id, new: other });
+        }
+        false
+    }
+
+    /// Both halves are written down, or it has been waited for that for long enough. False where no step waits for
+    /// them.
+    pub(super) fn halves_kept(&mut self, id: FlowId) -> bool {
+        let Some(waiting) = self.reconfigurations.waiting.remove(&id) else { return false };
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.seen |= seen::KEPT;
+        }
+        if let Some(other) = self.flows.get(id).and_then(|flow| self.other_half(flow)) {
+            self.say_beside(other, waiting.said, &Beside { cut: waiting.cut, ..Beside::default() });
+        }
+        true
+    }
+
+    /// Passes on what has waited for too long.
+    pub(super) fn waiting_due(&mut self, now: Instant) {
+        let waiting = self.reconfigurations.waiting.iter().filter(|(_, one)| one.until <= now);
+        let due: Vec<FlowId> = waiting.map(|(id, _)| *id).collect();
+        for id in due {
+            self.halves_kept(id);
+        }
     }
 
     fn begin_to_leave(&mut self, now: Instant, half: FlowId) {

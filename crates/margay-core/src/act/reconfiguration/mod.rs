@@ -219,13 +219,12 @@ impl Reconfigurations {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
         let asked = self.halves_asked.values().filter_map(|sends| sends.next);
-        let waiting = self.waiting.values().map(|one| one.until);
         leading
             .chain(following)
             .chain(self.orders.next_deadline())
             .chain(self.splices.next_deadline())
             .chain(asked)
-            .chain(waiting)
+            .chain(self.waiting_until())
             .min()
     }
 
@@ -656,7 +655,7 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
-        self.waiting_due(now);
+        self.reconfigurations.have_waited(now).into_iter().for_each(|id| self.kept(now, id));
         let halves = self.reconfigurations.halves_to_ask_about(now);
         halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }

@@ -134,10 +134,12 @@ impl Sal {
     /// the step on, since its next start would go on from there. `old`: as that event says.
     pub fn kept(&mut self, now: Instant, old: FlowId) {
         self.now = now;
-        if self.halves_kept(old) {
-            return;
-        }
+        let waiting = self.reconfigurations.take_waiting(&mut self.flows, old);
         let Some(flow) = self.flows.get(old) else { return };
+        if let Some((step, beside)) = waiting.map(|waiting| waiting.step()) {
+            let other = self.other_half(flow);
+            return other.into_iter().for_each(|other| self.say_beside(other, step, &beside));
+        }
         let session = flow.session;
         let role = flow.role;
         let Some(parting) = self.parting(session, role).filter(|one| one.keep_until.is_some()) else { return };

@@ -6,12 +6,12 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep};
 
-use super::{Beside, bare};
+use super::{Beside, Reconfigurations, bare};
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::seen;
+use crate::session::flow::{FlowTable, seen};
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
@@ -25,7 +25,41 @@ const KEEP_WAIT: Duration = Duration::from_millis(200);
 pub(super) struct Waiting {
     said: ReconfigurationRepr,
     cut: Option<CutRepr>,
-    pub until: Instant,
+    until: Instant,
+}
+
+impl Waiting {
+    /// What is passed on.
+    pub fn step(&self) -> (ReconfigurationRepr, Beside<'static>) {
+        (self.said, Beside { cut: self.cut, ..Beside::default() })
+    }
+}
+
+impl Reconfigurations {
+    /// Has a step that has come by one half of a way at a box wait until the next start of the agent would have both:
+    /// after *confirm* the ends send by that way, and a box's host that knew nothing of it would end the session. True
+    /// where none waits yet; of one that is said again, what it says now is what counts.
+    fn have_wait(&mut self, id: FlowId, step: Waiting) -> bool {
+        let until = self.waiting.get(&id).map(|before| before.until);
+        self.waiting.insert(id, Waiting { until: until.unwrap_or(step.until), ..step });
+        until.is_none()
+    }
+
+    /// Both halves are written down, or that was waited for for long enough. Gives the step that waits for them.
+    pub(super) fn take_waiting(&mut self, flows: &mut FlowTable, id: FlowId) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&id)?;
+        flows.get_mut(id)?.seen |= seen::KEPT;
+        Some(waiting)
+    }
+
+    pub(super) fn waiting_until(&self) -> Option<Instant> {
+        self.waiting.values().map(|one| one.until).min()
+    }
+
+    /// The halves whose step has waited for too long.
+    pub(super) fn have_waited(&self, now: Instant) -> Vec<FlowId> {
+        self.waiting.iter().filter(|(_, one)| one.until <= now).map(|(id, _)| *id).collect()
+    }
 }
 
 impl Sal {
@@ -55,7 +89,12 @@ impl Sal {
                 _ => Err(DropReason::UnknownFlow),
             };
         };
-        if said.step == ReconfigurationStep::Confirm && !self.are_halves_kept(now, (id, other), said, message.cut()) {
+        let is_kept = self.flows.get(id).is_some_and(|flow| flow.has(seen::KEPT));
+        if said.step == ReconfigurationStep::Confirm && !is_kept {
+            let waits = Waiting { said, cut: message.cut(), until: now + KEEP_WAIT };
+            if self.reconfigurations.have_wait(id, waits) {
+                self.events.push(Event::Keep { old: id, new: other });
+            }
             return Ok(());
         }
         self.say_beside(other, said, &Beside::of(message));
@@ -65,50 +104,6 @@ impl Sal {
             _ => {}
         }
         Ok(())
-    }
-
-    /// Whether the next start of the agent would have both halves of a way: after *confirm* the ends send by that way,
-    /// and a box's host that knew nothing of it would end the session. Until then the step waits here.
-    fn are_halves_kept(
-        &mut self,
-        now: Instant,
-        (id, other): (FlowId, FlowId),
-        said: ReconfigurationRepr,
-        cut: Option<CutRepr>,
-    ) -> bool {
-        if self.flows.get(id).is_none_or(|flow| flow.has(seen::KEPT)) {
-            return true;
-        }
-        let waiting = &mut self.reconfigurations.waiting;
-        // Said again: what it says now is what counts.
-        let until = waiting.get(&id).map(|before| before.until);
-        waiting.insert(id, Waiting { said, cut, until: until.unwrap_or(now + KEEP_WAIT) });
-        if until.is_none() {
-            self.events.push(Event::Keep { old: id, new: other });
-        }
-        false
-    }
-
-    /// Both halves are written down, or it has been waited for that for long enough. False where no step waits for
-    /// them.
-    pub(super) fn halves_kept(&mut self, id: FlowId) -> bool {
-        let Some(waiting) = self.reconfigurations.waiting.remove(&id) else { return false };
-        if let Some(flow) = self.flows.get_mut(id) {
-            flow.seen |= seen::KEPT;
-        }
-        if let Some(other) = self.flows.get(id).and_then(|flow| self.other_half(flow)) {
-            self.say_beside(other, waiting.said, &Beside { cut: waiting.cut, ..Beside::default() });
-        }
-        true
-    }
-
-    /// Passes on what has waited for too long.
-    pub(super) fn waiting_due(&mut self, now: Instant) {
-        let waiting = self.reconfigurations.waiting.iter().filter(|(_, one)| one.until <= now);
-        let due: Vec<FlowId> = waiting.map(|(id, _)| *id).collect();
-        for id in due {
-            self.halves_kept(id);
-        }
     }
 
     fn begin_to_leave(&mut self, now: Instant, half: FlowId) {

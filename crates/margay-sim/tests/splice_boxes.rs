@@ -114,7 +114,7 @@ fn a_proxy_of_a_chain_leaves_and_its_boxes_stay() {
 
 fn leaves_in_bad_weather(seed: u64, counts: [usize; 2]) -> SpliceOutcome {
     let mut relayed = relayed_through(500 + seed, TALK, Duration::from_millis(seed % 5 * 11 + 1), counts);
-    relayed.set_direct(seed % 2 == 0);
+    relayed.set_direct(seed.is_multiple_of(2));
     relayed.begin(TALK);
     relayed.world.run_for(SECOND);
     let delay_max = Duration::from_millis(1 + seed % 3 * 7);

@@ -1,6 +1,7 @@
 //! One simulated machine: a core, a flow cache, programs.
 
 mod frozen;
+mod journal;
 mod life;
 
 use std::net::{IpAddr, SocketAddr};
@@ -24,6 +25,7 @@ use crate::relay::Relay;
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 use crate::turn::Admission;
+use journal::Journal;
 
 mod repairs;
 
@@ -95,6 +97,8 @@ pub struct Host {
     pub(crate) outbox: Vec<Outgoing>,
     /// Its agent does not run: programs, their TCP and the kernel's cache go on.
     is_dead: bool,
+    /// What it has written down; `None`: everything, at every moment.
+    journal: Option<Journal>,
     start: Start,
     limits: Limits,
     next_port: u16,
@@ -141,6 +145,7 @@ impl Host {
             early_acks: 0,
             outbox: Vec::new(),
             is_dead: false,
+            journal: None,
             start,
             limits,
             next_port: 30_000,
@@ -348,7 +353,8 @@ impl Host {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
         let streams = streams.into_iter().chain(self.relays.iter().filter_map(Relay::next_deadline)).min();
-        let agents = self.sal.poll_timeout().into_iter().chain(self.cache.next_deadline()).min();
+        let journal = self.journal.as_ref().and_then(Journal::next_deadline);
+        let agents = self.sal.poll_timeout().into_iter().chain(self.cache.next_deadline()).chain(journal).min();
         let agents = agents.filter(|_| !self.is_dead);
         agents.into_iter().chain(clients).chain(streams).min()
     }
@@ -362,6 +368,7 @@ impl Host {
                 self.turned(now, flow, change);
             }
             self.send_due_repairs(now);
+            self.write_down(now);
         }
         for at in 0..self.clients.len() {
             for segment in self.clients[at].poll(now) {
@@ -672,24 +679,26 @@ impl Host {
                 Output::Questions | Output::QuietEnds => {}
             }
         }
-        let kept = self.hear_events();
+        let kept = self.hear_events(now);
         for reset in std::mem::take(&mut self.resets) {
             self.egress(now, &reset.emit());
         }
         if !kept.is_empty() {
-            // An agent's records are made when it dies here: what it wants to be written down is.
+            // All of its records are made when it dies: what it wants to be written down is.
             kept.into_iter().for_each(|old| self.sal.kept(now, old));
             self.drain(now);
         }
     }
 
-    /// Takes the core's events. Gives the flows that it wants to be written down.
-    fn hear_events(&mut self) -> Vec<FlowId> {
+    /// Takes the core's events. Gives the flows that it wants to be written down, and are.
+    fn hear_events(&mut self, now: Instant) -> Vec<FlowId> {
         let mut kept = Vec::new();
         while let Some(event) = self.sal.poll_event() {
             self.hear_of_splice(&event);
-            if let Event::Keep { old, .. } = event {
-                kept.push(old);
+            match (&mut self.journal, &event) {
+                (Some(journal), event) => journal.hear(now, event),
+                (None, Event::Keep { old, .. }) => kept.push(*old),
+                (None, _) => {}
             }
             self.events.push(event);
         }

@@ -91,6 +91,8 @@ pub struct Stream {
     early: BTreeMap<u64, Vec<u8>>,
     peer_fin: Option<u64>,
     has_peer_closed: bool,
+    /// Its FIN went before the peer's had come: it waits at the end (RFC 9293 §3.6).
+    has_closed_first: bool,
     next_duplicate: Instant,
     ends: Option<Instant>,
     /// Whose bytes it says and takes, where those are not known by the numbers of its SYNs.
@@ -138,6 +140,7 @@ impl Stream {
             early: BTreeMap::new(),
             peer_fin: None,
             has_peer_closed: false,
+            has_closed_first: false,
             next_duplicate: now,
             ends: None,
             contents: None,
@@ -355,6 +358,7 @@ impl Stream {
             }
         }
         if self.is_closing() && self.next == self.written {
+            self.has_closed_first |= !self.has_peer_closed;
             out.push(self.segment(ACK | FIN, Some((self.next, self.next))));
             self.next += 1;
         }
@@ -527,7 +531,7 @@ impl Stream {
             return;
         }
         self.timer = None;
-        if self.plan.closes {
+        if self.plan.closes || self.has_closed_first {
             (self.state, self.ends) = (State::TimeWait, Some(now + TIME_WAIT));
         } else {
             self.state = State::Gone;

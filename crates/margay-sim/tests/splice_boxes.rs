@@ -112,25 +112,54 @@ fn a_proxy_of_a_chain_leaves_and_its_boxes_stay() {
     relayed.ends_well("a proxy of a chain");
 }
 
+fn leaves_in_bad_weather(seed: u64, counts: [usize; 2]) -> SpliceOutcome {
+    let mut relayed = relayed_through(500 + seed, TALK, Duration::from_millis(seed % 5 * 11 + 1), counts);
+    relayed.set_direct(seed.is_multiple_of(2));
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND);
+    let delay_max = Duration::from_millis(1 + seed % 3 * 7);
+    relayed.world.network.weather = Weather { loss_per_mille: 40, duplicate_per_mille: 40, delay_max, ..Weather::FAIR };
+    relayed.leave().expect("it may");
+    relayed.world.run_for(5 * SECOND);
+    relayed.world.network.weather = Weather::FAIR;
+    relayed.world.run_for(2 * SECOND);
+    let outcomes = relayed.outcomes();
+    assert_eq!(outcomes.len(), 1, "seed {seed}");
+    relayed.ends_well(&format!("seed {seed}, {counts:?} boxes: {outcomes:?}"));
+    outcomes[0].clone()
+}
+
 #[test]
 fn loss_delays_it_and_leaves_nothing_at_any_box() {
-    for seed in 0..20 {
-        let counts = PLACES[seed as usize % PLACES.len()];
-        let mut relayed = relayed_through(500 + seed, TALK, Duration::from_millis(seed % 5 * 11 + 1), counts);
-        relayed.set_direct(seed % 2 == 0);
-        relayed.begin(TALK);
-        relayed.world.run_for(SECOND);
-        let delay_max = Duration::from_millis(1 + seed % 3 * 7);
-        relayed.world.network.weather =
-            Weather { loss_per_mille: 40, duplicate_per_mille: 40, delay_max, ..Weather::FAIR };
-        relayed.leave().expect("it may");
-        relayed.world.run_for(5 * SECOND);
-        relayed.world.network.weather = Weather::FAIR;
-        relayed.world.run_for(2 * SECOND);
-        let outcomes = relayed.outcomes();
-        assert_eq!(outcomes.len(), 1, "seed {seed}");
-        relayed.ends_well(&format!("seed {seed}, {counts:?} boxes: {outcomes:?}"));
-    }
+    (0..20).for_each(|seed| drop(leaves_in_bad_weather(seed, PLACES[seed as usize % PLACES.len()])));
+}
+
+/// No request reaches the server's host: the program's host, which has passed some of them on, hears that nothing comes
+/// of them.
+#[test]
+fn a_program_whose_requests_are_all_lost_stays_and_is_told() {
+    let outcome = leaves_in_bad_weather(120, [1, 1]);
+    assert!(matches!(&outcome, SpliceOutcome::Failed(_)), "{outcome:?}");
+    let mut relayed = relayed_through(24, TALK, Duration::from_millis(5), [1, 1]);
+    relayed.begin(TALK);
+    relayed.world.run_for(SECOND);
+    let [behind, server] = [relayed.boxes[1][0], relayed.server].map(|host| relayed.world.host(host).address);
+    relayed.world.network.cut(behind, server);
+    relayed.leave().expect("it may");
+    relayed.world.run_for(3 * SECOND);
+    assert!(matches!(&relayed.outcomes()[..], [SpliceOutcome::Failed(_)]), "{:?}", relayed.outcomes());
+    relayed.world.network.heal();
+    relayed.leave().expect("it may again");
+    relayed.world.run_for(3 * SECOND);
+    assert_eq!(relayed.outcomes().last(), Some(&SpliceOutcome::Done));
+    relayed.ends_well("asked again");
+}
+
+/// Both of the program's connections end while it is leaving, and the last acknowledgement is behind another one.
+#[test]
+fn connections_that_end_meanwhile_end_in_order() {
+    let outcome = leaves_in_bad_weather(269, [1, 1]);
+    assert!(matches!(&outcome, SpliceOutcome::Failed(_)), "{outcome:?}");
 }
 
 #[test]

@@ -571,7 +571,9 @@ impl Sal {
     /// flow stays here; whoever hands it over closes it. The core keeps no TCP numbers: a cache that does adds them.
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
-        let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
+        // A session that runs uses a way once all of it is confirmed, and until then has another one.
+        let is_of_running = flow.is_at_box() && flow.has(seen::LATER);
+        let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED) || is_of_running;
         let way = self.kept_way(now, flow);
         let goes_on = (flow.directions.has_egress() || way.is_some()) && !flow.has(seen::LEAVING);
         if !is_set_up || !flow.carries_data() || !goes_on || self.fetches.is_between(id) {

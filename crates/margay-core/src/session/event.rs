@@ -145,12 +145,12 @@ pub enum Event {
         outcome: SpliceOutcome,
     },
     /// The records of two flows are to be written down for the next start of the agent, now: the two ways of a session
-    /// whose program leaves. [`Sal::kept`](crate::Sal::kept) says that they are; until then, for a moment, the session
-    /// waits.
+    /// whose program leaves, or at a box the two halves of a session that comes to go through that box.
+    /// [`Sal::kept`](crate::Sal::kept) says that they are; until then, for a moment, the session or its change waits.
     Keep {
-        /// The way through the program.
+        /// The way through the program; or the half towards the client.
         old: FlowId,
-        /// The one past it.
+        /// The one past it; or the half towards the server.
         new: FlowId,
     },
     /// A rule of the service table has ended by itself.

@@ -110,6 +110,8 @@ pub(crate) mod seen {
     pub const LEAVING: u16 = 4096;
     /// It was set up for a session that ran.
     pub const LATER: u16 = 8192;
+    /// A box's half towards the client: both halves have been written down since they were set up.
+    pub const KEPT: u16 = 16_384;
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.

@@ -1,9 +1,12 @@
 //! Agents that are killed, and start again with what they had written down.
 
+use std::time::Duration;
+
 use margay_core::Instant;
 use margay_core::handover::HandoverRecord;
 use margay_wire::FlowId;
 
+use super::journal::Journal;
 use super::{Host, Start};
 use crate::cache::Cache;
 use crate::kernel::Kernel;
@@ -23,6 +26,18 @@ impl Host {
     /// From now on its agent does not run.
     pub fn kill_agent(&mut self) {
         self.is_dead = true;
+    }
+
+    /// From now on what is written down of flows is so much older than they are, but for what the core waits for.
+    pub fn lag_records(&mut self, now: Instant, lag: Duration) {
+        let kept = self.kept(now);
+        self.journal = Some(Journal::lagging(lag, kept.associations, kept.flows));
+    }
+
+    /// The agent's records are written that are due.
+    pub(super) fn write_down(&mut self, now: Instant) {
+        let awaited = self.journal.as_mut().map(|journal| journal.write(now, &mut self.sal)).unwrap_or_default();
+        awaited.into_iter().for_each(|old| self.sal.kept(now, old));
     }
 
     /// Whether its agent runs.
@@ -71,6 +86,9 @@ impl Host {
     }
 
     fn kept(&mut self, now: Instant) -> Kept {
+        if let Some(journal) = self.journal.take() {
+            return Kept { associations: journal.associations, flows: journal.records.into_values().collect() };
+        }
         let associations = self.sal.keep_associations().to_vec();
         let flows: Vec<FlowId> = self.sal.flows_to_keep().collect();
         let flows = flows.into_iter().filter_map(|flow| self.sal.export_flow(now, flow)).collect();

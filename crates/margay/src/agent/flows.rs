@@ -3,7 +3,8 @@
 //!
 //! One thread hears of every flow that opens, changes or ends and writes its hand-over record into a slot of its own,
 //! or clears it. A record that was cut short by the end of the process does not bear its checksum and is ignored.
-//! Between a flow's beginning and its record lie some milliseconds: what is killed in them is lost.
+//! Between a flow's beginning and its record lie some milliseconds: what is killed in them is lost, but for the ways of
+//! sessions that run, for whose records the core waits.
 //!
 //! ```text
 //!  0 "MGFL" | 4..8 version = 2 | ... | 1024: slots of 1024 bytes (version 1: 512 of each)

@@ -426,7 +426,10 @@ impl Sal {
             }
             (Setup::Late(_), _) if self.keeps_ack(id) => self.take_back(id),
             (_, Lifecycle::Established | Lifecycle::HalfClosed) => {
-                self.say_fail(id, ErrorCode::Closed);
+                // Of one that was idle, this half's peer is told as the other's was.
+                if reason != RemoveReason::Idle {
+                    self.say_fail(id, ErrorCode::Closed);
+                }
                 self.fail_flow(self.now, id, reason);
             }
             (_, Lifecycle::Closed) => self.flows.end_with_other_half(self.now, id),

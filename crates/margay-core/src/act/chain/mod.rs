@@ -170,6 +170,16 @@ impl Chained {
         self.boxes.iter().skip(own).filter(|one| !one.flags.intersects(none)).map(service_of).collect()
     }
 
+    /// Of a flow that has come through boxes: the last one before this host, whose host is the flow's peer.
+    pub fn box_before(&self) -> Option<ServiceId> {
+        let until = match self.place {
+            Place::Left { at } | Place::Proxy { at } => at.min(self.boxes.len()),
+            Place::Last => self.boxes.len(),
+            Place::First | Place::Right { .. } => 0,
+        };
+        self.boxes[..until].iter().rfind(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of)
+    }
+
     /// Of the first flow: whether a proxy of this host has begun the session.
     pub fn is_begun_by_proxy(&self) -> bool {
         let mut before = self.boxes.iter().take(self.first_asked());

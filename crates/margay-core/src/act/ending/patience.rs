@@ -2,7 +2,8 @@
 //! its agent is alive, and whether a flow is; here they are joined. An *initiator's* flows fail when nothing of the
 //! host has come for as long as the operator or the service says, or for [`GIVE_UP_AFTER`]; what was asked of it by
 //! every pair of addresses and by its router goes unanswered; and the routers list it no more. A responder never gives
-//! up a silent client: its transport does.
+//! up a silent client: its transport does. The host of a box before it, or of a proxy, is not merely a client: that
+//! host serves the box's name, and is given up as by an initiator.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -38,10 +39,15 @@ struct Absence {
     heard: Instant,
 }
 
-fn is_open_initiator(flow: &Flow) -> bool {
-    flow.role == Role::Initiator
-        && matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed)
-        && flow.app.protocol != GREETING
+/// The name that an open flow's peer serves it by, and is listed under: what the flow asked for, or the box that it has
+/// come through. `None`: its peer is a client.
+fn served_by(flow: &Flow) -> Option<ServiceId> {
+    let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+    match flow.role {
+        _ if !is_open || flow.app.protocol == GREETING => None,
+        Role::Initiator => Some(flow.asked()),
+        Role::Responder => flow.chain.as_deref().filter(|_| flow.carries_data())?.box_before(),
+    }
 }
 
 /// Peers that no router lists, and how long one that is silent is waited for.
@@ -162,9 +168,9 @@ impl Sal {
     /// goes to another one. Gives how many there were.
     pub fn rebind_datagrams(&mut self, now: Instant, host: HostId, service: &ServiceId) -> usize {
         self.now = now;
-        let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.asked() == *service;
+        let is_it = |flow: &&Flow| flow.role == Role::Initiator && flow.app.protocol == UDP && flow.asked() == *service;
         let flows: Vec<FlowId> =
-            self.flows.initiated_with(&self.associations, host).filter(is_it).map(|flow| flow.id).collect();
+            self.flows.served_by(&self.associations, host).filter(is_it).map(|flow| flow.id).collect();
         for id in &flows {
             self.remove_flow(*id, RemoveReason::GivenUp);
         }
@@ -174,20 +180,21 @@ impl Sal {
         flows.len()
     }
 
-    /// The peers that programs here have open flows with, and by which names. Takes a walk over all flows.
+    /// The peers that open flows here lean on, and by which names: of programs here the services that they have asked
+    /// for, of sessions through boxes the box before. Takes a walk over all flows.
     pub fn initiated(&self) -> BTreeMap<HostId, BTreeSet<ServiceId>> {
         let mut initiated: BTreeMap<HostId, BTreeSet<ServiceId>> = BTreeMap::new();
-        for flow in self.flows.iter().filter(|flow| is_open_initiator(flow)) {
+        for (flow, name) in self.flows.iter().filter_map(|flow| Some((flow, served_by(flow)?))) {
             if let Some(known) = self.associations.get(flow.association).filter(|known| !known.is_self()) {
-                initiated.entry(known.host).or_default().insert(flow.asked());
+                initiated.entry(known.host).or_default().insert(name);
             }
         }
         initiated
     }
 
-    /// The open flows of programs here with a peer.
+    /// The open flows here that lean on a peer.
     pub fn flows_initiated_with(&self, host: HostId) -> Vec<FlowId> {
-        self.flows.initiated_with(&self.associations, host).map(|flow| flow.id).collect()
+        self.flows.served_by(&self.associations, host).map(|flow| flow.id).collect()
     }
 
     /// Looks at the peers that no router lists.
@@ -209,9 +216,10 @@ impl Sal {
 
     /// Ends the flows with a silent peer whose time is over.
     fn give_up(&mut self, now: Instant, host: HostId, silent: Duration) {
-        let is_over = |flow: &&Flow| self.patience.limit(host, &flow.asked()).is_some_and(|limit| silent >= limit);
+        let limit = |flow: &Flow| self.patience.limit(host, &served_by(flow)?);
+        let is_over = |flow: &&Flow| limit(flow).is_some_and(|limit| silent >= limit);
         let flows: Vec<FlowId> =
-            self.flows.initiated_with(&self.associations, host).filter(is_over).map(|flow| flow.id).collect();
+            self.flows.served_by(&self.associations, host).filter(is_over).map(|flow| flow.id).collect();
         if flows.is_empty() {
             return;
         }
@@ -250,11 +258,11 @@ impl AssociationTable {
 }
 
 impl FlowTable {
-    fn initiated_with(&self, associations: &AssociationTable, host: HostId) -> impl Iterator<Item = &Flow> {
+    fn served_by(&self, associations: &AssociationTable, host: HostId) -> impl Iterator<Item = &Flow> {
         let is_with = move |flow: &&Flow| {
             associations.get(flow.association).is_some_and(|known| known.host == host && !known.is_self())
         };
-        self.iter().filter(|flow| is_open_initiator(flow)).filter(is_with)
+        self.iter().filter(|flow| served_by(flow).is_some()).filter(is_with)
     }
 }
 

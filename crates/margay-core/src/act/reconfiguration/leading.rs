@@ -50,6 +50,8 @@ const CLOSING: Duration = Duration::from_secs(3);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_millis(200);
 
+const UNANSWERED: &str = "the server's agent has not answered in time, or is of a version that cannot change sessions";
+
 /// How far the left anchor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadingState {
@@ -100,23 +102,30 @@ pub enum LeadingEvent {
     Canceled,
     /// Nothing of the kind has come for as long as the state lasts.
     TimeOut,
+    /// The same of what is asked for a program, whose host waits for an outcome, too.
+    Unanswered,
 }
 
 /// The declared life of a reconfiguration at its left anchor.
 pub const LEADING: Machine<LeadingState, LeadingEvent> = {
-    use LeadingEvent::{Answered, Canceled, Done, Failed, Fenced, Finished, OldGone, Parted, Refused, SetUp, TimeOut};
+    use LeadingEvent::{
+        Answered, Canceled, Done, Failed, Fenced, Finished, OldGone, Parted, Refused, SetUp, TimeOut, Unanswered,
+    };
     use LeadingState::{
         Asking, Canceling, Confirming, Finishing, Leaving, Lingering, Over, SettingUp, Turned, TwoWays,
     };
     Machine {
         name: "reconfiguration at the left anchor",
         states: &[Asking, SettingUp, Confirming, TwoWays, Turned, Finishing, Lingering, Leaving, Canceling, Over],
-        events: &[Answered, Refused, SetUp, Done, Parted, Fenced, Finished, Failed, OldGone, Canceled, TimeOut],
+        events: &[
+            Answered, Refused, SetUp, Done, Parted, Fenced, Finished, Failed, OldGone, Canceled, TimeOut, Unanswered,
+        ],
         transitions: &[
             (Asking, Answered, SettingUp),
             (Asking, Refused, Over),
             (Asking, Failed, Over),
             (Asking, TimeOut, Over),
+            (Asking, Unanswered, Canceling),
             (SettingUp, SetUp, Confirming),
             (SettingUp, Failed, Canceling),
             (SettingUp, TimeOut, Canceling),
@@ -483,10 +492,7 @@ impl Sal {
         let why = leading.why.clone();
         let outcome = match (before, event) {
             (LeadingState::Asking, LeadingEvent::Refused) => ReconfigurationOutcome::Refused(why),
-            (LeadingState::Asking, _) if why.is_empty() => ReconfigurationOutcome::Failed(
-                "the server's agent has not answered in time, or is of a version that cannot change sessions"
-                    .to_string(),
-            ),
+            (LeadingState::Asking, _) if why.is_empty() => ReconfigurationOutcome::Failed(UNANSWERED.to_string()),
             (LeadingState::Asking | LeadingState::Canceling, _) => ReconfigurationOutcome::Failed(why),
             _ => ReconfigurationOutcome::Done,
         };
@@ -695,7 +701,12 @@ impl Sal {
             self.ask_for_numbers_due(now, session, Role::Initiator);
             let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { continue };
             if leading.until <= now {
-                self.leader_event(now, session, LeadingEvent::TimeOut, "");
+                match leading.state {
+                    LeadingState::Asking if leading.is_of_program() => {
+                        self.leader_event(now, session, LeadingEvent::Unanswered, UNANSWERED);
+                    }
+                    _ => self.leader_event(now, session, LeadingEvent::TimeOut, ""),
+                }
                 continue;
             }
             if leading.state == LeadingState::TwoWays {

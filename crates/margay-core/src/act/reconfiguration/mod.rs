@@ -208,6 +208,8 @@ pub(crate) struct Reconfigurations {
     kept: BTreeMap<FlowId, PartingRecord>,
     /// Halves of sessions at a box here that the start of the agent before has written down.
     halves_asked: BTreeMap<FlowId, Sends>,
+    /// Steps for boxes here that wait until a session's halves are written down, by the half that they have come by.
+    waiting: BTreeMap<FlowId, passing::Waiting>,
     last_number: u32,
 }
 
@@ -222,6 +224,7 @@ impl Reconfigurations {
             .chain(self.orders.next_deadline())
             .chain(self.splices.next_deadline())
             .chain(asked)
+            .chain(self.waiting_until())
             .min()
     }
 
@@ -251,6 +254,7 @@ impl Reconfigurations {
         self.histories.remove(&id);
         self.numbers.remove(&id);
         self.halves_asked.remove(&id);
+        self.waiting.remove(&id);
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
@@ -651,6 +655,7 @@ impl Sal {
         self.followers_due(now);
         self.orders_due(now);
         self.splices_due(now);
+        self.reconfigurations.have_waited(now).into_iter().for_each(|id| self.kept(now, id));
         let halves = self.reconfigurations.halves_to_ask_about(now);
         halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }

@@ -130,11 +130,16 @@ impl Sal {
         }
     }
 
-    /// The records of a session's two ways are written down as [`Event::Keep`] has asked: the end turns, since its
-    /// next start would go on from there. `old`: as that event says.
+    /// The records of two flows are written down as [`Event::Keep`] has asked: the end turns, or the box's host passes
+    /// the step on, since its next start would go on from there. `old`: as that event says.
     pub fn kept(&mut self, now: Instant, old: FlowId) {
         self.now = now;
+        let waiting = self.reconfigurations.take_waiting(&mut self.flows, old);
         let Some(flow) = self.flows.get(old) else { return };
+        if let Some((step, beside)) = waiting.map(|waiting| waiting.step()) {
+            let other = self.other_half(flow);
+            return other.into_iter().for_each(|other| self.say_beside(other, step, &beside));
+        }
         let session = flow.session;
         let role = flow.role;
         let Some(parting) = self.parting(session, role).filter(|one| one.keep_until.is_some()) else { return };

@@ -9,7 +9,13 @@ fn the_whole_matrix_of_the_left_anchor() {
     for state in ["Lingering", "Leaving"] {
         assert!(matrix.lines().any(|line| line == alloc::format!("{state} Failed -")), "{state}");
     }
-    for line in ["Confirming Failed Canceling", "Turned Failed Canceling", "Asking Refused Over"] {
+    let lines = [
+        "Confirming Failed Canceling",
+        "Turned Failed Canceling",
+        "Asking Refused Over",
+        "Asking Unanswered Canceling",
+    ];
+    for line in lines {
         assert!(matrix.lines().any(|found| found == line), "{line}");
     }
 }

@@ -155,6 +155,11 @@ pub(super) struct Wish {
     pub boxes: Vec<ServiceId>,
 }
 
+/// Of the client's program, whose other end the one that leaves has told.
+fn scales_of(splice: &SpliceRepr) -> Scales {
+    Scales { told: splice.left.own_scale, own: Some(splice.left.peer_scale) }
+}
+
 /// A reconfiguration that this host leads.
 #[derive(Debug)]
 pub(super) struct Leading {
@@ -421,8 +426,7 @@ impl Sal {
             return;
         }
         if before == LeadingState::Confirming && matches!(after, LeadingState::Turned | LeadingState::TwoWays) {
-            let is_lost = !self.locks.is_held_by(leading.guard, now);
-            if is_lost {
+            if !self.locks.is_held_by(leading.guard, now) {
                 // Whatever the lock protects may have changed.
                 return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
             }
@@ -439,11 +443,9 @@ impl Sal {
             LeadingState::SettingUp => self.set_new_way_up(now, session),
             LeadingState::Confirming => {
                 leading.sends = Sends::starting(now);
-                if let Some(splice) = leading.splice {
-                    let scales = Scales { told: splice.left.own_scale, own: Some(splice.left.peer_scale) };
-                    self.begin_parting(now, session, Role::Initiator, (scales, None));
-                } else {
-                    self.set_gate(now, session, Role::Initiator);
+                match leading.splice.map(|splice| scales_of(&splice)) {
+                    Some(scales) => self.begin_parting(now, session, Role::Initiator, (scales, None)),
+                    None => self.set_gate(now, session, Role::Initiator),
                 }
             }
             LeadingState::TwoWays => {

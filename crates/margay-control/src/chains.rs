@@ -305,6 +305,7 @@ fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError
         clients: chain.clients.iter().map(client).collect::<Result<_, _>>()?,
         filter: filter(chain).map_err(wrong)?,
         boxes: boxes_of(chain, &place)?,
+        is_ordered: chain.ordered,
     })
 }
 
@@ -401,13 +402,14 @@ pub fn written(chain: &PolicyChain) -> String {
     }
     words.extend((!chain.clients.is_empty()).then(|| format!("from {}", chain.clients.join(", "))));
     words.extend((!chain.filter.is_empty()).then(|| format!("filter `{}`", chain.filter)));
+    let order = if chain.ordered { ", in order while they are changed" } else { "" };
     if chain.boxes.is_empty() {
-        return words.join(" ") + " through no boxes";
+        return words.join(" ") + " through no boxes" + order;
     }
     let missing = if chain.bypass { ", or without those that nobody serves" } else { "" };
     let kind = |name: &String| if chain.proxies.contains(name) { format!("{name} (a proxy)") } else { name.clone() };
     let boxes: Vec<String> = chain.boxes.iter().map(kind).collect();
-    format!("{} through {}{missing}", words.join(" "), boxes.join(", "))
+    format!("{} through {}{missing}{order}", words.join(" "), boxes.join(", "))
 }
 
 #[cfg(test)]
@@ -627,6 +629,9 @@ mod tests {
         proxied.protocol = "tcp".to_owned();
         proxied.proxies = vec!["lb.shop".to_owned()];
         assert!(written(&proxied).ends_with("through fw.shop, lb.shop (a proxy), ids.shop"));
+        let ordered = PolicyChain { ordered: true, ..proxied.clone() };
+        assert!(written(&ordered).ends_with("ids.shop, in order while they are changed"));
+        assert!(compile(&rules(&[ordered], &[]), block).expect("sound").rules[0].is_ordered);
         let compiled = |required: &[PolicyRequirement]| {
             compile(&rules(std::slice::from_ref(&proxied), required), block).map_err(|error| error.to_string())
         };

@@ -356,7 +356,8 @@ impl Host {
         let journal = self.journal.as_ref().and_then(Journal::next_deadline);
         let agents = self.sal.poll_timeout().into_iter().chain(self.cache.next_deadline()).chain(journal).min();
         let agents = agents.filter(|_| !self.is_dead);
-        agents.into_iter().chain(clients).chain(streams).min()
+        let boxes = self.middlebox.as_ref().and_then(Middlebox::next_deadline);
+        agents.into_iter().chain(clients).chain(streams).chain(boxes).min()
     }
 
     pub(crate) fn handle_time(&mut self, now: Instant) {
@@ -375,6 +376,8 @@ impl Host {
                 self.egress(now, &segment.emit());
             }
         }
+        let late = self.middlebox.as_mut().map(|middlebox| middlebox.take_late(now)).unwrap_or_default();
+        late.into_iter().for_each(|segment| self.egress(now, &segment.emit()));
         self.relay(now);
         for at in 0..self.streams.len() {
             if self.streams[at].next_deadline().is_some_and(|deadline| deadline <= now) {
@@ -752,7 +755,7 @@ impl Host {
         if !self.is_local(&segment)
             && let Some(middlebox) = &mut self.middlebox
         {
-            for out in middlebox.handle(&segment) {
+            for out in middlebox.take(now, &segment) {
                 self.egress(now, &out.emit());
             }
             return;

@@ -1,9 +1,10 @@
 //! Boxes: what the kernel of a host does with packets that come in by `sal0` and are for nobody here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use margay_core::Tuple;
+use margay_core::{Instant, Tuple};
 
 use crate::program::{ACK, RST, SYN, Segment};
 
@@ -40,6 +41,11 @@ pub struct Middlebox {
     pub bytes: u64,
     /// SYNs with a tag that it was given.
     pub tagged: u64,
+    /// Segments whose numbers are all 0, with neither data nor a flag but ACK: no end sends such.
+    pub probes: u64,
+    /// It lets packets out so much later, in the order in which they came.
+    pub lag: Duration,
+    late: VecDeque<(Instant, Segment)>,
     /// What it has given clients, by what comes in.
     translated: BTreeMap<Tuple, Tuple>,
     /// A first packet that waits for another one.
@@ -48,11 +54,39 @@ pub struct Middlebox {
 
 impl Middlebox {
     pub(crate) const fn new(habit: Habit) -> Self {
-        Self { habit, seen: BTreeSet::new(), passed: 0, bytes: 0, tagged: 0, translated: BTreeMap::new(), kept: None }
+        Self {
+            habit,
+            seen: BTreeSet::new(),
+            passed: 0,
+            bytes: 0,
+            tagged: 0,
+            probes: 0,
+            lag: Duration::ZERO,
+            late: VecDeque::new(),
+            translated: BTreeMap::new(),
+            kept: None,
+        }
     }
 
-    /// What comes out of it, in the order in which it does.
-    pub(crate) fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
+    /// A packet comes in. Gives what comes out of it now.
+    pub(crate) fn take(&mut self, now: Instant, segment: &Segment) -> Vec<Segment> {
+        let out = self.handle(segment);
+        self.late.extend(out.into_iter().map(|segment| (now + self.lag, segment)));
+        self.take_late(now)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.late.front().map(|(at, _)| *at)
+    }
+
+    /// What comes out of it now.
+    pub(crate) fn take_late(&mut self, now: Instant) -> Vec<Segment> {
+        let due = self.late.iter().take_while(|(at, _)| *at <= now).count();
+        self.late.drain(..due).map(|(_, segment)| segment).collect()
+    }
+
+    /// What comes of a packet, in the order in which it comes out.
+    fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
         let is_datagram = segment.tuple.protocol == crate::program::UDP;
         let is_first = if is_datagram {
             !self.seen.contains(&segment.tuple.reversed()) && !self.seen.contains(&segment.tuple)
@@ -78,6 +112,8 @@ impl Middlebox {
             Habit::Answers if is_first => return vec![back(SYN | ACK)],
             _ => {}
         }
+        let is_probe = !is_datagram && segment.flags == ACK && segment.data.is_empty();
+        self.probes += u64::from(is_probe && (segment.sequence, segment.acknowledgement) == (0, 0));
         self.passed += 1;
         self.bytes += segment.data.len() as u64;
         let count = if is_first && self.habit == Habit::Doubles { 2 } else { 1 };

@@ -62,6 +62,7 @@ fn policy(line: &Line, proxies: &[usize], required: &[(ServiceId, &[usize])]) ->
         clients: Vec::new(),
         filter: None,
         boxes: (0..line.boxes.len()).map(one).collect(),
+        is_ordered: false,
     };
     let required = required.iter().map(|(services, boxes)| Requirement {
         services: Prefix::from(*services),

@@ -39,6 +39,10 @@ fn a_program_leaves_between_boxes_which_the_session_still_passes() {
             relayed.world.run_for(SECOND / 2);
             let later = relayed.passed();
             assert!(later.iter().zip(&before).all(|(later, before)| later > before), "{what}: {before:?} {later:?}");
+            for host in relayed.boxes.clone().into_iter().flatten() {
+                let seen = relayed.world.host(host).middlebox.as_ref().expect("it has one");
+                assert_eq!(seen.probes, 0, "{what}: what makes a program's TCP speak is not for boxes");
+            }
             relayed.ends_well(&what);
         }
     }

@@ -237,6 +237,7 @@ pub const ALL: &[Scenario] = &[
     chain::nat::SCENARIO,
     chain::leaving::REMOVAL,
     chain::leaving::OFFSET,
+    chain::leaving_boxes::SCENARIO,
     chain::disruption::SCENARIO,
     chain::leaving::RESTART,
     handover::SCENARIO,

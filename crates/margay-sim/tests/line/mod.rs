@@ -74,6 +74,7 @@ pub fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
         clients: Vec::new(),
         filter: None,
         boxes: (0..count).map(one).collect(),
+        is_ordered: false,
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
     for host in line.all() {
@@ -109,6 +110,7 @@ impl Line {
             clients: Vec::new(),
             filter: None,
             boxes: (0..self.boxes.len()).map(one).collect(),
+            is_ordered: false,
         };
         let policy = ChainPolicy { rules: [NAME, CHAT, TALK].map(rule).to_vec(), required: self.required.clone() };
         for host in self.all() {
@@ -125,6 +127,29 @@ impl Line {
             self.required.push(Requirement { services, boxes });
         }
         self.go_by(self.may_be_left_out);
+    }
+
+    /// Order is kept while boxes of sessions are changed, which go through none at first.
+    pub fn keep_order(&mut self) {
+        let one = self.world.host(self.client).sal.chain_policy().rules[0].clone();
+        let rule = |name: &str| ChainRule {
+            name: name.to_owned(),
+            services: Prefix::from(service(name)),
+            boxes: Vec::new(),
+            is_ordered: true,
+            ..one.clone()
+        };
+        let rules = [rule(CHAT), rule(TALK), one.clone()].to_vec();
+        let policy = ChainPolicy { rules, required: Vec::new() };
+        for host in self.all() {
+            self.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
+        }
+    }
+
+    /// A box lets packets out so much later.
+    pub fn slow_down(&mut self, at: usize, lag: Duration) {
+        let host = self.boxes[at];
+        self.world.host(host).middlebox.as_mut().expect("it has one").lag = lag;
     }
 
     pub fn set_direct(&mut self, is_on: bool) {

@@ -31,6 +31,7 @@ pub struct Relayed {
     pub boxes: [Vec<HostId>; 2],
     pub stream: usize,
     proxies: Vec<String>,
+    is_ordered: bool,
 }
 
 /// No boxes.
@@ -63,13 +64,16 @@ pub fn relayed_through(seed: u64, plan: Plan, lag: Duration, counts: [usize; 2])
         });
         boxes.collect::<Vec<_>>()
     });
-    let mut relayed = Relayed { world, router, client, proxy, server, boxes, stream: usize::MAX, proxies: Vec::new() };
+    let stream = usize::MAX;
+    let proxies = Vec::new();
+    let mut relayed = Relayed { world, router, client, proxy, server, boxes, stream, proxies, is_ordered: false };
     relayed.go_by_chains();
     relayed
 }
 
 /// The program dies, so many microseconds after its wish to leave, with so many boxes before and behind it. Gives how
 /// many sessions went on.
+#[allow(dead_code, reason = "not every story kills it")]
 pub fn kept_by_deaths(counts: [usize; 2], after_us: impl Iterator<Item = u64> + Clone) -> usize {
     let mut kept = 0;
     for lag in [1, 40] {
@@ -99,6 +103,12 @@ impl Relayed {
 
     pub fn begin_to(&mut self, name: &str, plan: Plan) {
         self.stream = self.world.connect_stream(self.client, name, plan);
+    }
+
+    /// Order is kept while the program leaves.
+    pub fn keep_order(&mut self) {
+        self.is_ordered = true;
+        self.go_by_chains();
     }
 
     /// The program is a proxy of this name, in the middle of the chain that leads to the server.
@@ -165,6 +175,7 @@ impl Relayed {
             clients: Vec::new(),
             filter: None,
             boxes: boxes.iter().map(one).collect(),
+            is_ordered: self.is_ordered,
         };
         let policy = ChainPolicy { rules: rules.iter().map(rule).collect(), required: Vec::new() };
         self.world.host(host).sal.set_chain_policy(policy).expect("it can be gone by");

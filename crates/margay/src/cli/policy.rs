@@ -116,6 +116,9 @@ struct ChainSection {
     /// What happens where nobody serves a box.
     #[serde(default)]
     missing: Missing,
+    /// Order is kept while boxes of such sessions are changed, or a proxy leaves them.
+    #[serde(default)]
+    ordered: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -251,6 +254,7 @@ impl ChainSection {
             proxies: written(self.proxies),
             filter_program,
             filter,
+            ordered: self.ordered,
         })
     }
 }
@@ -344,6 +348,7 @@ from = ["group:staff"]
 through = ["fw.shop", "IDS.shop"]
 missing = "bypass"
 proxies = ["ids.shop"]
+ordered = true
 
 [[chain]]
 name = "rest"
@@ -367,10 +372,12 @@ boxes = ["fw.shop"]
             boxes: vec!["fw.shop".to_owned(), "ids.shop".to_owned()],
             bypass: true,
             proxies: vec!["ids.shop".to_owned()],
+            ordered: true,
             ..PolicyChain::default()
         };
         assert_eq!(chains[0], staff);
         assert_eq!((chains[1].first_port, chains[1].last_port, chains[1].bypass), (80, 80, false));
+        assert!(!chains[1].ordered);
         assert_eq!(request.required.expect("declared").required[0].boxes, ["fw.shop"]);
         let none = asked_for("", false).expect("fine");
         assert!(none.chains.is_none() && none.required.is_none(), "what is not spoken of is left alone");

@@ -7,6 +7,7 @@ use core::ops::RangeInclusive;
 use margay_wire::BOXES_MAX;
 
 use super::filter::Filter;
+use crate::session::flow::Flow;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, SERVICE_BITS, ServiceId};
 
@@ -58,6 +59,8 @@ pub struct ChainRule {
     pub filter: Option<Filter>,
     /// The boxes in order, at most [`BOXES_MAX`]; none: such sessions go through no boxes, whatever later rules say.
     pub boxes: Vec<BoxWanted>,
+    /// Order is kept while their boxes are changed, or a proxy leaves them.
+    pub is_ordered: bool,
 }
 
 /// A service that takes only sessions that have passed some boxes.
@@ -279,6 +282,16 @@ impl ChainPolicy {
         self.rules.iter().any(|rule| !rule.boxes.is_empty() && rule.services.contains(service))
     }
 
+    /// Whether order is kept while a session comes to go by this way: some rule for its name says so. Whose it is, and
+    /// what its first packet looked like, is not asked, since each end decides for itself.
+    pub(crate) fn keeps_order(&self, way: Option<&Flow>) -> bool {
+        let Some(Flow { service, app, .. }) = way else { return false };
+        self.rules.iter().any(|rule| {
+            let is_of_protocol = rule.protocol.is_none_or(|one| one == app.protocol);
+            rule.is_ordered && is_of_protocol && rule.services.contains(service)
+        })
+    }
+
     /// Boxes that sessions to a name must have passed.
     pub(crate) fn required_for(&self, service: &ServiceId) -> impl Iterator<Item = &ServiceId> {
         let of_service = self.required.iter().filter(|required| required.services.contains(service));
@@ -322,6 +335,7 @@ mod tests {
             clients: Vec::new(),
             filter: None,
             boxes,
+            is_ordered: false,
         }
     }
 

@@ -355,6 +355,7 @@ impl Sal {
         let is_over = flow.lifecycle == Lifecycle::Closed;
         let to_app = flow.app.reversed();
         let is_tcp = to_app.protocol == TCP;
+        let is_at_box = flow.is_at_box();
         let may_send = self.ports.is_on && flow.stripe.is_none();
         let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
             return;
@@ -379,8 +380,9 @@ impl Sal {
         if event == DirectEvent::Stalled {
             self.queue.back(id);
         }
-        if is_open && is_tcp && before.sends() && !next.sends() {
-            // What the application acknowledged last may have gone direct, and nowhere: it says so once more.
+        if is_open && is_tcp && !is_at_box && before.sends() && !next.sends() {
+            // What the application acknowledged last may have gone direct, and nowhere: it says so once more. A box
+            // would take the probe for a packet of the session.
             if let Some(probe) = packet::stale_ack(&to_app) {
                 self.queue.inject(probe);
             }

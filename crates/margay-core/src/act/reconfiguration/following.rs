@@ -10,7 +10,7 @@ use super::cut::{Cut, Scales, Way};
 use super::parting::STUCK;
 use super::splice::facts_of;
 use super::vouching::{Said, Vouched};
-use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Ways, bare};
+use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Reconfigurations, Ways, bare};
 use crate::act::chain::{Read, service_of};
 use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
@@ -98,7 +98,8 @@ impl Spliced {
 impl Following {
     pub fn due(&self) -> Instant {
         let parting = self.ways.parting.as_ref().and_then(|parting| parting.due());
-        let next = self.sends.next.into_iter().chain(self.ways.held_until).chain(parting).min();
+        let held = self.ways.held_until.into_iter().chain(self.ways.gate_due());
+        let next = self.sends.next.into_iter().chain(held).chain(parting).min();
         next.map_or(self.until, |next| next.min(self.until))
     }
 
@@ -121,6 +122,16 @@ impl Following {
     pub fn may_turn_back(&self) -> bool {
         // Behind the old way of a session whose program has left there is nobody.
         self.spliced.is_none() && matches!(self.state, FollowingState::Turned | FollowingState::Finished)
+    }
+}
+
+impl Reconfigurations {
+    /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
+    fn has_parted(&self, session: SessionId) -> bool {
+        let following = self.following.get(&session).filter(|one| one.spliced.is_some());
+        following.is_some_and(|one| {
+            one.ways.has_turned || one.ways.parting.as_ref().is_some_and(|parting| parting.cut.has_peer())
+        })
     }
 }
 
@@ -153,7 +164,7 @@ impl Sal {
             }
             (Step::Confirm, false) => self.confirmed_way(now, session, id),
             (Step::Finish, false) => self.finished_way(now, session, id),
-            (Step::Fence, true) => self.hear_fence(session, Role::Responder),
+            (Step::Fence, true) => self.hear_fence(now, session, Role::Responder),
             (Step::Leave, true) if matches!(state, FollowingState::Turned | FollowingState::Finished) => {
                 self.say_left(id, said.number);
                 self.leave_old(now, session);
@@ -165,7 +176,7 @@ impl Sal {
             (Step::Left, true) if state == FollowingState::Finished => self.leave_old(now, session),
             (Step::Left, false) if state != FollowingState::Finished => self.leave_new(now, session),
             // Bytes may have come by the new way that are acknowledged.
-            (Step::Cancel, true) if self.has_parted(session) => return Err(DropReason::Unexpected),
+            (Step::Cancel, true) if self.reconfigurations.has_parted(session) => return Err(DropReason::Unexpected),
             (Step::Cancel, true) => {
                 self.leave_new(now, session);
                 self.say_step(id, Step::Canceled, said.number);
@@ -271,14 +282,6 @@ impl Sal {
         }
     }
 
-    /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
-    fn has_parted(&self, session: SessionId) -> bool {
-        let following = self.reconfigurations.following.get(&session).filter(|one| one.spliced.is_some());
-        following.is_some_and(|one| {
-            one.ways.has_turned || one.ways.parting.as_ref().is_some_and(|parting| parting.cut.has_peer())
-        })
-    }
-
     /// Where a session's client may reach this host.
     fn own_address_for(&self, id: FlowId) -> SocketAddr {
         let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
@@ -370,6 +373,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.delta = delta;
         }
+        self.set_gate(now, session, Role::Responder);
         for (from, datagram) in held {
             // It is the new way's, and waits as what comes next.
             let _ = self.hold_overtaking(now, id, from, &datagram);
@@ -498,7 +502,10 @@ impl Sal {
     }
 
     /// Both ends send by the new way.
-    fn finished_way(&mut self, now: Instant, session: SessionId, id: FlowId) {
+    pub(super) fn finished_way(&mut self, now: Instant, session: SessionId, id: FlowId) {
+        if self.reconfigurations.awaits_finish(now, session) {
+            return;
+        }
         let Some(following) = self.reconfigurations.following.get_mut(&session) else { return };
         let number = following.ways.number;
         if following.state == FollowingState::Turned {
@@ -506,7 +513,7 @@ impl Sal {
             following.until = now + AWAITED + PATIENCE;
             following.sends.next = None;
             if following.ways.held_until.is_none() {
-                self.hear_fence(session, Role::Responder);
+                self.hear_fence(now, session, Role::Responder);
             }
             self.settle_way(now, id);
         }
@@ -515,7 +522,8 @@ impl Sal {
 
     /// The old way is over.
     fn leave_old(&mut self, now: Instant, session: SessionId) {
-        self.hear_fence(session, Role::Responder);
+        self.open_gate(now, session, Role::Responder);
+        self.hear_fence(now, session, Role::Responder);
         let Some(following) = self.reconfigurations.following.remove(&session) else { return };
         if following.state == FollowingState::Turned
             && let Some(new) = following.ways.new
@@ -527,9 +535,10 @@ impl Sal {
 
     /// The session stays as it was.
     pub(super) fn leave_new(&mut self, now: Instant, session: SessionId) {
-        if self.has_parted(session) {
+        if self.reconfigurations.has_parted(session) {
             return self.lose_session(now, session, Role::Responder);
         }
+        self.drop_gate(now, session, Role::Responder);
         self.turn_ways_back(now, session, Role::Responder);
         self.undo_parting(now, session, Role::Responder);
         let Some(following) = self.reconfigurations.following.remove(&session) else { return };

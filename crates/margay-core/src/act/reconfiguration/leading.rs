@@ -12,6 +12,7 @@ use margay_wire::{
 
 use super::cut::{Cut, Scales};
 use super::duration::{Times, Took};
+use super::gate::ORDER_WAIT;
 use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::vouching::Vouched;
@@ -163,6 +164,11 @@ pub(super) struct Wish {
     pub boxes: Vec<ServiceId>,
 }
 
+/// Of the client's program, whose other end the one that leaves has told.
+fn scales_of(splice: &SpliceRepr) -> Scales {
+    Scales { told: splice.left.own_scale, own: Some(splice.left.peer_scale) }
+}
+
 /// A reconfiguration that this host leads.
 #[derive(Debug)]
 pub(super) struct Leading {
@@ -189,7 +195,8 @@ pub(super) struct Leading {
 impl Leading {
     pub fn due(&self) -> Instant {
         let parting = self.ways.parting.as_ref().and_then(|parting| parting.due());
-        let next = self.sends.next.into_iter().chain(self.ways.held_until).chain(parting).min();
+        let held = self.ways.held_until.into_iter().chain(self.ways.gate_due());
+        let next = self.sends.next.into_iter().chain(held).chain(parting).min();
         next.map_or(self.until, |next| next.min(self.until))
     }
 
@@ -375,8 +382,10 @@ impl Sal {
             Step::Done if !is_old && leading.is_of_program() => self.leader_hears_cut(now, session, message.cut()),
             Step::Done if !is_old => self.leader_event(now, session, LeadingEvent::Done, ""),
             Step::Fence if is_old => {
-                self.hear_fence(session, Role::Initiator);
-                self.leader_event(now, session, LeadingEvent::Fenced, "");
+                self.hear_fence(now, session, Role::Initiator);
+                if self.reconfigurations.ways(session, Role::Initiator).is_some_and(|ways| ways.is_fenced) {
+                    self.leader_event(now, session, LeadingEvent::Fenced, "");
+                }
             }
             Step::Finished if !is_old => self.leader_event(now, session, LeadingEvent::Finished, ""),
             Step::Canceled if is_old => self.leader_event(now, session, LeadingEvent::Canceled, ""),
@@ -426,8 +435,7 @@ impl Sal {
             return;
         }
         if before == LeadingState::Confirming && matches!(after, LeadingState::Turned | LeadingState::TwoWays) {
-            let is_lost = !self.locks.is_held_by(leading.guard, now);
-            if is_lost {
+            if !self.locks.is_held_by(leading.guard, now) {
                 // Whatever the lock protects may have changed.
                 return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
             }
@@ -444,9 +452,9 @@ impl Sal {
             LeadingState::SettingUp => self.set_new_way_up(now, session),
             LeadingState::Confirming => {
                 leading.sends = Sends::starting(now);
-                if let Some(splice) = leading.splice {
-                    let scales = Scales { told: splice.left.own_scale, own: Some(splice.left.peer_scale) };
-                    self.begin_parting(now, session, Role::Initiator, (scales, None));
+                match leading.splice.map(|splice| scales_of(&splice)) {
+                    Some(scales) => self.begin_parting(now, session, Role::Initiator, (scales, None)),
+                    None => self.set_gate(now, session, Role::Initiator),
                 }
             }
             LeadingState::TwoWays => {
@@ -458,7 +466,7 @@ impl Sal {
             }
             LeadingState::Turned => {
                 leading.times.turn(now);
-                leading.until = now + FENCE_WAIT + FENCE_WAIT;
+                leading.until = now + FENCE_WAIT + if leading.ways.gate.is_some() { ORDER_WAIT } else { FENCE_WAIT };
                 let is_fenced = leading.ways.is_fenced;
                 self.turn_ways(now, session, Role::Initiator);
                 if is_fenced {
@@ -468,7 +476,8 @@ impl Sal {
             LeadingState::Finishing => {
                 leading.sends = Sends::starting(now);
                 leading.until = now + CLOSING;
-                self.hear_fence(session, Role::Initiator);
+                self.open_gate(now, session, Role::Initiator);
+                self.hear_fence(now, session, Role::Initiator);
             }
             LeadingState::Lingering => {
                 self.end_parting(now, session, Role::Initiator);
@@ -519,6 +528,7 @@ impl Sal {
 
     /// The session is as it was.
     fn cancel(&mut self, now: Instant, session: SessionId) {
+        self.drop_gate(now, session, Role::Initiator);
         self.turn_ways_back(now, session, Role::Initiator);
         self.undo_parting(now, session, Role::Initiator);
         let Some(leading) = self.reconfigurations.leading.get_mut(&session) else { return };
@@ -667,11 +677,6 @@ impl Sal {
             leading.ways.new = None;
             self.leader_event(now, session, LeadingEvent::Failed, why);
         }
-    }
-
-    /// The old way is no more, while the session goes by the new one.
-    pub(super) fn leader_lost_old(&mut self, now: Instant, session: SessionId) {
-        self.leader_event(now, session, LeadingEvent::OldGone, "");
     }
 
     /// Tells the right anchor where this end's cut is, and when nothing more is awaited by the old way.

@@ -20,6 +20,8 @@
 //! flows alone; what comes is taken of both. Boxes that do not change numbers need no deltas: what was sent by one way
 //! may arrive by the other.
 //!
+//! Where the policy has order kept (`gate`), what comes by the new way waits until all of the old one has come.
+//!
 //! The session's lock, which is kept at the left anchor, is taken for the whole of it: nobody hands the session over,
 //! changes its stack or its boxes meanwhile.
 //!
@@ -30,6 +32,7 @@ mod cut;
 mod duration;
 mod edit;
 mod following;
+mod gate;
 mod leading;
 mod orders;
 mod parting;
@@ -163,6 +166,8 @@ struct Ways {
     held_bytes: usize,
     /// Until then at most.
     held_until: Option<Instant>,
+    /// The program is given what comes by both in order.
+    gate: Option<Box<gate::Gate>>,
     /// Both are in use at once: the old one leads through a program that leaves.
     parting: Option<Box<parting::Parting>>,
 }
@@ -178,6 +183,7 @@ impl Ways {
             held: Vec::new(),
             held_bytes: 0,
             held_until: None,
+            gate: None,
             parting: None,
         }
     }
@@ -453,7 +459,10 @@ impl Sal {
     }
 
     /// The other end sends nothing more by the old way.
-    fn hear_fence(&mut self, session: SessionId, role: Role) {
+    fn hear_fence(&mut self, now: Instant, session: SessionId, role: Role) {
+        if self.reconfigurations.fence_gate(now, session, role) {
+            return;
+        }
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
         if !core::mem::replace(&mut ways.is_fenced, true) && ways.new.is_some() {
             self.take_by_new(session, role);
@@ -463,8 +472,23 @@ impl Sal {
     /// From here on the program sends by the new way. The other end is told by the last message of the old one.
     fn turn_ways(&mut self, now: Instant, session: SessionId, role: Role) {
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
-        let Some(new) = ways.new else { return };
+        if ways.new.is_none() {
+            return;
+        }
         ways.has_turned = true;
+        let old = ways.old;
+        let number = ways.number;
+        // What the program sends comes to the core until the gate opens.
+        if ways.gate.is_none() {
+            self.give_program_over(now, session, role);
+        }
+        self.say_step(old, ReconfigurationStep::Fence, number);
+    }
+
+    /// The program's flow is the new one from here on, since it sends by that.
+    fn give_program_over(&mut self, now: Instant, session: SessionId, role: Role) {
+        let Some(ways) = self.reconfigurations.ways(session, role) else { return };
+        let Some(new) = ways.new else { return };
         let old = ways.old;
         let number = ways.number;
         self.hand_program_over(now, old, new);
@@ -474,7 +498,6 @@ impl Sal {
         if role == Role::Responder {
             self.reconfigurations.numbers.insert(new, number);
         }
-        self.say_step(old, ReconfigurationStep::Fence, number);
         self.begin_policy(now, new);
         self.begin_rules(now, new);
         self.events.push(Event::FlowOpened(new));
@@ -576,13 +599,15 @@ impl Sal {
         let session = flow.session;
         let role = flow.role;
         let Some(ways) = self.reconfigurations.ways(session, role).filter(|ways| ways.has(id)) else { return false };
-        let is_programs = ways.of_program() == id;
-        let has_turned = ways.has_turned;
         // The end of a way, and not of the session.
         let is_of_way = matches!(
             reason,
             RemoveReason::PeerFailed | RemoveReason::PeerRebooted | RemoveReason::GivenUp | RemoveReason::Unproved
         );
+        // Of a session whose order is kept, caches know the program by the old way.
+        let is_connections = ways.gate.is_some() && ways.old == id && !is_of_way;
+        let is_programs = ways.of_program() == id || is_connections;
+        let has_turned = ways.has_turned;
         match (is_programs, has_turned) {
             // The old way of a session that goes by the new one.
             (false, true) => self.old_way_gone(now, session, role),
@@ -590,7 +615,7 @@ impl Sal {
             (false, false) => self.new_way_gone(now, session, role),
             (true, true) if is_of_way && self.may_turn_back(session, role) => self.new_way_gone(now, session, role),
             (true, _) => {
-                self.session_ends(now, session, role);
+                self.session_ends(now, id, session, role);
                 return false;
             }
         }
@@ -611,11 +636,12 @@ impl Sal {
     }
 
     fn old_way_gone(&mut self, now: Instant, session: SessionId, role: Role) {
+        self.open_gate(now, session, role);
         let Some(old) = self.reconfigurations.ways(session, role).map(|ways| ways.old) else { return };
         self.forget_way(old);
-        self.hear_fence(session, role);
+        self.hear_fence(now, session, role);
         match role {
-            Role::Initiator => self.leader_lost_old(now, session),
+            Role::Initiator => self.leader_event(now, session, LeadingEvent::OldGone, ""),
             Role::Responder => self.follower_lost_old(now, session),
         }
     }
@@ -629,11 +655,11 @@ impl Sal {
         }
     }
 
-    /// The other way of a session that ends is of no use.
-    fn session_ends(&mut self, now: Instant, session: SessionId, role: Role) {
+    /// The other way of a session that ends, with the flow `id`, is of no use.
+    fn session_ends(&mut self, now: Instant, id: FlowId, session: SessionId, role: Role) {
         let Some(ways) = self.reconfigurations.ways(session, role) else { return };
         let number = ways.number;
-        let other = if ways.has_turned { Some(ways.old) } else { ways.new };
+        let other = if ways.old == id { ways.new } else { Some(ways.old) };
         match role {
             Role::Initiator => self.end_reconfiguration(now, session, ReconfigurationOutcome::Ended),
             Role::Responder => drop(self.reconfigurations.following.remove(&session)),
@@ -664,6 +690,10 @@ impl Sal {
         let held_until = self.reconfigurations.ways(session, role).and_then(|ways| ways.held_until);
         if held_until.is_some_and(|until| until <= now) {
             self.take_by_new(session, role);
+        }
+        let gate_due = self.reconfigurations.ways(session, role).and_then(Ways::gate_due);
+        if gate_due.is_some_and(|due| due <= now) {
+            self.open_gate(now, session, role);
         }
     }
 }

@@ -10,15 +10,16 @@ use core::time::Duration;
 use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationStep, SessionId};
 
 use super::cut::{Arrival, Cut, PeerCut, Scales, Way};
-use super::{Beside, KeptWay, PartingRecord, Ways, bare};
+use super::{Beside, KeptWay, PartingRecord, Reconfigurations, TCP, Ways, bare};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
+use crate::cache::queue::OutputQueue;
 use crate::leg::carriage::Why;
 use crate::leg::delta::{Checksum, Delta};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, FlowTable, seen};
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
 use crate::types::role::Role;
@@ -79,6 +80,21 @@ impl Parting {
     }
 }
 
+impl FlowTable {
+    /// A program's TCP is given a segment that fits no window, and answers with its numbers (RFC 9293 §3.10.7.4).
+    pub(super) fn ask_for_numbers(&self, queue: &mut OutputQueue, id: FlowId) {
+        let flow = self.get(id).filter(|flow| flow.app.protocol == TCP);
+        let stale = flow.and_then(|flow| packet::stale_ack(&flow.app.reversed()));
+        stale.into_iter().for_each(|stale| queue.inject(stale));
+    }
+}
+
+impl Reconfigurations {
+    fn parting(&mut self, session: SessionId, role: Role) -> Option<&mut Parting> {
+        self.ways_mut(session, role)?.parting.as_deref_mut()
+    }
+}
+
 impl Sal {
     /// From here on all packets of a session come to the core.
     pub(super) fn begin_parting(
@@ -91,13 +107,15 @@ impl Sal {
         let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
         let Some(new) = ways.new.filter(|_| ways.parting.is_none()) else { return };
         let old = ways.old;
-        ways.parting = Some(Box::new(Parting::new(now, Cut::new(scales), delta)));
+        let cut = Cut::new(scales).in_order(self.chain_policy().keeps_order(self.flows.get(new)));
+        let Some(ways) = self.reconfigurations.ways_mut(session, role) else { return };
+        ways.parting = Some(Box::new(Parting::new(now, cut, delta)));
         self.part_flows(now, old, new);
-        self.ask_for_numbers(old);
+        self.flows.ask_for_numbers(&mut self.queue, old);
     }
 
     /// The flow caches give the core all of both flows.
-    fn part_flows(&mut self, now: Instant, old: FlowId, new: FlowId) {
+    pub(super) fn part_flows(&mut self, now: Instant, old: FlowId, new: FlowId) {
         for (id, directions) in [(old, Directions::Parted), (new, Directions::PartedAside)] {
             self.park_direct(now, id, Why::Unproved);
             self.flows.set_directions(id, directions);
@@ -105,14 +123,6 @@ impl Sal {
                 self.locations.announce_path(&self.associations, &mut self.queue, association);
             }
             self.flows.install_again(&mut self.queue, id);
-        }
-    }
-
-    /// The program's TCP is given a segment that fits no window, and answers with its numbers (RFC 9293 §3.10.7.4).
-    fn ask_for_numbers(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(id) else { return };
-        if let Some(stale) = packet::stale_ack(&flow.app.reversed()) {
-            self.queue.inject(stale);
         }
     }
 
@@ -126,7 +136,7 @@ impl Sal {
         }
         if !parting.cut.may_turn() && parting.ask_at <= now {
             parting.ask_at = now + ASK_AGAIN;
-            self.ask_for_numbers(old);
+            self.flows.ask_for_numbers(&mut self.queue, old);
         }
     }
 
@@ -142,10 +152,13 @@ impl Sal {
         }
         let session = flow.session;
         let role = flow.role;
-        let Some(parting) = self.parting(session, role).filter(|one| one.keep_until.is_some()) else { return };
+        let Some(parting) = self.reconfigurations.parting(session, role).filter(|one| one.keep_until.is_some()) else {
+            return;
+        };
         parting.keep_until = None;
         self.tell_new_way(now, session, role);
-        let waiting = self.parting(session, role).map(|parting| parting.cut.take_waiting()).unwrap_or_default();
+        let waiting =
+            self.reconfigurations.parting(session, role).map(|parting| parting.cut.take_waiting()).unwrap_or_default();
         waiting.into_iter().for_each(|packet| self.carry_piece(now, session, role, Way::New, packet));
         match role {
             Role::Initiator => self.leader_turns(now, session),
@@ -160,10 +173,6 @@ impl Sal {
         if ways.parting.take().is_some() && self.flows.get(old).is_some_and(Flow::carries_data) {
             self.settle_way(now, old);
         }
-    }
-
-    fn parting(&mut self, session: SessionId, role: Role) -> Option<&mut Parting> {
-        self.reconfigurations.ways_mut(session, role)?.parting.as_deref_mut()
     }
 
     /// Turns this end at what its program has sent until now. False if that is not known yet, or not written down.
@@ -182,7 +191,7 @@ impl Sal {
 
     /// Says by the new way how far this end is, and turns if this end has not.
     pub(super) fn tell_new_way(&mut self, now: Instant, session: SessionId, role: Role) {
-        let told = self.parting(session, role).and_then(|parting| parting.cut.turn());
+        let told = self.reconfigurations.parting(session, role).and_then(|parting| parting.cut.turn());
         if let Some(told) = told {
             self.carry_piece(now, session, role, Way::New, told);
         }
@@ -204,7 +213,7 @@ impl Sal {
 
     /// The other end has turned at its cut.
     pub(super) fn hear_cut(&mut self, now: Instant, session: SessionId, role: Role, cut: CutRepr) {
-        let Some(parting) = self.parting(session, role) else { return };
+        let Some(parting) = self.reconfigurations.parting(session, role) else { return };
         parting.is_heard |= cut.has_heard;
         let number = parting.peer_of_wire(cut.number);
         self.hear_peer_cut(now, session, role, PeerCut { number, is_closed: cut.is_closed });
@@ -213,7 +222,7 @@ impl Sal {
     /// The other end has said before that everything has come by the old way, and has forgotten where its cut was: it
     /// is not beyond what the program's TCP has acknowledged.
     pub(super) fn hear_of_no_cut(&mut self, now: Instant, session: SessionId, role: Role) {
-        let Some(parting) = self.parting(session, role) else { return };
+        let Some(parting) = self.reconfigurations.parting(session, role) else { return };
         if let Some(number) = parting.cut.acknowledged() {
             self.hear_peer_cut(now, session, role, PeerCut { number, is_closed: false });
         }
@@ -241,7 +250,8 @@ impl Sal {
         role: Role,
         take: fn(&mut Cut) -> Vec<Vec<u8>>,
     ) {
-        let waited = self.parting(session, role).map(|parting| take(&mut parting.cut)).unwrap_or_default();
+        let waited =
+            self.reconfigurations.parting(session, role).map(|parting| take(&mut parting.cut)).unwrap_or_default();
         for packet in waited {
             self.take_by_way(now, session, role, Way::New, &packet);
         }
@@ -253,9 +263,14 @@ impl Sal {
         flow.active = now;
         let session = flow.session;
         let role = flow.role;
-        let Some(parting) = self.parting(session, role) else { return AppVerdict::Drop(DropReason::Unexpected) };
-        for (way, piece) in parting.cut.egress(packet) {
-            self.carry_piece(now, session, role, way, piece);
+        if self.reconfigurations.is_ordered(session, role) {
+            self.reconfigurations.order_egress(&mut self.queue, now, (session, role), packet);
+        } else if let Some(parting) = self.reconfigurations.parting(session, role) {
+            for (way, piece) in parting.cut.egress(packet) {
+                self.carry_piece(now, session, role, way, piece);
+            }
+        } else {
+            return AppVerdict::Drop(DropReason::Unexpected);
         }
         let flags = packet.tcp_flags() & (tcp_flags::FIN | tcp_flags::RST);
         if flags != 0 {
@@ -291,6 +306,13 @@ impl Sal {
         let role = flow.role;
         let Some(ways) = self.reconfigurations.ways_mut(session, role).filter(|ways| ways.has(id)) else { return };
         let way = if ways.old == id { Way::Old } else { Way::New };
+        if ways.gate.is_some() {
+            let packet = (id, packet);
+            if !self.reconfigurations.order_ingress(&mut self.queue, now, (session, role), packet) {
+                self.open_gate(now, session, role);
+            }
+            return;
+        }
         let mut packet = packet.to_vec();
         if way == Way::New
             && let Some(delta) = ways.parting.as_mut().and_then(|parting| parting.delta.as_mut())
@@ -315,7 +337,7 @@ impl Sal {
 
     /// Something has passed by one of two ways.
     fn parted_further(&mut self, now: Instant, session: SessionId, role: Role) {
-        let Some(parting) = self.parting(session, role) else { return };
+        let Some(parting) = self.reconfigurations.parting(session, role) else { return };
         let has_moved = core::mem::replace(&mut parting.progress, parting.cut.progress()) != parting.cut.progress();
         match role {
             Role::Initiator => self.leader_parted(now, session, has_moved),
@@ -415,7 +437,9 @@ impl Sal {
             let Some((role, far_end)) = self.flows.get(old).map(|flow| flow.role).zip(far_end) else { continue };
             let delta = record.delta.map(|delta| delta.shown_at(Instant::ZERO, now).ahead(CLOCK_AHEAD_MS));
             let scales = Scales { told: record.scale, own: None };
-            let mut parting = Parting::new(now, Cut::resumed(record.own, record.peer, scales), delta);
+            let cut = Cut::resumed(record.own, record.peer, scales)
+                .in_order(self.chain_policy().keeps_order(self.flows.get(record.new)));
+            let mut parting = Parting::new(now, cut, delta);
             parting.ask_at = now;
             let mut ways = Ways::of(old, record.number);
             ways.new = Some(record.new);
@@ -425,7 +449,7 @@ impl Sal {
                 Role::Responder => self.resume_following(now, ways, far_end, record.before),
             }
             self.part_flows(now, old, record.new);
-            self.ask_for_numbers(old);
+            self.flows.ask_for_numbers(&mut self.queue, old);
         }
         let aside: Vec<FlowId> =
             self.flows.iter().filter(|flow| flow.directions == Directions::PartedAside).map(|flow| flow.id).collect();

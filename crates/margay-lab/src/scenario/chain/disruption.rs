@@ -1,13 +1,14 @@
 //! `disruption`: one long session while HAProxy, on a slower link, leaves it, with selective acknowledgements and
-//! without (Dysco, figure 13). What its program gets by old and new way together is to dip as little as may be.
+//! without (Dysco, figure 13), and with order kept and not (docs/decisions/0109). What its program gets by old and new
+//! way together is to dip as little as may be.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::leaving::{PROXY_MBIT, SITE_MBIT, flows, gate, gate_of, order, pair_of};
-use super::{ZONE, build};
+use super::leaving::{PROXY_MBIT, SITE_MBIT, bulk_of, flows, gate, gate_of, order, pair_of};
+use super::{ZONE, apply, build, chain};
 use crate::agent::Agents;
 use crate::host::Host;
 use crate::lab::Lab;
@@ -24,12 +25,12 @@ use crate::wire;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "disruption",
-    summary: "one long session while HAProxy on a slower link leaves it: goodput over time, with SACK and without",
+    summary: "one long session while HAProxy on a slower link leaves it: goodput over time, with SACK and order or not",
     bounds: &BOUNDS,
     run,
 };
 
-/// What is without SACK is told, and has no bound.
+/// What is without SACK, or in order, is told, and has no bound.
 const BOUNDS: [Bound; 5] = [
     bound("goodput_dip_share", AtMost(DIP)),
     bound("staying", Exactly(0.0)),
@@ -49,9 +50,30 @@ const STEADY_BINS: usize = 10;
 const DIP: f64 = 0.15;
 const LIMIT: Duration = Duration::from_secs(15);
 
+/// What a session is like.
+struct Kind {
+    suffix: &'static str,
+    name: &'static str,
+    has_sack: bool,
+    is_ordered: bool,
+}
+
+const fn kind(suffix: &'static str, name: &'static str, has_sack: bool, is_ordered: bool) -> Kind {
+    Kind { suffix, name, has_sack, is_ordered }
+}
+
+const KINDS: [Kind; 4] = [
+    kind("", "SACK", true, false),
+    kind("_no_sack", "no SACK", false, false),
+    kind("_ordered", "SACK, ordered", true, true),
+    kind("_ordered_no_sack", "no SACK, ordered", false, true),
+];
+
 /// Goodput of one session in Mbit/s, bin by bin.
 struct Run {
     rates: Vec<f64>,
+    /// Segments that the receiver's TCP got before their turn, from the wish to leave on.
+    reordered: f64,
     /// The bin in which the proxy was told to leave.
     left_at: usize,
 }
@@ -85,14 +107,16 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     wire::set_rate(Some(lab.host("proxy")?), "eth0", PROXY_MBIT)?;
     findings.figures.add("staying", 0.0);
+    keep_order(&lab)?;
     let mut runs = Vec::new();
-    for (number, (suffix, sack)) in (0..).zip([("", "1"), ("_no_sack", "0")]) {
+    for (number, Kind { suffix, has_sack, .. }) in (0..).zip(&KINDS) {
         for host in [client, server] {
-            set_sack(host, sack)?;
+            set_sack(host, *has_sack)?;
         }
         let one = session(&lab, &programs, number, findings)?;
         findings.set(&format!("goodput_dip_share{suffix}"), one.dip_share());
         findings.set(&format!("goodput_dip_ms{suffix}"), one.dip_ms());
+        findings.set(&format!("reordered{suffix}"), one.reordered);
         findings.set(&format!("before_mbit{suffix}"), one.before());
         findings.set(&format!("after_mbit{suffix}"), median(&one.rates[one.left_at + STEADY_BINS..]));
         runs.push(one);
@@ -101,8 +125,25 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::report_resets(&[client, server], findings)
 }
 
-fn set_sack(host: &Host, value: &str) -> Result<()> {
-    host.shell(&format!("sysctl -qw net.ipv4.tcp_sack={value}")).map(drop)
+fn set_sack(host: &Host, has_sack: bool) -> Result<()> {
+    host.shell(&format!("sysctl -qw net.ipv4.tcp_sack={}", u8::from(has_sack))).map(drop)
+}
+
+/// The policy has the order of some sessions kept.
+fn keep_order(lab: &Lab) -> Result<()> {
+    let ordered = (0..).zip(&KINDS).filter(|(_, kind)| kind.is_ordered).map(|(number, _)| bulk_of(number));
+    let ordered: Vec<String> = ordered.collect();
+    let rule = |name: &String| chain(name, name, &[], "protocol = \"tcp\"\nordered = true");
+    let policy: String = ordered.iter().map(rule).collect();
+    let hosts = ["router", "client", "server", "proxy"];
+    let hosts: Vec<&Host> = hosts.into_iter().map(|name| lab.host(name)).collect::<Result<_>>()?;
+    let names: Vec<&str> = ordered.iter().map(String::as_str).collect();
+    apply(hosts[0], &policy, &hosts, &names).map(drop)
+}
+
+/// Segments that TCP of a host has got before their turn.
+fn reordered(host: &Host) -> Result<f64> {
+    Ok(observe::nstat(host)?.get("TcpExtTCPOFOQueue").copied().unwrap_or_default())
 }
 
 fn session(lab: &Lab, programs: &Programs, number: u16, findings: &mut Findings) -> Result<Run> {
@@ -115,6 +156,7 @@ fn session(lab: &Lab, programs: &Programs, number: u16, findings: &mut Findings)
     let begun_us = now_us();
     let_pass(BEFORE)?;
     let left_us = now_us();
+    let reordered_before = reordered(lab.host("client")?)?;
     order(&when)?;
     let has_left = wait_for("the proxy to leave", LIMIT, || {
         let left = flows(proxy)?;
@@ -126,6 +168,7 @@ fn session(lab: &Lab, programs: &Programs, number: u16, findings: &mut Findings)
         findings.figures.add("staying", flows(proxy)? as f64);
     }
     let_pass(AFTER)?;
+    let reordered = reordered(lab.host("client")?)? - reordered_before;
     transfers.refresh()?;
     let marks = transfers.received().remove(0).marks;
     transfers.finish(&format!("session {number}"), findings)?;
@@ -135,7 +178,7 @@ fn session(lab: &Lab, programs: &Programs, number: u16, findings: &mut Findings)
     let rates: Vec<f64> = (0..bins).map(|bin| rate(&marks, begun_us + bin * BIN_US)).collect();
     let left_at = usize::try_from((left_us - begun_us) / BIN_US)?;
     ensure!(rates.len() > left_at + STEADY_BINS, "too few marks: {} bins", rates.len());
-    Ok(Run { rates, left_at })
+    Ok(Run { rates, reordered, left_at })
 }
 
 fn let_pass(time: Duration) -> Result<()> {
@@ -161,7 +204,7 @@ fn rate(marks: &[(u64, u64)], from_us: u64) -> f64 {
     (until(from_us + BIN_US) - until(from_us)) * 8.0 / BIN_US as f64
 }
 
-/// Both sessions, one after the other.
+/// All sessions, one after the other.
 fn draw(runs: &[Run], findings: &Findings) -> Result<()> {
     let step_s = BIN_US as f64 / 1e6;
     let bins: usize = runs.iter().map(|run| run.rates.len()).sum();
@@ -175,7 +218,8 @@ fn draw(runs: &[Run], findings: &Findings) -> Result<()> {
         changes.push(((begin + run.left_at) as f64 * step_s, "the proxy leaves".to_owned()));
         begin += run.rates.len();
     }
-    let timeline = Timeline { names: &["SACK", "no SACK"], unit: "Mbit/s", rates: &rates, step_s, changes: &changes };
+    let names = KINDS.each_ref().map(|kind| kind.name);
+    let timeline = Timeline { names: &names, unit: "Mbit/s", rates: &rates, step_s, changes: &changes };
     findings.draw(SCENARIO.name, &timeline.svg())
 }
 
@@ -188,8 +232,8 @@ mod tests {
         let marks = [(1_000_000, 0), (1_200_000, 1_000_000), (1_600_000, 2_000_000)];
         let rates: Vec<f64> = (0..3).map(|bin| rate(&marks, 1_000_000 + bin * BIN_US)).collect();
         assert_eq!(rates, [40.0, 20.0, 20.0]);
-        let run = Run { rates: vec![10.0, 40.0, 40.0, 41.0, 30.0, 90.0], left_at: 3 };
+        let run = Run { rates: vec![10.0, 40.0, 40.0, 41.0, 30.0, 90.0], reordered: 0.0, left_at: 3 };
         assert_eq!((run.before(), run.dip_share(), run.dip_ms()), (40.0, 0.25, 200.0));
-        assert_eq!(Run { rates: vec![40.0, 80.0], left_at: 1 }.dip_share(), 0.0);
+        assert_eq!(Run { rates: vec![40.0, 80.0], reordered: 0.0, left_at: 1 }.dip_share(), 0.0);
     }
 }

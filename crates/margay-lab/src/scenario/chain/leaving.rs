@@ -99,7 +99,7 @@ pub(super) fn flows(host: &Host) -> Result<usize> {
 }
 
 /// Waits until the proxy has left all sessions.
-fn await_left(proxy: &Host, findings: &mut Findings) -> Result<()> {
+pub(super) fn await_left(proxy: &Host, findings: &mut Findings) -> Result<()> {
     let begun = Instant::now();
     let has_left = wait_for("the proxy to leave", LIMIT, || {
         let left = flows(proxy)?;
@@ -178,7 +178,7 @@ pub(super) fn pair_of(lab: &Lab, number: u16) -> Result<Server> {
     Ok(bulk)
 }
 
-fn bulk_of(number: u16) -> String {
+pub(super) fn bulk_of(number: u16) -> String {
     format!("bulk{number}.shop")
 }
 
@@ -209,7 +209,6 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
         observe::count_virtual_resets(host)?;
         wire::set_rate(Some(host), "eth0", SITE_MBIT)?;
     }
-    wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
     let mut servers = Vec::new();
     let mut proxies = Vec::new();
     let mut orders = Vec::new();
@@ -220,12 +219,17 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
         orders.push(when);
     }
     let sessions = if is_long() { 150 } else { 4 };
+    // Hundreds that want all that they can get leave the first packets of later ones too little of the links. All
+    // together want what the ends' links carry, and that is several times what the proxy's does.
+    let pace = if is_long() { u64::from(SITE_MBIT) * 125_000 / (u64::from(PAIRS) * sessions as u64) } else { 0 };
     let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(sessions).collect();
     let mut all = Vec::new();
     for (number, server) in (0..PAIRS).zip(&mut servers) {
         let to = format!("{}.{ZONE}", gate_of(number));
-        all.push(Transfers::start(client, server, Order { to: &to, ways: &ways, pace: 0 })?);
+        all.push(Transfers::start(client, server, Order { to: &to, ways: &ways, pace })?);
     }
+    // Behind transfers that fill it, first packets of others would be lost too often to connect.
+    wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
     progress("transfers run through the proxies");
     let (before, cpu_before) = measure(&mut all, &proxies)?;
     let begun = Instant::now();
@@ -264,21 +268,33 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::report_resets(&[client, server], findings)
 }
 
-/// How long each removal has taken from its own first message: until the client's program sent by the new way, which is
-/// what the paper's Figure 12 shows, and until nothing was left of the old one, whose last bytes the proxy still had.
-fn report_times(client: &Host, sessions: usize, findings: &mut Findings) -> Result<()> {
-    let mut to_turn = Vec::new();
-    let mut to_end = Vec::new();
+/// How long each removal has taken from its own first message, in milliseconds.
+#[derive(Default)]
+pub(super) struct Left {
+    /// Until the client's program sent by the new way, which is what the paper's Figure 12 shows.
+    pub to_turn: Vec<f64>,
+    /// Until nothing was left of the old one, whose last bytes the proxy still had.
+    pub to_end: Vec<f64>,
+}
+
+/// Of sessions that have begun at a host, those that a program has left.
+pub(super) fn left_of(client: &Host) -> Result<Left> {
+    let mut left = Left::default();
     for flow in agent::flows(client)? {
         let changes = flow["reconfigurations"].as_array().into_iter().flatten();
         for change in changes.filter(|change| change["act"] == "leave" && change["outcome"] == "done") {
             let ms = |of: &Value| of.as_f64().map(|us| us / 1e3);
-            to_turn.extend(ms(&change["turned_us"]));
-            to_end.extend(ms(&change["took_us"]));
+            left.to_turn.extend(ms(&change["turned_us"]));
+            left.to_end.extend(ms(&change["took_us"]));
         }
     }
-    findings.set("untold", sessions as f64 - to_turn.len() as f64);
-    for (figure, times) in [("reconfig", &to_turn), ("emptied", &to_end)] {
+    Ok(left)
+}
+
+fn report_times(client: &Host, sessions: usize, findings: &mut Findings) -> Result<()> {
+    let left = left_of(client)?;
+    findings.set("untold", sessions as f64 - left.to_turn.len() as f64);
+    for (figure, times) in [("reconfig", &left.to_turn), ("emptied", &left.to_end)] {
         for percent in [50.0, 80.0, 99.0] {
             findings.set(&format!("{figure}_ms_p{percent}"), percentile(times, percent));
         }

@@ -8,6 +8,7 @@ pub mod disruption;
 pub mod ends;
 pub mod insert_remove;
 pub mod leaving;
+pub mod leaving_boxes;
 pub mod nat;
 pub mod policy;
 pub mod setup;

@@ -5,7 +5,7 @@
 //! others by the new one, and a FIN is a byte. What the other end acknowledges below this end's cut it says by the old
 //! way, the rest by the new one. Pure: packets go in, packets come out. All numbers are those of the local TCP.
 
-mod segment;
+pub(super) mod segment;
 #[cfg(test)]
 mod test;
 
@@ -21,6 +21,8 @@ const HELD_MAX: usize = 256;
 
 /// Bytes at most, of one session, that wait for room in the receive window of the program's TCP.
 const BEYOND_MAX: usize = 1 << 20;
+/// The same where they wait for the last of the old way, too: what is beyond is dropped, and sent again by its TCP.
+const BEYOND_ORDERED_MAX: usize = super::HELD_BYTES_MAX;
 
 /// Window scales of the program's TCP (RFC 7323 §2), in bits, at most 14.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,11 +91,15 @@ pub(super) struct Cut {
     /// Data have come by the old way since.
     is_old_waiting: bool,
     scales: Scales,
+    /// The program is given nothing of the new way's before all of the old one's (Dysco §3.4).
+    is_ordered: bool,
+    /// The number after the last byte that the program was given without a gap before it, as far as it was seen.
+    reached: Option<u32>,
     /// Has come by the new way too early.
     held: Vec<Vec<u8>>,
     /// Right edge of the receive window that the program's TCP has advertised.
     edge: Option<u32>,
-    /// Has come by the new way and lies beyond the edge. The other end's TCP goes by the window of the program that
+    /// Has come by the new way and lies beyond the edge, or waits for the last of the old way. The other end's TCP goes by the window of the program that
     /// leaves until the new way says how wide this one is, and takes none back (RFC 9293 §3.8.6): this one would throw
     /// away what it has no room for yet, and the other find that out by a time-out.
     beyond: Vec<Beyond>,
@@ -113,6 +119,11 @@ impl Cut {
     /// Nothing has been seen yet.
     pub fn new(scales: Scales) -> Self {
         Self { scales, ..Self::default() }
+    }
+
+    /// The same, and what comes by the new way waits for the last of the old one, if `is_ordered`.
+    pub fn in_order(self, is_ordered: bool) -> Self {
+        Self { is_ordered, ..self }
     }
 
     /// What an agent goes on from that has started again: an end that has turned, at a cut that was written down.
@@ -184,6 +195,9 @@ impl Cut {
 
     /// What has waited for room in the window of the program's TCP, and finds some now, which is to come in again.
     pub fn take_opened(&mut self) -> Vec<Vec<u8>> {
+        if self.waits_for_old() {
+            return Vec::new();
+        }
         let edge = self.edge;
         let has_room = |beyond: &mut Beyond| edge.is_none_or(|edge| !after(beyond.end, edge));
         self.beyond.extract_if(.., has_room).map(|beyond| beyond.packet).collect()
@@ -192,6 +206,7 @@ impl Cut {
     /// This end is about to have one way again: all that waits for room, as the program's TCP is given it now.
     pub fn give_up_waiting(&mut self) -> Vec<Vec<u8>> {
         self.edge = None;
+        self.is_ordered = false;
         let waiting = self.take_opened();
         let given = waiting.iter().filter_map(|packet| {
             let Ok(Parsed::Transport(parsed)) = packet::parse(packet) else { return None };
@@ -217,6 +232,12 @@ impl Cut {
     /// Whether everything has come that comes by the old way.
     pub fn has_all_of_old(&self) -> bool {
         self.peer.zip(self.acknowledged).is_some_and(|(peer, acknowledged)| !before(acknowledged, peer.number))
+    }
+
+    /// Whether what comes by the new way is to wait until the program was given the last of the old way.
+    fn waits_for_old(&self) -> bool {
+        let reached = self.reached.into_iter().chain(self.acknowledged);
+        self.is_ordered && self.peer.is_some_and(|peer| !reached.into_iter().any(|at| !before(at, peer.number)))
     }
 
     /// A number that changes as long as the old way is of use.
@@ -353,6 +374,7 @@ impl Cut {
             piece = segment.part(0..segment.len_below(peer.number));
         }
         if !piece.is_bare() {
+            self.note_given(segment.sequence, piece.end());
             self.is_old_waiting = true;
             if self.acknowledged.is_none_or(|acknowledged| after(segment.end(), acknowledged)) {
                 self.progress = self.progress.wrapping_add(1);
@@ -373,6 +395,13 @@ impl Cut {
         segment.write(piece).map_or(Arrival::Nothing, Arrival::Deliver)
     }
 
+    /// The program is given these numbers by the old way.
+    fn note_given(&mut self, from: u32, to: u32) {
+        let reached = self.acknowledged.map_or(self.reached, |acknowledged| largest(self.reached, acknowledged));
+        self.reached =
+            if reached.is_some_and(|reached| !after(from, reached)) { largest(reached, to) } else { reached };
+    }
+
     fn by_new(&mut self, segment: &Segment<'_>) -> Arrival {
         let mut piece = segment.part(0..segment.len());
         // The clocks of two programs stand behind the timestamps until the old way is gone, and the later one would
@@ -382,7 +411,7 @@ impl Cut {
             piece = self.raised(segment, piece);
             self.given = largest(self.given, piece.acknowledgement);
         }
-        if self.wait_for_room(segment) {
+        if self.is_kept(segment) {
             // What it acknowledges need not wait.
             piece = piece.bare_at(segment.sequence);
         }
@@ -393,20 +422,25 @@ impl Cut {
         segment.write(piece).map_or(Arrival::Nothing, Arrival::Deliver)
     }
 
-    /// Whether a segment of the new way waits until the program's TCP has room for all of it.
-    fn wait_for_room(&mut self, segment: &Segment<'_>) -> bool {
+    /// Whether the program is not given the data of a segment of the new way now: they wait until its TCP has room for
+    /// all of them, and where order is kept until it has the last of the old way. Those that find no room here are given
+    /// all the same, or where order is kept dropped: they are sent again.
+    fn is_kept(&mut self, segment: &Segment<'_>) -> bool {
         let has_room = self.edge.is_none_or(|edge| !after(segment.end(), edge));
-        if segment.is_bare() || has_room {
+        let is_early = self.waits_for_old();
+        if segment.is_bare() || has_room && !is_early {
             return false;
         }
-        let at = self.beyond.partition_point(|one| before(one.sequence, segment.sequence));
-        if self.beyond.get(at).is_some_and(|one| one.sequence == segment.sequence && one.end == segment.end()) {
+        let has_all = |one: &Beyond| !after(one.sequence, segment.sequence) && !before(one.end, segment.end());
+        if self.beyond.iter().any(has_all) {
             return true;
         }
         let waiting: usize = self.beyond.iter().map(|one| one.packet.len()).sum();
-        if waiting + segment.whole().len() > BEYOND_MAX {
-            return false;
+        let most = if is_early { BEYOND_ORDERED_MAX } else { BEYOND_MAX };
+        if waiting + segment.whole().len() > most {
+            return is_early;
         }
+        let at = self.beyond.partition_point(|one| before(one.sequence, segment.sequence));
         let packet = segment.whole().to_vec();
         self.beyond.insert(at, Beyond { sequence: segment.sequence, end: segment.end(), packet });
         true

@@ -14,23 +14,23 @@ const URG: u8 = 0x20;
 const BLOCK_LEN: usize = 8;
 
 /// Whether number `a` comes before `b`.
-pub(super) const fn before(a: u32, b: u32) -> bool {
+pub(in super::super) const fn before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
 /// Whether number `a` comes after `b`.
-pub(super) const fn after(a: u32, b: u32) -> bool {
+pub(in super::super) const fn after(a: u32, b: u32) -> bool {
     before(b, a)
 }
 
 /// The later one of the two.
-pub(super) fn largest(known: Option<u32>, number: u32) -> Option<u32> {
+pub(in super::super) fn largest(known: Option<u32>, number: u32) -> Option<u32> {
     Some(known.filter(|known| after(*known, number)).unwrap_or(number))
 }
 
 /// Which blocks of a selective acknowledgement are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blocks {
+pub(in super::super) enum Blocks {
     All,
     None,
     /// As far as they are below the number.
@@ -52,7 +52,7 @@ impl Blocks {
 
 /// What is written of a segment.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(in super::super) struct Piece {
     pub sequence: u32,
     pub acknowledgement: u32,
     pub window: u16,
@@ -75,10 +75,15 @@ impl Piece {
     pub fn is_bare(&self) -> bool {
         self.data.is_empty() && !self.has_fin
     }
+
+    /// The number after its last.
+    pub fn end(&self) -> u32 {
+        self.sequence.wrapping_add(self.data.len() as u32 + u32::from(self.has_fin))
+    }
 }
 
 /// A segment as it came.
-pub(super) struct Segment<'a> {
+pub(in super::super) struct Segment<'a> {
     packet: &'a AppPacket<'a>,
     header_len: usize,
     pub sequence: u32,

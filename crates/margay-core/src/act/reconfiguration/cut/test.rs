@@ -331,3 +331,42 @@ fn an_end_that_does_not_know_its_programs_windows_has_nothing_wait() {
     let far = packet((1_000_000, 900), ACK, &[], b"far");
     assert_eq!(delivered(&mut cut, Way::New, &far).3, b"far");
 }
+
+/// The same as [`turned`], and order is kept.
+fn ordered() -> Cut {
+    let mut cut = Cut::new(Scales { told: 0, own: Some(7) }).in_order(true);
+    out(&mut cut, &bare(1000, 4000));
+    cut.hear(PeerCut { number: 5000, is_closed: false });
+    cut.turn().expect("it may");
+    cut
+}
+
+#[test]
+fn where_order_is_kept_new_data_wait_for_the_last_of_the_old_ones() {
+    let mut cut = ordered();
+    let [first, second] = [packet((5000, 1000), ACK, &[], b"new"), packet((5003, 1010), ACK | FIN, &[], b"newer")];
+    for early in [&second, &first, &first] {
+        let given = delivered(&mut cut, Way::New, early);
+        assert_eq!((given.0.0, given.3), (4000, Vec::new()), "what it acknowledges need not wait");
+    }
+    delivered(&mut cut, Way::Old, &packet((4500, 1000), ACK, &[], &[0; 500]));
+    assert!(cut.take_opened().is_empty(), "some of the old are missing");
+    delivered(&mut cut, Way::Old, &packet((4000, 1000), ACK, &[], &[0; 500]));
+    assert!(cut.take_opened().is_empty(), "what lay behind the gap was not noted, and the program has said nothing");
+    out(&mut cut, &bare(1000, 5000));
+    assert_eq!(cut.take_opened(), [first, second], "once each, in order");
+    assert_eq!(delivered(&mut cut, Way::New, &packet((5003, 1010), ACK, &[], b"newer")).3, b"newer");
+}
+
+#[test]
+fn where_order_is_kept_what_finds_no_room_is_dropped() {
+    let mut cut = ordered();
+    let long = [7; 60_000];
+    for number in 0..100 {
+        let given = delivered(&mut cut, Way::New, &packet((5000 + number * 60_000, 1000), ACK, &[], &long));
+        assert!(given.3.is_empty(), "nothing of the new way comes before the old one is empty");
+    }
+    delivered(&mut cut, Way::Old, &packet((4000, 1000), ACK, &[], &[0; 1000]));
+    let whole: usize = cut.give_up_waiting().iter().map(Vec::len).sum();
+    assert!((BEYOND_ORDERED_MAX - 60_100..=BEYOND_ORDERED_MAX).contains(&whole), "{whole}");
+}

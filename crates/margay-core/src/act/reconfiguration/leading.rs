@@ -434,11 +434,10 @@ impl Sal {
             // There is no other way any more.
             return;
         }
-        if before == LeadingState::Confirming && matches!(after, LeadingState::Turned | LeadingState::TwoWays) {
-            if !self.locks.is_held_by(leading.guard, now) {
-                // Whatever the lock protects may have changed.
-                return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
-            }
+        let turns = before == LeadingState::Confirming && matches!(after, LeadingState::Turned | LeadingState::TwoWays);
+        if turns && !self.locks.is_held_by(leading.guard, now) {
+            // Whatever the lock protects may have changed.
+            return self.leader_event(now, session, LeadingEvent::Failed, "the lock of the session was lost");
         }
         if before == LeadingState::TwoWays && after == LeadingState::Over {
             return self.lose_session(now, session, Role::Initiator);

@@ -743,6 +743,9 @@ impl Host {
         if !self.is_local(&segment)
             && let Some(middlebox) = &mut self.middlebox
         {
+            if !middlebox.next.is_empty() && middlebox.is_first(&segment) {
+                middlebox.told.push(self.sal.add_boxes(&segment.tuple, &middlebox.next));
+            }
             for out in middlebox.handle(&segment) {
                 self.egress(now, &out.emit());
             }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use margay_core::Tuple;
+use margay_core::chain::AddRefused;
+use margay_core::name::ServiceId;
 
 use crate::program::{ACK, RST, SYN, Segment};
 
@@ -40,6 +42,10 @@ pub struct Middlebox {
     pub bytes: u64,
     /// SYNs with a tag that it was given.
     pub tagged: u64,
+    /// Boxes through which it wants each session to go next, in order: it asks before it lets the first packet out.
+    pub next: Vec<ServiceId>,
+    /// What it was told each time.
+    pub told: Vec<Result<(), AddRefused>>,
     /// What it has given clients, by what comes in.
     translated: BTreeMap<Tuple, Tuple>,
     /// A first packet that waits for another one.
@@ -48,17 +54,32 @@ pub struct Middlebox {
 
 impl Middlebox {
     pub(crate) const fn new(habit: Habit) -> Self {
-        Self { habit, seen: BTreeSet::new(), passed: 0, bytes: 0, tagged: 0, translated: BTreeMap::new(), kept: None }
+        Self {
+            habit,
+            seen: BTreeSet::new(),
+            passed: 0,
+            bytes: 0,
+            tagged: 0,
+            next: Vec::new(),
+            told: Vec::new(),
+            translated: BTreeMap::new(),
+            kept: None,
+        }
+    }
+
+    /// Whether a packet begins a session, as far as the box can tell.
+    pub(crate) fn is_first(&self, segment: &Segment) -> bool {
+        if segment.tuple.protocol == crate::program::UDP {
+            !self.seen.contains(&segment.tuple.reversed()) && !self.seen.contains(&segment.tuple)
+        } else {
+            segment.flags & (SYN | ACK) == SYN
+        }
     }
 
     /// What comes out of it, in the order in which it does.
     pub(crate) fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
         let is_datagram = segment.tuple.protocol == crate::program::UDP;
-        let is_first = if is_datagram {
-            !self.seen.contains(&segment.tuple.reversed()) && !self.seen.contains(&segment.tuple)
-        } else {
-            segment.flags & (SYN | ACK) == SYN
-        };
+        let is_first = self.is_first(segment);
         if is_first {
             self.seen.insert(segment.tuple);
             self.tagged += u64::from(segment.tag.is_some());

@@ -62,6 +62,7 @@ fn policy(line: &Line, proxies: &[usize], required: &[(ServiceId, &[usize])]) ->
         clients: Vec::new(),
         filter: None,
         boxes: (0..line.boxes.len()).map(one).collect(),
+        may_add: Vec::new(),
     };
     let required = required.iter().map(|(services, boxes)| Requirement {
         services: Prefix::from(*services),

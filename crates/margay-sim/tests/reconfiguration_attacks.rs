@@ -36,6 +36,7 @@ fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
         clients: Vec::new(),
         filter: None,
         boxes: vec![one],
+        may_add: Vec::new(),
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
     for host in line.all() {

@@ -165,6 +165,7 @@ impl Relayed {
             clients: Vec::new(),
             filter: None,
             boxes: boxes.iter().map(one).collect(),
+            may_add: Vec::new(),
         };
         let policy = ChainPolicy { rules: rules.iter().map(rule).collect(), required: Vec::new() };
         self.world.host(host).sal.set_chain_policy(policy).expect("it can be gone by");

@@ -404,6 +404,14 @@ impl Sal {
         let Some(left) = self.other_half(flow) else { return };
         let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
         let failure = setup.and_then(|setup| setup.failure).unwrap_or(Failure { code, at: 0 });
+        if let Some((right, chained)) =
+            flow.chain.as_ref().zip(self.flows.get_mut(left).and_then(|left| left.chain.as_mut()))
+            && chained.setup.is_some()
+        {
+            // What the refusal is about is a number among these.
+            chained.boxes.clone_from(&right.boxes);
+            chained.hosts.clone_from(&right.hosts);
+        }
         self.refuse_left(left, failure.code, failure.at);
     }
 
@@ -474,7 +482,7 @@ impl Sal {
         match (error, chained.place) {
             (Some(_), _) => setup.failure?.write(&flow.service, &chained.boxes, &chained.hosts),
             (None, Place::Last | Place::Proxy { .. }) => {
-                let (boxes, hosts) = self.passed_here(chained);
+                let (boxes, hosts) = chained.passed_at_end(self.config.host_id());
                 let answered = Answered {
                     host_key: self.config.host_key.public(),
                     signature: self.sign_answer(flow.session, &flow.service, &setup.origin),

@@ -447,6 +447,11 @@ impl Sal {
         let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
             Ok(checked) => checked,
             Err((why, reason)) => {
+                if reason == DropReason::BadCertificate
+                    && let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut())
+                {
+                    chained.note_uncertified();
+                }
                 self.turn_down(now, message, &answer, &why);
                 return Err(reason);
             }

@@ -91,7 +91,7 @@ impl Sal {
         if let Some(begin) = message.reconfiguration() {
             read.refusal = read.refusal.or_else(|| self.why_no_way(arrival, &read, begin, claimed));
         }
-        if let Some((association, code)) = known.zip(read.refusal) {
+        if let Some((association, code)) = known.zip(read.refusal).filter(|_| read.unnamed == 0) {
             // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
             self.refuse_syn(arrival, association, code);
             return Err(DropReason::NotAllowed);
@@ -163,8 +163,8 @@ impl Sal {
         self.half_open.add(direct);
         self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
         self.note_demands(now, id, message, arrival.reply.direct, cipher.is_some());
-        if let Some(code) = refusal.filter(|_| is_at_box) {
-            // No box sees it, and nobody after it.
+        if let Some(code) = refusal.filter(|_| number != 0) {
+            // No box sees it, and nobody after it; nor does a listener one that has passed a box which nobody may add.
             self.refuse_left(id, code, number);
             return Err(DropReason::NotAllowed);
         }

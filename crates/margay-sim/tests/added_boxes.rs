@@ -390,3 +390,59 @@ fn the_record_of_a_flow_says_which_boxes_were_added() {
     assert!(!end.was_reset && !end.was_wrong);
     assert_eq!(end.received, 1000 * 700);
 }
+
+/// Boxes that name others at random, in foul weather, with agents that start again: every connect ends, nobody is let
+/// in past a box, and nothing is left over.
+#[test]
+fn random_additions_keep_every_promise() {
+    let seeds = std::env::var("MARGAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    for seed in 0..seeds {
+        let mut line = adding(5000 + seed, 5, 3);
+        line.set_direct(seed % 2 == 0);
+        line.go_by(seed % 3 == 0);
+        line.world.network.weather = Weather {
+            delay_max: Duration::from_millis(1 + seed % 30),
+            loss_per_mille: (seed % 150) as u32,
+            duplicate_per_mille: (seed % 100) as u32,
+            ..Weather::FAIR
+        };
+        for _ in 0..20 {
+            let mut random = || line.world.random() as usize;
+            let at = random() % 5;
+            let first = 1 + random() % 4;
+            let second = 2 + random() % 3;
+            match random() % 12 {
+                0 => line.world.kill_agent(line.boxes[at]),
+                1 | 2 if !line.world.host(line.boxes[at]).has_agent() => line.world.start_agent(line.boxes[at]),
+                3 | 4 => line.ask_next(at, &[first, second]),
+                5 => line.ask_next(at, &[first]),
+                6 => line.ask_next(at, &[]),
+                _ => {
+                    line.begin();
+                }
+            }
+            let pause = u64::from(line.world.random() % 400);
+            line.world.run_for(Duration::from_millis(pause));
+            ends_agree(&line.world).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        }
+        line.world.network.weather = Weather::FAIR;
+        for (at, host) in line.boxes.clone().into_iter().enumerate() {
+            line.ask_next(at, &[]);
+            if !line.world.host(host).has_agent() {
+                line.world.start_agent(host);
+            }
+        }
+        line.world.run_for(90 * SECOND);
+        margay_sim::check::all_ended_within(&line.world, 25 * SECOND)
+            .unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        nothing_left_over(&line.world).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        // Nobody comes to the server past the boxes that were signed.
+        let (seen, accepted) = (line.seen(), line.accepted());
+        assert!(seen[..2].iter().all(|count| *count >= accepted), "seed {seed}: {accepted} of {seen:?}");
+        line.ask_next(1, &[4, 2]);
+        let before = line.seen();
+        assert_eq!(line.connect(), Outcome::Answered(9), "seed {seed}: after healing");
+        let after: Vec<usize> = line.seen().iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(after, [1, 1, 1, 0, 1], "seed {seed}");
+    }
+}

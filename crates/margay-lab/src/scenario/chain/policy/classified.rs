@@ -1,10 +1,11 @@
 //! A box that classifies: it names the next box of the sessions of one client, as the signed policy lets it.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{NAME, Stage, TRIES};
+use super::{NAME, Stage};
 use crate::agent::{READY_LIMIT, margay};
 use crate::program::{Program, wait_for};
 use crate::python;
@@ -15,7 +16,9 @@ const CLASSIFIER: &str = include_str!("../../../../../../examples/classifying-bo
 
 /// Sessions of the client go through both boxes, those of the other host through the first one alone.
 pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let (client, other, [one, _]) = (stage.client, stage.other, stage.boxes);
+    let client = stage.client;
+    let other = stage.other;
+    let one = stage.boxes[0];
     let policy = chain("sort", NAME, &["fw.shop"], "may_add = [\"ids.shop\"]");
     let shown = try_apply(stage.router, &policy, &["--dry-run"])?;
     ensure!(shown.contains("through fw.shop, whose hosts may add ids.shop"), "the dry run shows: {shown}");
@@ -50,9 +53,10 @@ pub(super) fn judge(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()
     apply(stage.router, &format!("require = []\n{policy}"), &stage.all, &["inspect"]).map(drop)
 }
 
-/// How many sessions the classifier has named a box for.
+/// How many sessions the classifier has named a box for; a first packet that comes twice is named twice.
 fn named(classifier: &Program) -> usize {
-    classifier.log().lines().filter(|line| line.starts_with("named ")).count()
+    let log = classifier.log();
+    log.lines().filter(|line| line.starts_with("named ")).collect::<BTreeSet<_>>().len()
 }
 
 /// A session that runs: its boxes are shown, its first packet has left the box, and it is no other user's to steer.
@@ -75,9 +79,10 @@ fn foreign(stage: &Stage<'_>, classifier: &Program) -> Result<()> {
     let [source, port, destination, to_port] = words[..] else { bail!("the classifier says: {log}") };
     let joined = |ip: &str, port: &str| -> Result<String> {
         let ip: IpAddr = ip.parse().context("no address")?;
-        Ok(std::net::SocketAddr::new(ip, port.parse()?).to_string())
+        Ok(SocketAddr::new(ip, port.parse()?).to_string())
     };
-    let (from, to) = (joined(source, port)?, joined(destination, to_port)?);
+    let from = joined(source, port)?;
+    let to = joined(destination, to_port)?;
     let program = agent_program()?;
     let ask = ["middlebox", "next", "web2.shop", "--from", &from, "--to", &to];
     let one = stage.boxes[0];

@@ -112,7 +112,7 @@ enum Verb {
     /// Services: publish, withdraw, set, list, show, resolve
     #[command(subcommand)]
     Service(service::ServiceVerb),
-    /// Boxes that sessions pass on this host, as chains of the policy say: serve
+    /// Boxes that sessions pass on this host, as chains of the policy say: serve, next
     #[command(subcommand)]
     Middlebox(middlebox::MiddleboxVerb),
     /// Start a program, and serve a name while it listens

@@ -459,13 +459,7 @@ impl<'a> Extension<'a> {
                 message: value.get(20..).ok_or(Error)?,
             }),
             kind::CERTIFICATE => Self::Certificate(value),
-            kind::CHAIN | kind::CHAIN_ADDED => {
-                let chain = Chain::parse(value)?;
-                if chain.names_adders() != (kind_byte == kind::CHAIN_ADDED) {
-                    return Err(Error);
-                }
-                Self::Chain(chain)
-            }
+            kind::CHAIN | kind::CHAIN_ADDED => Self::parse_chain(kind_byte, value)?,
             kind::RENDEZVOUS => {
                 exactly(value, ADDRESS_LEN)?;
                 Self::Rendezvous(parse_socket(&value[..16], &value[16..18]))
@@ -516,6 +510,11 @@ impl<'a> Extension<'a> {
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
+    }
+
+    fn parse_chain(kind_byte: u8, value: &'a [u8]) -> Result<Self, Error> {
+        let chain = Chain::parse(value)?;
+        if chain.names_adders() == (kind_byte == kind::CHAIN_ADDED) { Ok(Self::Chain(chain)) } else { Err(Error) }
     }
 
     fn parse_session(value: &'a [u8]) -> Result<Self, Error> {

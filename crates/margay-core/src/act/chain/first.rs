@@ -263,6 +263,14 @@ fn is_what_was_asked(asked: &[BoxRepr], answered: &[BoxRepr]) -> bool {
     answered.iter().all(is_expected) && rest.next().is_none()
 }
 
+/// What people are told of a box that was added, and that the end of the chain does not know.
+fn unknown_text(name: &str) -> String {
+    format!(
+        "box {name} was added to the chain on the way, and the host at its end has no policy that lets boxes add it to \
+         such sessions; `margay chain show` there shows which it has, and `may_add` of a chain lets them"
+    )
+}
+
 /// What the program is told, and people, of a session that has failed at a box.
 fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
     match code {
@@ -316,14 +324,7 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
                  on; put boxes of the kinds `forward` and `sniff` into sessions that run"
             ),
         ),
-        ErrorCode::BoxUnknown => (
-            Unreachable::Host,
-            format!(
-                "box {name} was added to the chain on the way, and the host at its end has no policy that lets boxes \
-                 add it to such sessions; `margay chain show` there shows which it has, and `may_add` of a chain lets \
-                 them"
-            ),
-        ),
+        ErrorCode::BoxUnknown => (Unreachable::Host, unknown_text(name)),
         ErrorCode::NoService => {
             (Unreachable::Host, format!("nobody serves box {name} of the chain, and its policy is to refuse then"))
         }

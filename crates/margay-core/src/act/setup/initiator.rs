@@ -447,11 +447,6 @@ impl Sal {
         let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
             Ok(checked) => checked,
             Err((why, reason)) => {
-                if reason == DropReason::BadCertificate
-                    && let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut())
-                {
-                    chained.note_uncertified();
-                }
                 self.turn_down(now, message, &answer, &why);
                 return Err(reason);
             }
@@ -546,6 +541,9 @@ impl Sal {
     /// answer.
     fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
         self.say_reset(answer.association, message, answer.message_3.as_deref());
+        if let Some(chained) = self.flows.get_mut(message.dst_flow).and_then(|flow| flow.chain.as_mut()) {
+            chained.note_uncertified();
+        }
         if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
             self.fail_connecting(message.dst_flow, Unreachable::Prohibited, why);
         } else if answer.message_3.is_some() {

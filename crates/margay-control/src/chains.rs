@@ -306,6 +306,7 @@ fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError
         filter: filter(chain).map_err(wrong)?,
         boxes: boxes_of(chain, &place)?,
         is_ordered: chain.ordered,
+        may_add: boxes(&chain.may_add, &place, chain.bypass)?,
     })
 }
 
@@ -409,7 +410,11 @@ pub fn written(chain: &PolicyChain) -> String {
     let missing = if chain.bypass { ", or without those that nobody serves" } else { "" };
     let kind = |name: &String| if chain.proxies.contains(name) { format!("{name} (a proxy)") } else { name.clone() };
     let boxes: Vec<String> = chain.boxes.iter().map(kind).collect();
-    format!("{} through {}{missing}{order}", words.join(" "), boxes.join(", "))
+    let may_add = match &chain.may_add[..] {
+        [] => String::new(),
+        names => format!(", whose hosts may add {}", names.join(", ")),
+    };
+    format!("{} through {}{may_add}{missing}{order}", words.join(" "), boxes.join(", "))
 }
 
 #[cfg(test)]
@@ -471,6 +476,7 @@ mod tests {
         first.clients = vec!["group:staff".to_owned(), "host:00112233445566778899aabbccddeeff".to_owned()];
         first.protocol = "tcp".to_owned();
         (first.first_port, first.last_port, first.bypass) = (80, 90, true);
+        first.may_add = vec!["log.shop".to_owned()];
         let required = [require("*.shop", &["fw.shop", "ids.infra"])];
         // ret #1
         (first.filter, first.filter_program) = ("ip or ip6".to_owned(), vec![0, 6, 0, 0, 0, 0, 0, 1]);
@@ -482,6 +488,8 @@ mod tests {
         assert_eq!(policy.rules[1].filter, None);
         assert_eq!(one.clients[0], Client::Group { authority: block, group: group_number("staff") });
         assert!(one.boxes.iter().all(|one| one.may_be_left_out) && one.boxes[1].name == "ids.infra");
+        assert!(one.may_add.iter().all(|one| one.may_be_left_out && one.name == "log.shop"));
+        assert_eq!((one.may_add.len(), policy.rules[1].may_add.len()), (1, 0));
         assert_eq!(policy.rules[1].services, Prefix::of_authority("shop"));
         let web: Name = "web.shop/key:user42".parse().expect("literal");
         assert!(one.services.contains(&web.service_id()), "keys of a service are meant with it");
@@ -500,6 +508,9 @@ mod tests {
                       or without those that nobody serves";
         assert_eq!(written(&one), wanted);
         assert_eq!(written(&chain("exempt", "*.shop", &[])), "exempt: *.shop through no boxes");
+        let mut adds = chain("sort", "web.shop", &["fw.shop"]);
+        adds.may_add = vec!["ids.shop".to_owned(), "log.shop".to_owned()];
+        assert_eq!(written(&adds), "sort: web.shop through fw.shop, whose hosts may add ids.shop, log.shop");
     }
 
     #[test]
@@ -537,6 +548,21 @@ mod tests {
                 "its filter has 1403 characters",
             ),
             (with(&|one| one.boxes = (0..9).map(|n| format!("b{n}.shop")).collect()), "has 9 boxes"),
+            (with(&|one| one.may_add = (0..8).map(|n| format!("b{n}.shop")).collect()), "has 9 boxes"),
+            (with(&|one| one.may_add = vec!["ids".to_owned()]), "chain `inspect`: "),
+            (with(&|one| one.may_add = vec!["fw.shop".to_owned()]), "names box 2 twice"),
+            (with(&|one| one.may_add = vec!["web.shop".to_owned()]), "a loop"),
+            (
+                with(&|one| (one.boxes, one.may_add) = (Vec::new(), vec!["ids.shop".to_owned()])),
+                "chain `inspect` says which boxes may be added",
+            ),
+            (
+                with(&|one| {
+                    one.protocol = "tcp".to_owned();
+                    (one.may_add, one.proxies) = (vec!["lb.shop".to_owned()], vec!["lb.shop".to_owned()]);
+                }),
+                "the proxy lb.shop is none of the boxes that sessions go through",
+            ),
         ] {
             assert!(says(&rules).contains(wanted), "{wanted}: {}", says(&rules));
         }

@@ -1,7 +1,7 @@
 //! What programs say: to their host's agent, and to framers.
 
 use margay_frames::protocol::{Asked, Progress, Protocol, Reader, Shape, Step, answer_len};
-use margay_wire::{ProgramReplyRepr, ProgramRequestRepr};
+use margay_wire::{ProgramReplyRepr, ProgramRequestRepr, ProgramTarget};
 
 /// Both directions of the program socket.
 pub fn program_socket(bytes: &[u8]) {
@@ -9,6 +9,8 @@ pub fn program_socket(bytes: &[u8]) {
         let mut again = request.emit().to_vec();
         again.extend(request.text.as_bytes());
         assert_eq!(ProgramRequestRepr::parse(&again), Ok(request), "what was read can be written");
+        let target = ProgramTarget::parse(&request.id);
+        assert!(target.is_none_or(|target| target.emit() == request.id), "so can where a first packet goes to");
     }
     let _ = ProgramReplyRepr::parse(bytes);
 }

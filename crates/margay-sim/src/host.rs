@@ -755,6 +755,9 @@ impl Host {
         if !self.is_local(&segment)
             && let Some(middlebox) = &mut self.middlebox
         {
+            if !middlebox.next.is_empty() && middlebox.is_first(&segment) {
+                middlebox.told.push(self.sal.add_boxes(&segment.tuple, &middlebox.next));
+            }
             for out in middlebox.take(now, &segment) {
                 self.egress(now, &out.emit());
             }

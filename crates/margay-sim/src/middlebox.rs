@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::chain::AddRefused;
+use margay_core::name::ServiceId;
 use margay_core::{Instant, Tuple};
 
 use crate::program::{ACK, RST, SYN, Segment};
@@ -46,6 +48,10 @@ pub struct Middlebox {
     /// It lets packets out so much later, in the order in which they came.
     pub lag: Duration,
     late: VecDeque<(Instant, Segment)>,
+    /// Boxes through which it wants each session to go next, in order: it asks before it lets the first packet out.
+    pub next: Vec<ServiceId>,
+    /// What it was told each time.
+    pub told: Vec<Result<(), AddRefused>>,
     /// What it has given clients, by what comes in.
     translated: BTreeMap<Tuple, Tuple>,
     /// A first packet that waits for another one.
@@ -63,8 +69,19 @@ impl Middlebox {
             probes: 0,
             lag: Duration::ZERO,
             late: VecDeque::new(),
+            next: Vec::new(),
+            told: Vec::new(),
             translated: BTreeMap::new(),
             kept: None,
+        }
+    }
+
+    /// Whether a packet begins a session, as far as the box can tell.
+    pub(crate) fn is_first(&self, segment: &Segment) -> bool {
+        if segment.tuple.protocol == crate::program::UDP {
+            !self.seen.contains(&segment.tuple.reversed()) && !self.seen.contains(&segment.tuple)
+        } else {
+            segment.flags & (SYN | ACK) == SYN
         }
     }
 
@@ -88,11 +105,7 @@ impl Middlebox {
     /// What comes of a packet, in the order in which it comes out.
     fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
         let is_datagram = segment.tuple.protocol == crate::program::UDP;
-        let is_first = if is_datagram {
-            !self.seen.contains(&segment.tuple.reversed()) && !self.seen.contains(&segment.tuple)
-        } else {
-            segment.flags & (SYN | ACK) == SYN
-        };
+        let is_first = self.is_first(segment);
         if is_first {
             self.seen.insert(segment.tuple);
             self.tagged += u64::from(segment.tag.is_some());

@@ -63,6 +63,7 @@ fn policy(line: &Line, proxies: &[usize], required: &[(ServiceId, &[usize])]) ->
         filter: None,
         boxes: (0..line.boxes.len()).map(one).collect(),
         is_ordered: false,
+        may_add: Vec::new(),
     };
     let required = required.iter().map(|(services, boxes)| Requirement {
         services: Prefix::from(*services),

@@ -37,6 +37,7 @@ fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
         filter: None,
         boxes: vec![one],
         is_ordered: false,
+        may_add: Vec::new(),
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
     for host in line.all() {

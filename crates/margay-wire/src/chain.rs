@@ -2,6 +2,10 @@
 //!
 //! In a SYN: what the initiator's host has signed, and how far the SYN has come. In a SYN-ACK: the same boxes as the
 //! last host has had them, and what that host has signed.
+//!
+//! In a SYN with boxes that hosts on the way have added, each of them says who has (docs/decisions/0108). Such a SYN
+//! has CHAIN_ADDED in the place of CHAIN, with a value of the same form: hosts that know nothing of added boxes refuse
+//! it as they refuse every critical extension that they do not know.
 
 use crate::header::Error;
 
@@ -29,7 +33,8 @@ mod field {
     /// Of a box.
     pub const SERVICE: Range<usize> = 0..12;
     pub const FLAGS: usize = 12;
-    pub const RESERVED: Range<usize> = 13..16;
+    pub const ADDED_BY: usize = 13;
+    pub const RESERVED: Range<usize> = 14..16;
 }
 
 bitflags::bitflags! {
@@ -56,6 +61,8 @@ pub struct BoxRepr {
     pub service: [u8; 12],
     /// What is said of it.
     pub flags: BoxFlags,
+    /// In a SYN, of a box that was added: by the host of which box, from 1. Otherwise 0.
+    pub added_by: u8,
 }
 
 impl BoxRepr {
@@ -70,12 +77,14 @@ impl BoxRepr {
         let flags = BoxFlags::from_bits(value[field::FLAGS]).ok_or(Error)?;
         let is_both = flags.contains(BoxFlags::LEFT_OUT | BoxFlags::PASSED);
         let is_reserved_zero = value[field::RESERVED].iter().all(|byte| *byte == 0);
-        if is_both || !is_reserved_zero { Err(Error) } else { Ok(Self { service, flags }) }
+        let added_by = value[field::ADDED_BY];
+        if is_both || !is_reserved_zero { Err(Error) } else { Ok(Self { service, flags, added_by }) }
     }
 
     fn emit(&self, value: &mut [u8]) {
         value[field::SERVICE].copy_from_slice(&self.service);
         value[field::FLAGS] = self.flags.bits();
+        value[field::ADDED_BY] = self.added_by;
     }
 }
 
@@ -146,7 +155,8 @@ impl<'a> Chain<'a> {
     /// # Errors
     ///
     /// Too short; no box or too many; one ahead before one that is not, or after one that ends the session; not a host
-    /// for each box that was passed; a reserved bit is set.
+    /// for each box that was passed; one that was added by nobody who could, or stands elsewhere than behind who has
+    /// added it; a reserved bit is set.
     pub fn parse(value: &'a [u8]) -> Result<Self, Error> {
         let head = value.get(..HEAD_LEN).ok_or(Error)?;
         let count = usize::from(head[field::BOXES]);
@@ -158,11 +168,23 @@ impl<'a> Chain<'a> {
         let mut passed = 0;
         let mut was_ahead = false;
         let mut has_ended = false;
-        for one in boxes.chunks_exact(BOX_LEN) {
+        // The box behind which the added ones stand that come now, from 1, and the boxes that were passed, as bits.
+        let mut behind = 0;
+        let mut passed_bits = 0_u16;
+        for (number, one) in (1_u8..).zip(boxes.chunks_exact(BOX_LEN)) {
             let one = BoxRepr::parse(one.try_into().map_err(|_| Error)?)?;
             if was_ahead && !one.is_ahead() || has_ended {
                 return Err(Error);
             }
+            let is_added = one.flags.contains(BoxFlags::ADDED);
+            // A SYN says who has added a box, an answer does not. Between the two are boxes that were added, too.
+            let can_have = || (behind..number).contains(&one.added_by) && passed_bits & 1 << one.added_by != 0;
+            let names_adder = one.added_by != 0;
+            if names_adder != (is_added && head[field::KIND] == 0) || names_adder && !can_have() {
+                return Err(Error);
+            }
+            behind = if is_added { behind } else { number };
+            passed_bits |= u16::from(one.flags.contains(BoxFlags::PASSED)) << number;
             has_ended = one.flags.contains(BoxFlags::ENDS);
             was_ahead = one.is_ahead();
             passed += usize::from(one.flags.contains(BoxFlags::PASSED));
@@ -174,6 +196,11 @@ impl<'a> Chain<'a> {
     /// The value.
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.0
+    }
+
+    /// Whether it is a SYN's in which some box says who has added it: the value of CHAIN_ADDED, and none of CHAIN.
+    pub fn names_adders(&self) -> bool {
+        self.boxes().any(|one| one.added_by != 0)
     }
 
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
@@ -252,7 +279,11 @@ mod tests {
     const AHEAD: BoxFlags = BoxFlags::MAY_BE_LEFT_OUT;
 
     fn one(number: u8, flags: BoxFlags) -> BoxRepr {
-        BoxRepr { service: [number; 12], flags }
+        BoxRepr { service: [number; 12], flags, added_by: 0 }
+    }
+
+    fn added(number: u8, flags: BoxFlags, added_by: u8) -> BoxRepr {
+        BoxRepr { added_by, ..one(number, flags | BoxFlags::ADDED) }
     }
 
     fn chain<'a>(boxes: &'a [BoxRepr], hosts: &'a [[u8; 16]]) -> ChainRepr<'a> {
@@ -273,7 +304,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let boxes =
-            [one(1, BoxFlags::PASSED), one(2, BoxFlags::LEFT_OUT | AHEAD), one(3, AHEAD), one(4, BoxFlags::ADDED)];
+            [one(1, BoxFlags::PASSED), added(2, BoxFlags::LEFT_OUT | AHEAD, 1), added(3, AHEAD, 1), one(4, AHEAD)];
         let hosts = [[7; 16]];
         let written = ChainRepr { failed_at: 4, ..chain(&boxes, &hosts) };
         let mut buf = [0xee; 512];
@@ -311,10 +342,47 @@ mod tests {
     }
 
     #[test]
+    fn a_box_says_who_has_added_it() {
+        let mut buf = [0xee; 512];
+        let hosts = [[7; 16], [8; 16]];
+        let passed = one(1, BoxFlags::PASSED);
+        let boxes = [passed, added(2, BoxFlags::PASSED, 1), added(3, AHEAD, 2), added(4, BoxFlags::empty(), 1)];
+        let read = chain(&boxes, &hosts).emit(&mut buf).expect("sound");
+        assert!(read.names_adders() && read.boxes().eq(boxes));
+        // The name, the flags, who has added it, zero.
+        let literal = [
+            [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0x08, 0, 0, 0],
+            [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0x0a, 1, 0, 0],
+            [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0x03, 2, 0, 0],
+            [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 0x02, 1, 0, 0],
+        ];
+        assert_eq!(read.as_bytes()[HEAD_LEN..HEAD_LEN + 4 * BOX_LEN], literal.concat());
+        let mut is_read = |boxes: &[BoxRepr], is_answer: bool| {
+            let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED)).count();
+            ChainRepr { is_answer, ..chain(boxes, &hosts[..passed]) }.emit(&mut buf).is_ok()
+        };
+        let none = BoxFlags::empty();
+        assert!(!is_read(&[passed, one(2, BoxFlags::ADDED)], false), "by nobody");
+        assert!(is_read(&[passed, one(2, BoxFlags::ADDED)], true), "an answer does not say");
+        assert!(!is_read(&[passed, added(2, none, 1)], true), "an answer says");
+        assert!(!is_read(&[passed, BoxRepr { added_by: 1, ..one(2, none) }], false), "it was not added");
+        for (boxes, why) in [
+            (&[passed, added(2, none, 2)][..], "by itself"),
+            (&[passed, added(2, none, 3), one(3, none)], "by a later one"),
+            (&[passed, added(2, none, 0xff)], "by none of them"),
+            (&[one(1, none), added(2, none, 1)], "by one that was not passed"),
+            (&[passed, one(2, AHEAD | BoxFlags::LEFT_OUT), added(3, none, 2)], "by one that was left out"),
+            (&[passed, one(2, none), added(3, none, 1)], "not behind who has added it"),
+        ] {
+            assert!(!is_read(boxes, false), "{why}");
+        }
+    }
+
+    #[test]
     fn reserved_bits_are_zero() {
         let mut buf = [0; 512];
         let len = chain(&[one(1, AHEAD)], &[]).emit(&mut buf).expect("sound").as_bytes().len();
-        for (at, value) in [(0, 2), (HEAD_LEN + 12, 0x20), (HEAD_LEN + 13, 1), (HEAD_LEN + 15, 1)] {
+        for (at, value) in [(0, 2), (HEAD_LEN + 12, 0x20), (HEAD_LEN + 14, 1), (HEAD_LEN + 15, 1)] {
             let mut other = buf;
             other[at] = value;
             assert!(Chain::parse(&other[..len]).is_err(), "byte {at}");

@@ -63,6 +63,7 @@ pub mod extension_type {
     pub const RECONFIGURATION: u8 = 26 | CRITICAL;
     pub const SPLICE: u8 = 76 | CRITICAL;
     pub const CUT: u8 = 77 | CRITICAL;
+    pub const CHAIN_ADDED: u8 = 108 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -403,6 +404,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::RECONFIGURATION
                 | kind::SPLICE
                 | kind::CUT
+                | kind::CHAIN_ADDED
         )
 }
 
@@ -457,7 +459,7 @@ impl<'a> Extension<'a> {
                 message: value.get(20..).ok_or(Error)?,
             }),
             kind::CERTIFICATE => Self::Certificate(value),
-            kind::CHAIN => Self::Chain(Chain::parse(value)?),
+            kind::CHAIN | kind::CHAIN_ADDED => Self::parse_chain(kind_byte, value)?,
             kind::RENDEZVOUS => {
                 exactly(value, ADDRESS_LEN)?;
                 Self::Rendezvous(parse_socket(&value[..16], &value[16..18]))
@@ -510,6 +512,11 @@ impl<'a> Extension<'a> {
         }))
     }
 
+    fn parse_chain(kind_byte: u8, value: &'a [u8]) -> Result<Self, Error> {
+        let chain = Chain::parse(value)?;
+        if chain.names_adders() == (kind_byte == kind::CHAIN_ADDED) { Ok(Self::Chain(chain)) } else { Err(Error) }
+    }
+
     fn parse_session(value: &'a [u8]) -> Result<Self, Error> {
         exactly(value, 40)?;
         Ok(Self::Session(SessionRepr {
@@ -532,7 +539,7 @@ impl<'a> Extension<'a> {
     }
 
     /// The type byte.
-    pub const fn type_byte(&self) -> u8 {
+    pub fn type_byte(&self) -> u8 {
         match self {
             Self::SourceService(_) => kind::SOURCE_SERVICE,
             Self::Session(_) => kind::SESSION,
@@ -540,6 +547,7 @@ impl<'a> Extension<'a> {
             Self::Capabilities(_) => kind::CAPABILITIES,
             Self::KeyExchange(_) => kind::KEY_EXCHANGE,
             Self::Certificate(_) => kind::CERTIFICATE,
+            Self::Chain(chain) if chain.names_adders() => kind::CHAIN_ADDED,
             Self::Chain(_) => kind::CHAIN,
             Self::Rendezvous(_) => kind::RENDEZVOUS,
             Self::Error(_) => kind::ERROR,

@@ -51,7 +51,7 @@ pub use notice::NoticeRepr;
 pub use own_frame::{OWN_FRAME_HEADER_LEN, OWN_FRAME_KEY_MAX, OWN_FRAMES, OwnFrameRepr};
 pub use program::{
     HANDED_DATA_MAX, LOAD_PERCENT_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION,
-    ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, SPLICE_RELAYS_ON, TAKE_OVER_GIVES,
+    ProgramError, ProgramKind, ProgramReplyRepr, ProgramRequestRepr, ProgramTarget, SPLICE_RELAYS_ON, TAKE_OVER_GIVES,
 };
 pub use reconfiguration::{ReconfigurationRepr, ReconfigurationStep};
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};

@@ -7,7 +7,7 @@
 //! ```
 //! Numbers are big-endian; a text is UTF-8 and goes to the end of the message.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The version of the format.
 pub const PROGRAM_VERSION: u8 = 1;
@@ -85,6 +85,10 @@ pub enum ProgramKind {
     Instance = 14,
     /// How much of the weight of a name is to stay: the port, in percent.
     Load = 15,
+    /// The program of a box wants a session to go through other boxes next, whose first packet it has not let out yet:
+    /// of the protocol, from the address and the port to those that the id has as [`ProgramTarget`]. The text: names of
+    /// boxes in order, with spaces between them.
+    Next = 16,
     /// The program leaves between two TCP connections, one that it has accepted and one that it has opened: two
     /// descriptors, in this order. It has written all that it has read. With the port [`SPLICE_RELAYS_ON`] it goes on
     /// relaying until its sockets end; otherwise they are the agent's.
@@ -115,6 +119,7 @@ impl ProgramKind {
             Self::Instances,
             Self::Instance,
             Self::Load,
+            Self::Next,
             Self::Splice,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
@@ -171,6 +176,32 @@ fn split(bytes: &[u8], fixed_len: usize) -> Result<(&[u8], &[u8]), ProgramError>
 
 fn check_bits(found: u16) -> Result<u16, ProgramError> {
     if found > BITS_MAX { Err(ProgramError::Bits { found }) } else { Ok(found) }
+}
+
+/// The address and the port of a session's service as its first packet has them, as the id of a request of kind `Next`
+/// says them: address 16 (IPv4 is mapped), port 2, zero 14.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramTarget(pub SocketAddr);
+
+impl ProgramTarget {
+    /// Reads an id. `None`: bytes that are reserved are not zero.
+    pub fn parse(id: &[u8; 32]) -> Option<Self> {
+        let address = Ipv6Addr::from(array::<16>(&id[..16])).to_canonical();
+        let is_reserved_zero = id[18..].iter().all(|byte| *byte == 0);
+        is_reserved_zero.then_some(Self(SocketAddr::new(address, half(&id[16..18]))))
+    }
+
+    /// The id.
+    pub fn emit(&self) -> [u8; 32] {
+        let mut id = [0; 32];
+        let address = match self.0.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        id[..16].copy_from_slice(&address.octets());
+        id[16..18].copy_from_slice(&self.0.port().to_be_bytes());
+        id
+    }
 }
 
 /// A request.

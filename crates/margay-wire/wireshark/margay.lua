@@ -37,7 +37,7 @@ local extension_types = {
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
     [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
     [36] = "TIMING",
-    [0xcc] = "SPLICE", [0xcd] = "CUT",
+    [0xcc] = "SPLICE", [0xcd] = "CUT", [0xec] = "CHAIN_ADDED",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -141,6 +141,7 @@ local f = {
     chain_signature = ProtoField.bytes("margay.chain.signature", "Signature"),
     chain_box = ProtoField.bytes("margay.chain.box", "Box"),
     chain_box_flags = ProtoField.uint8("margay.chain.box_flags", "Flags", base.HEX),
+    chain_added_by = ProtoField.uint8("margay.chain.box_added_by", "Added by the host of box"),
     chain_host = ProtoField.bytes("margay.chain.host", "Host of a box that was passed"),
     chain_certificates = ProtoField.bytes("margay.chain.certificates", "Certificates"),
     rendezvous = ProtoField.ipv6("margay.rendezvous.address", "Rendezvous"),
@@ -313,6 +314,55 @@ end
 
 -- How each extension's value is read: `len` is what its length must be, `add` puts it into the tree and may say what is wrong
 -- (it is given the message's type, too).
+-- CHAIN, and CHAIN_ADDED, in which boxes say who has added them.
+local function add_chain(tree, value, len, is_with_added)
+    local count = value(1, 1):uint()
+    if count < 1 or count > BOXES_MAX or value(0, 1):uint() > 1 or value(2, 1):uint() > CHAIN_MAX
+        or value(3, 1):uint() > count or len < 140 + 16 * count then
+        return "no chain of 1 to 8 boxes"
+    end
+    tree:add(f.chain_answer, value(0, 1))
+    tree:add(f.chain_shared, value(2, 1))
+    tree:add(f.chain_failed_at, value(3, 1))
+    tree:add(f.chain_destination, value(4, 32))
+    tree:add(f.chain_time, value(36, 8))
+    tree:add(f.chain_host_key, value(44, 32))
+    tree:add(f.chain_signature, value(76, 64))
+    local at, passed, ahead, ended = 140, 0, false, false
+    local behind, was_passed, has_added = 0, {}, false
+    for number = 1, count do
+        local flags = value(at + 12, 1):uint()
+        local is_left_out, is_passed = math.floor(flags / 4) % 2 == 1, math.floor(flags / 8) % 2 == 1
+        if flags > 31 or is_left_out and is_passed or value(at + 14, 2):uint() ~= 0 then
+            return "a box has flags that none has"
+        end
+        local is_added, added_by = math.floor(flags / 2) % 2 == 1, value(at + 13, 1):uint()
+        if (added_by ~= 0) ~= (is_added and value(0, 1):uint() == 0)
+            or added_by ~= 0 and (added_by < behind or not was_passed[added_by]) then
+            return "a box was added by the host of none that comes before it"
+        end
+        was_passed[number] = is_passed
+        if not is_added then behind = number end
+        has_added = has_added or added_by ~= 0
+        if ahead and (is_left_out or is_passed) then return "a box was passed before one that is ahead of it" end
+        if ended then return "a box comes after the one at which the session ends" end
+        ended = flags > 15
+        ahead = not is_left_out and not is_passed
+        if is_passed then passed = passed + 1 end
+        tree:add(f.chain_box, value(at, 12))
+        tree:add(f.chain_box_flags, value(at + 12, 1))
+        if added_by ~= 0 then tree:add(f.chain_added_by, value(at + 13, 1)) end
+        at = at + 16
+    end
+    if has_added ~= is_with_added then return "boxes say who has added them in CHAIN_ADDED, and nowhere else" end
+    if len < at + 16 * passed then return "a box was passed at no host" end
+    for _ = 1, passed do
+        tree:add(f.chain_host, value(at, 16))
+        at = at + 16
+    end
+    add_bytes(tree, f.chain_certificates, value, at, len - at)
+end
+
 local readers = {
     [1] = { len = 32, add = function(tree, value) tree:add(f.source_service, value(0, 32)) end },
     [2] = { len = 40, add = function(tree, value)
@@ -342,42 +392,8 @@ local readers = {
         add_bytes(tree, f.noise, value, 20, len - 20)
     end },
     [0x86] = { least = 0, add = function(tree, value, len) add_bytes(tree, f.chain, value, 0, len) end },
-    [0x87] = { least = 140, add = function(tree, value, len)
-        local count = value(1, 1):uint()
-        if count < 1 or count > BOXES_MAX or value(0, 1):uint() > 1 or value(2, 1):uint() > CHAIN_MAX
-            or value(3, 1):uint() > count or len < 140 + 16 * count then
-            return "no chain of 1 to 8 boxes"
-        end
-        tree:add(f.chain_answer, value(0, 1))
-        tree:add(f.chain_shared, value(2, 1))
-        tree:add(f.chain_failed_at, value(3, 1))
-        tree:add(f.chain_destination, value(4, 32))
-        tree:add(f.chain_time, value(36, 8))
-        tree:add(f.chain_host_key, value(44, 32))
-        tree:add(f.chain_signature, value(76, 64))
-        local at, passed, ahead, ended = 140, 0, false, false
-        for _ = 1, count do
-            local flags = value(at + 12, 1):uint()
-            local is_left_out, is_passed = math.floor(flags / 4) % 2 == 1, math.floor(flags / 8) % 2 == 1
-            if flags > 31 or is_left_out and is_passed or value(at + 13, 3):uint() ~= 0 then
-                return "a box has flags that none has"
-            end
-            if ahead and (is_left_out or is_passed) then return "a box was passed before one that is ahead of it" end
-            if ended then return "a box comes after the one at which the session ends" end
-            ended = flags > 15
-            ahead = not is_left_out and not is_passed
-            if is_passed then passed = passed + 1 end
-            tree:add(f.chain_box, value(at, 12))
-            tree:add(f.chain_box_flags, value(at + 12, 1))
-            at = at + 16
-        end
-        if len < at + 16 * passed then return "a box was passed at no host" end
-        for _ = 1, passed do
-            tree:add(f.chain_host, value(at, 16))
-            at = at + 16
-        end
-        add_bytes(tree, f.chain_certificates, value, at, len - at)
-    end },
+    [0x87] = { least = 140, add = function(tree, value, len) return add_chain(tree, value, len, false) end },
+    [0xec] = { least = 140, add = function(tree, value, len) return add_chain(tree, value, len, true) end },
     [8] = { len = 20, add = function(tree, value)
         add_socket(tree, f.rendezvous, f.rendezvous_port, value(0, 16), value(16, 2))
     end },

@@ -16,7 +16,7 @@ from typing import Any
 from margay import Agent
 
 NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES, HAND_OVER, TAKE_OVER, HANDED, GIVE = range(1, 13)
-LOAD = 15
+LOAD, NEXT = 15, 16
 SPLICE = 75
 REQUEST = struct.Struct(">BBBBHH32s16s")
 

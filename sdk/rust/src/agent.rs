@@ -307,7 +307,12 @@ impl Agent {
         }
     }
 
-    async fn ask(&self, what: &'static str, request: &Request<'_>, fd: Option<BorrowedFd<'_>>) -> Result<Reply, Error> {
+    pub(crate) async fn ask(
+        &self,
+        what: &'static str,
+        request: &Request<'_>,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Reply, Error> {
         let bytes = bytes_of(request)?;
         let message = timeout(ANSWER_TIME, self.exchange(&bytes, fd.as_slice())).await;
         let message = message.unwrap_or_else(|_| Err(no_answer(ANSWER_TIME)));

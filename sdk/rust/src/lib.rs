@@ -27,6 +27,7 @@
 //!
 //! A proxy that has done its work leaves between two connections by [`splice()`], and they become one.
 //!
+//! The program of a box names the boxes that a session goes through next by [`pass_next()`].
 //! A server that has much to do says so by [`report_load()`], and has fewer new connections.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
@@ -39,6 +40,7 @@ mod frames;
 mod hand_over;
 mod instances;
 mod load;
+mod next;
 mod options;
 mod socket;
 mod splice;
@@ -58,6 +60,7 @@ pub use instances::{Instance, Instances};
 pub use load::report_load;
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use margay_ensemble::Order;
+pub use next::{FirstPacket, pass_next};
 pub use options::Options;
 pub use splice::{NotSpliced, splice};
 pub use stream::{Listener, Peer, Stream};

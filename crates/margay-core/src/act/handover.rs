@@ -41,7 +41,7 @@ use crate::cache::entry::{Directions, EntryUpdate};
 use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
-use crate::session::flow::{Flow, Setup, seen};
+use crate::session::flow::{Flow, Marks, Setup};
 use crate::session::give_up::GiveUpAfter;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
@@ -360,17 +360,17 @@ impl HandoverRecord {
         self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
     }
 
-    /// What is known of the flow, bit by bit. `demands`: this end's configuration wants it sealed.
-    fn seen(&self, demands: bool) -> u16 {
-        let bit = |bit: u16, is_set: bool| if is_set { bit } else { 0 };
-        seen::CONFIRMED
-            | bit(seen::AUTHENTICATED, self.authenticated)
-            | bit(seen::FIN_EGRESS, self.fins.0)
-            | bit(seen::FIN_INGRESS, self.fins.1)
-            | bit(seen::DEMANDS, self.is_demanded || demands)
-            | bit(seen::PEER_DEMANDS, self.is_demanded_by_peer)
+    /// What holds of the flow. `demands`: this end's configuration wants it sealed.
+    fn marks(&self, demands: bool) -> Marks {
+        let mark = |mark: Marks, holds: bool| if holds { mark } else { Marks::empty() };
+        Marks::CONFIRMED
+            | mark(Marks::AUTHENTICATED, self.authenticated)
+            | mark(Marks::FIN_EGRESS, self.fins.0)
+            | mark(Marks::FIN_INGRESS, self.fins.1)
+            | mark(Marks::DEMANDS, self.is_demanded || demands)
+            | mark(Marks::PEER_DEMANDS, self.is_demanded_by_peer)
             // It may have gone another way before.
-            | bit(seen::LATER, self.chain.is_some())
+            | mark(Marks::LATER, self.chain.is_some())
     }
 
     /// The pair of addresses that it has for itself, where it does not go by that of all flows with its peer.
@@ -572,10 +572,10 @@ impl Sal {
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         // A session that runs uses a way once all of it is confirmed, and until then has another one.
-        let is_of_running = flow.is_at_box() && flow.has(seen::LATER);
-        let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED) || is_of_running;
+        let is_of_running = flow.is_at_box() && flow.has(Marks::LATER);
+        let is_set_up = flow.role == Role::Responder || flow.has(Marks::CONFIRMED) || is_of_running;
         let way = self.kept_way(now, flow);
-        let goes_on = (flow.directions.has_egress() || way.is_some()) && !flow.has(seen::LEAVING);
+        let goes_on = (flow.directions.has_egress() || way.is_some()) && !flow.has(Marks::LEAVING);
         if !is_set_up || !flow.carries_data() || !goes_on || self.fetches.is_between(id) {
             return None;
         }
@@ -606,10 +606,10 @@ impl Sal {
             way,
             role: flow.role,
             lifecycle: flow.lifecycle,
-            authenticated: flow.has(seen::AUTHENTICATED),
-            fins: (flow.has(seen::FIN_EGRESS), flow.has(seen::FIN_INGRESS)),
-            is_demanded: flow.has(seen::DEMANDS),
-            is_demanded_by_peer: flow.has(seen::PEER_DEMANDS),
+            authenticated: flow.has(Marks::AUTHENTICATED),
+            fins: (flow.has(Marks::FIN_EGRESS), flow.has(Marks::FIN_INGRESS)),
+            is_demanded: flow.has(Marks::DEMANDS),
+            is_demanded_by_peer: flow.has(Marks::PEER_DEMANDS),
             generation: flow.generation,
             age_ms: millis(flow.since),
             idle_ms: millis(flow.active),
@@ -677,7 +677,7 @@ impl Sal {
         if is_aside {
             flow.directions = Directions::PartedAside;
         }
-        flow.seen = record.seen(self.secure.demands_secure(&record.service));
+        flow.marks = record.marks(self.secure.demands_secure(&record.service));
         self.flows.insert(flow);
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));

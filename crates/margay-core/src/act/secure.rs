@@ -26,7 +26,7 @@ use crate::leg::seal::{Cipher, SealKeys};
 use crate::leg::stack::{Stack, Stacks};
 use crate::machine::sal::Sal;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::config::Config;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::Role;
@@ -103,7 +103,7 @@ impl Sal {
         let demands: Vec<(FlowId, bool)> =
             self.flows.iter().map(|flow| (flow.id, self.secure.demands_secure(&flow.service))).collect();
         for (id, is_demanded) in demands {
-            self.note_demand(id, seen::DEMANDS, is_demanded);
+            self.note_demand(id, Marks::DEMANDS, is_demanded);
             if is_demanded {
                 self.keep_as_demanded(id);
             }
@@ -147,11 +147,11 @@ impl Sal {
         let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
         let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
         let is_demanded = self.flows.get(id).is_some_and(|flow| self.secure.demands_secure(&flow.service));
-        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
-        self.note_demand(id, seen::DEMANDS, is_demanded);
+        self.note_demand(id, Marks::PEER_DEMANDS, is_wanted);
+        self.note_demand(id, Marks::DEMANDS, is_demanded);
         let service = self.flows.get(id).map(|flow| flow.service).unwrap_or_default();
         let is_ruled = self.rules_demand_of(message, &service, from);
-        self.note_demand(id, seen::RULED, is_ruled);
+        self.note_demand(id, Marks::RULED, is_ruled);
         if is_sealed {
             self.keep_sealed(now, id);
         }
@@ -160,7 +160,7 @@ impl Sal {
     /// A flow that will be sealed goes direct only if it is unsealed one day: it keeps its ports.
     pub(crate) fn keep_sealed(&mut self, now: Instant, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.seen |= seen::SECURE;
+            flow.marks |= Marks::SECURE;
         }
         self.park_direct(now, id, Why::Secure);
     }
@@ -235,7 +235,7 @@ impl Demands {
 
     /// What an initiator makes of the SYN-ACK to its flow `id`.
     pub(crate) fn settle_stack(&self, flows: &FlowTable, id: FlowId, message: &Message<'_>) -> Verdict {
-        let is_demanded = flows.get(id).is_some_and(|flow| flow.has(seen::SECURE));
+        let is_demanded = flows.get(id).is_some_and(|flow| flow.has(Marks::SECURE));
         match stack_of(message) {
             None | Some(STACK_ENCAP) if !is_demanded => Verdict::Plain,
             Some(stack) => Cipher::of_stack(stack)
@@ -251,7 +251,7 @@ impl FlowTable {
     pub(crate) fn seal_flow(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
         self.derive_seal(associations, config, id, cipher);
         if let Some(flow) = self.get_mut(id) {
-            flow.seen |= seen::SECURE;
+            flow.marks |= Marks::SECURE;
             flow.stacks = Stacks::only(Stack::Secure);
         }
     }

@@ -83,35 +83,41 @@ impl Lifecycle {
     }
 }
 
-/// Bits of [`Flow::seen`].
-pub(crate) mod seen {
-    pub const FIN_EGRESS: u16 = 1;
-    pub const FIN_INGRESS: u16 = 2;
-    /// It is to go by several pairs of addresses where there are several.
-    pub const STRIPES: u16 = 4;
-    pub const AUTHENTICATED: u16 = 8;
-    /// The flow is dead and its application is being told: any packet of it is answered with a RST.
-    pub const FAILED: u16 = 16;
-    /// The initiator has the peer's confirmation of its ACK.
-    pub const CONFIRMED: u16 = 32;
-    /// It is sealed from its set-up on.
-    pub const SECURE: u16 = 64;
-    /// It stays where it is when the others move.
-    pub const PINNED: u16 = 128;
-    /// This host's configuration demands that it is sealed.
-    pub const DEMANDS: u16 = 256;
-    /// The peer demands it.
-    pub const PEER_DEMANDS: u16 = 512;
-    /// A rule of this host demands it.
-    pub const RULED: u16 = 1024;
-    /// Nothing of it is sent until it is sealed.
-    pub const GUARDED: u16 = 2048;
-    /// A box's half of a session that goes another way now: it waits for the word of the next host that this is so.
-    pub const LEAVING: u16 = 4096;
-    /// It was set up for a session that ran.
-    pub const LATER: u16 = 8192;
-    /// A box's half towards the client: both halves have been written down since they were set up.
-    pub const KEPT: u16 = 16_384;
+bitflags::bitflags! {
+    /// What holds of a flow for itself, beside its state.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Marks: u16 {
+        /// The program here has closed its direction.
+        const FIN_EGRESS = 1;
+        /// The peer's has closed its own.
+        const FIN_INGRESS = 2;
+        /// It is to go by several pairs of addresses where there are several.
+        const STRIPES = 4;
+        /// The peer has proved its host ID at set-up.
+        const AUTHENTICATED = 8;
+        /// The flow is dead and its application is being told: any packet of it is answered with a RST.
+        const FAILED = 16;
+        /// The initiator has the peer's confirmation of its ACK.
+        const CONFIRMED = 32;
+        /// It is sealed from its set-up on.
+        const SECURE = 64;
+        /// It stays where it is when the others move.
+        const PINNED = 128;
+        /// This host's configuration demands that it is sealed.
+        const DEMANDS = 256;
+        /// The peer demands it.
+        const PEER_DEMANDS = 512;
+        /// A rule of this host demands it.
+        const RULED = 1024;
+        /// Nothing of it is sent until it is sealed.
+        const GUARDED = 2048;
+        /// A box's half of a session that goes another way now: it waits for the word of the next host that this is so.
+        const LEAVING = 4096;
+        /// It was set up for a session that ran.
+        const LATER = 8192;
+        /// A box's half towards the client: both halves have been written down since they were set up.
+        const KEPT = 16_384;
+    }
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.
@@ -137,7 +143,7 @@ pub(crate) struct Flow {
     pub active: Instant,
     /// When both ends had closed.
     pub closed_at: Instant,
-    pub seen: u16,
+    pub marks: Marks,
     /// What its application sends waits here: see [`Entry::is_held`].
     pub is_held: bool,
     pub setup: Setup,
@@ -177,7 +183,7 @@ impl Flow {
             since: now,
             active: now,
             closed_at: now,
-            seen: 0,
+            marks: Marks::empty(),
             is_held: false,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
@@ -209,14 +215,14 @@ impl Flow {
         of_chain.unwrap_or(self.app.destination.port())
     }
 
-    pub fn has(&self, bits: u16) -> bool {
-        self.seen & bits == bits
+    pub fn has(&self, marks: Marks) -> bool {
+        self.marks.contains(marks)
     }
 
     /// Whether a SYN in this direction begins another connection. Whoever has sent a FIN does not say its SYN again;
     /// that the other FIN has passed as well, an agent that died may not have written down.
     pub fn is_over_for_syn(&self, direction: Direction) -> bool {
-        let fin = if direction == Direction::Egress { seen::FIN_EGRESS } else { seen::FIN_INGRESS };
+        let fin = if direction == Direction::Egress { Marks::FIN_EGRESS } else { Marks::FIN_INGRESS };
         self.lifecycle >= Lifecycle::Closed || self.has(fin)
     }
 
@@ -224,7 +230,7 @@ impl Flow {
     pub fn carries_data(&self) -> bool {
         matches!(self.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed | Lifecycle::Closed)
             && self.association != 0
-            && !self.has(seen::FAILED)
+            && !self.has(Marks::FAILED)
     }
 
     /// Whether a socket here has the connection still: it was not reset, and who has closed waits for acknowledgements,
@@ -232,7 +238,7 @@ impl Flow {
     pub fn has_socket(&self) -> bool {
         match self.lifecycle {
             Lifecycle::Established | Lifecycle::HalfClosed => true,
-            Lifecycle::Closed => self.has(seen::FIN_EGRESS | seen::FIN_INGRESS),
+            Lifecycle::Closed => self.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS),
             Lifecycle::Connecting | Lifecycle::TimedOut => false,
         }
     }
@@ -257,7 +263,7 @@ impl Flow {
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has_sealed()),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places(self.may_be_plain_in_places())),
-            is_held: self.is_held || self.has(seen::GUARDED),
+            is_held: self.is_held || self.has(Marks::GUARDED),
             directions,
             delta,
         }
@@ -265,24 +271,24 @@ impl Flow {
 
     /// The direct path, as far as the flow's stacks let it be used.
     fn masked(&self, wire: Wire) -> Wire {
-        let is_held = self.is_held || self.has(seen::GUARDED);
+        let is_held = self.is_held || self.has(Marks::GUARDED);
         let sending = wire.sending && !is_held && self.stacks.sends == Stack::Plain;
         Wire { sending, accepting: wire.accepting && self.stacks.takes_direct(), ..wire }
     }
 
     /// Whether this host demands that it is sealed: its configuration, or a rule.
     pub fn is_demanded_here(&self) -> bool {
-        self.has(seen::DEMANDS) || self.has(seen::RULED)
+        self.has(Marks::DEMANDS) || self.has(Marks::RULED)
     }
 
     /// Whether either end does.
     pub fn is_demanded(&self) -> bool {
-        self.is_demanded_here() || self.has(seen::PEER_DEMANDS)
+        self.is_demanded_here() || self.has(Marks::PEER_DEMANDS)
     }
 
     /// Whether each end knows that the other has it: of an initiator, whether the responder has its ACK.
     pub fn is_proved(&self) -> bool {
-        self.role == Role::Responder || self.has(seen::CONFIRMED)
+        self.role == Role::Responder || self.has(Marks::CONFIRMED)
     }
 
     /// Whether this end sends it sealed.
@@ -307,9 +313,9 @@ impl Flow {
             since: self.since,
             changing_to: None,
             order: None,
-            is_demanded: self.has(seen::DEMANDS),
-            is_demanded_by_rule: self.has(seen::RULED),
-            is_demanded_by_peer: self.has(seen::PEER_DEMANDS),
+            is_demanded: self.has(Marks::DEMANDS),
+            is_demanded_by_rule: self.has(Marks::RULED),
+            is_demanded_by_peer: self.has(Marks::PEER_DEMANDS),
             changes: Vec::new(),
         }
     }
@@ -323,7 +329,7 @@ impl Flow {
             source: self.source.as_deref().copied(),
             role: self.role,
             lifecycle: self.lifecycle,
-            closed: match (self.has(seen::FIN_EGRESS), self.has(seen::FIN_INGRESS)) {
+            closed: match (self.has(Marks::FIN_EGRESS), self.has(Marks::FIN_INGRESS)) {
                 (true, false) => Some(Direction::Egress),
                 (false, true) => Some(Direction::Ingress),
                 _ => None,
@@ -331,7 +337,7 @@ impl Flow {
             app: self.app,
             peer: None,
             remote: None,
-            authenticated: self.has(seen::AUTHENTICATED),
+            authenticated: self.has(Marks::AUTHENTICATED),
             since: self.since,
             carriage: self.direct.carriage,
             carriage_since: self.direct.since,
@@ -342,8 +348,8 @@ impl Flow {
             stack: self.stack_info(),
             local: None,
             is_aside: self.side.is_some(),
-            is_pinned: self.has(seen::PINNED),
-            stripes: self.has(seen::STRIPES) || self.stripe.is_some(),
+            is_pinned: self.has(Marks::PINNED),
+            stripes: self.has(Marks::STRIPES) || self.stripe.is_some(),
             is_striped: self.stripe.is_some(),
             sharing: Sharing::default(),
             places: Vec::new(),

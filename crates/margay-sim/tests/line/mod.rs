@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::certificate::{CertificateKind, TrustAnchor};
-use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Requirement};
+use margay_core::chain::{AddRefused, BoxWanted, ChainPolicy, ChainRule, Requirement};
 use margay_core::key::SigningKey;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
@@ -37,6 +37,8 @@ pub struct Line {
     pub service: ServiceId,
     required: Vec<Requirement>,
     may_be_left_out: bool,
+    /// So many of the last boxes are passed by none but sessions to which hosts of the others have added them.
+    added: usize,
 }
 
 pub fn line(seed: u64, weather: Weather, count: usize) -> Line {
@@ -53,7 +55,7 @@ pub fn line(seed: u64, weather: Weather, count: usize) -> Line {
     }
     let service = service(CHAT);
     let required = Vec::new();
-    let mut line = Line { world, router, client, server, boxes, service, required, may_be_left_out: false };
+    let mut line = Line { world, router, client, server, boxes, service, required, may_be_left_out: false, added: 0 };
     line.go_by(false);
     line
 }
@@ -75,6 +77,7 @@ pub fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
         filter: None,
         boxes: (0..count).map(one).collect(),
         is_ordered: false,
+        may_add: Vec::new(),
     };
     let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
     for host in line.all() {
@@ -98,6 +101,22 @@ impl Line {
     /// Sessions to the names of this world go through all boxes; `may_be_left_out`: or through those that there are.
     pub fn go_by(&mut self, may_be_left_out: bool) {
         self.may_be_left_out = may_be_left_out;
+        let policy = self.policy();
+        for host in self.all() {
+            self.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
+        }
+    }
+
+    /// The last `count` boxes are only passed by sessions to which hosts of the others have added them.
+    pub fn let_add(&mut self, count: usize) {
+        self.added = count;
+        self.go_by(self.may_be_left_out);
+    }
+
+    /// What all hosts go by, unless a story has it otherwise.
+    pub fn policy(&self) -> ChainPolicy {
+        let may_be_left_out = self.may_be_left_out;
+        let of_all = self.boxes.len() - self.added;
         let one = |at: usize| {
             let name = format!("box-{at}.shop");
             BoxWanted { service: service(&name), name, may_be_left_out, is_proxy: false }
@@ -109,13 +128,30 @@ impl Line {
             ports: None,
             clients: Vec::new(),
             filter: None,
-            boxes: (0..self.boxes.len()).map(one).collect(),
+            boxes: (0..of_all).map(one).collect(),
+            may_add: (of_all..self.boxes.len()).map(one).collect(),
             is_ordered: false,
         };
-        let policy = ChainPolicy { rules: [NAME, CHAT, TALK].map(rule).to_vec(), required: self.required.clone() };
-        for host in self.all() {
-            self.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
-        }
+        ChainPolicy { rules: [NAME, CHAT, TALK].map(rule).to_vec(), required: self.required.clone() }
+    }
+
+    /// The program of a box asks that each session goes through these boxes next.
+    pub fn ask_next(&mut self, at: usize, boxes: &[usize]) {
+        let host = self.boxes[at];
+        let boxes = boxes.iter().map(|at| name(*at)).collect();
+        self.world.host(host).middlebox.as_mut().expect("it has one").next = boxes;
+    }
+
+    /// How many sessions each box has seen begin.
+    pub fn seen(&mut self) -> Vec<usize> {
+        let hosts = self.boxes.clone();
+        hosts.into_iter().map(|host| self.world.host(host).middlebox.as_ref().expect("one").seen.len()).collect()
+    }
+
+    /// What the program of a box was told when it asked.
+    pub fn told(&mut self, at: usize) -> Vec<Result<(), AddRefused>> {
+        let host = self.boxes[at];
+        core::mem::take(&mut self.world.host(host).middlebox.as_mut().expect("it has one").told)
     }
 
     /// The service takes sessions through these boxes alone; none: it takes all.
@@ -290,12 +326,17 @@ impl Line {
 
     /// An agent at `from` that does not know CHAIN answers the client's SYN.
     pub fn answer_as_an_older_agent(&mut self, from: IpAddr, flow: FlowId) {
+        self.answer_as_older(from, self.client, flow);
+    }
+
+    /// The same to the SYN of another host.
+    pub fn answer_as_older(&mut self, from: IpAddr, host: HostId, flow: FlowId) {
         let mut bytes = [0; 64];
         let mut writer = MessageWriter::new(&mut bytes, Kind::Error, flow, FlowId(0), 0);
         let error = ErrorRepr { code: ErrorCode::UnknownCritical, text: "" };
         writer.extension(&Extension::Error(error)).expect("it fits");
         let len = writer.finish().expect("it fits");
-        let to = SocketAddr::new(self.world.host(self.client).address, PORT);
+        let to = SocketAddr::new(self.world.host(host).address, PORT);
         self.world.inject(SocketAddr::new(from, PORT), to, bytes[..len].to_vec());
     }
 

@@ -176,6 +176,7 @@ impl Relayed {
             filter: None,
             boxes: boxes.iter().map(one).collect(),
             is_ordered: self.is_ordered,
+            may_add: Vec::new(),
         };
         let policy = ChainPolicy { rules: rules.iter().map(rule).collect(), required: Vec::new() };
         self.world.host(host).sal.set_chain_policy(policy).expect("it can be gone by");

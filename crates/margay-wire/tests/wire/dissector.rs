@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 138] = [
+const FIELDS: [&str; 139] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -68,6 +68,7 @@ const FIELDS: [&str; 138] = [
     "margay.chain.signature",
     "margay.chain.box",
     "margay.chain.box_flags",
+    "margay.chain.box_added_by",
     "margay.chain.host",
     "margay.chain.certificates",
     "margay.rendezvous.address",
@@ -265,6 +266,7 @@ fn type_byte(value: &Value) -> u64 {
         "KEY_EXCHANGE" => 5,
         "CERTIFICATE" => 0x86,
         "CHAIN" => 0x87,
+        "CHAIN_ADDED" => 0xec,
         "RENDEZVOUS" => 8,
         "ERROR" => 9,
         "AUTH" => 0x8a,
@@ -385,7 +387,7 @@ impl Expected {
                 self.text("key_exchange.message", &value["message"]);
             }
             0x86 => self.text("certificate.chain", &value["chain"]),
-            0x87 => self.chain(value),
+            0x87 | 0xec => self.chain(value),
             8 => self.socket("rendezvous.address", "rendezvous.port", &value["address"]),
             9 => {
                 self.number("error.code", &value["code"]);
@@ -468,6 +470,9 @@ impl Expected {
         for one in value["boxes"].as_array().expect("a list") {
             self.text("chain.box", &one["service"]);
             self.number("chain.box_flags", &one["flags"]);
+            if one["added_by"].is_u64() {
+                self.number("chain.box_added_by", &one["added_by"]);
+            }
         }
         for host in value["hosts"].as_array().expect("a list") {
             self.text("chain.host", host);

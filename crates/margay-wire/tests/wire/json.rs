@@ -89,9 +89,15 @@ fn of_handover(handover: &HandoverRepr) -> Value {
 }
 
 fn of_chain(chain: &Chain<'_>) -> Value {
-    let one = |one: BoxRepr| json!({"service": hex(&one.service), "flags": one.flags.bits()});
+    let one = |one: BoxRepr| {
+        let mut value = json!({"service": hex(&one.service), "flags": one.flags.bits()});
+        if one.added_by != 0 {
+            value["added_by"] = json!(one.added_by);
+        }
+        value
+    };
     json!({
-        "type": "CHAIN",
+        "type": if chain.names_adders() { "CHAIN_ADDED" } else { "CHAIN" },
         "is_answer": chain.is_answer(),
         "shared": chain.shared(),
         "failed_at": chain.failed_at(),
@@ -415,7 +421,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             long = unhex(text(value, "chain"));
             Extension::Certificate(&long)
         }
-        "CHAIN" => {
+        "CHAIN" | "CHAIN_ADDED" => {
             long = chain(value)?;
             Extension::Chain(Chain::parse(&long)?)
         }
@@ -483,7 +489,8 @@ fn chain(value: &Value) -> Result<Vec<u8>, Error> {
     let list = |key: &str| value[key].as_array().unwrap_or_else(|| panic!("no list {key} in {value}"));
     let one = |one: &Value| {
         let flags = BoxFlags::from_bits(number(one, "flags")).unwrap_or_else(|| panic!("{one} has other flags"));
-        BoxRepr { service: bytes(one, "service"), flags }
+        let added_by = if one["added_by"].is_null() { 0 } else { number(one, "added_by") };
+        BoxRepr { service: bytes(one, "service"), flags, added_by }
     };
     let boxes: Vec<BoxRepr> = list("boxes").iter().map(one).collect();
     let host = |host: &Value| unhex(host.as_str().expect("text")).try_into().expect("sixteen bytes");

@@ -55,6 +55,32 @@ fn grant() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Says of each box that was added who has: the last one before it that can have, or it was not added. Whether any was.
+fn name_adders(boxes: &mut [Value]) -> bool {
+    let mut adder = 0;
+    let mut has_added = false;
+    for (number, one) in (1..).zip(boxes) {
+        let flags = one["flags"].as_u64().expect("a number");
+        match (flags & 2 != 0, adder) {
+            (true, 0) => one["flags"] = json!(flags & !2),
+            (true, by) => {
+                one["added_by"] = json!(by);
+                has_added = true;
+            }
+            (false, _) => {}
+        }
+        let is_added = flags & 2 != 0 && adder != 0;
+        adder = if flags & 8 != 0 {
+            number
+        } else if is_added {
+            adder
+        } else {
+            0
+        };
+    }
+    has_added
+}
+
 /// Some boxes that were passed or left out, then some that are ahead.
 fn chain() -> impl Strategy<Value = Value> {
     let one = |flags: [u8; 4]| {
@@ -66,8 +92,9 @@ fn chain() -> impl Strategy<Value = Value> {
         let (is_answer, shared, failed_at, destination, time_s, host_key, signature) = head;
         hosts.truncate(boxes.iter().filter(|one| one["flags"].as_u64().is_some_and(|flags| flags & 8 != 0)).count());
         boxes.extend(ahead);
+        let has_added = !is_answer && name_adders(&mut boxes);
         json!({
-            "type": "CHAIN", "is_answer": is_answer, "shared": shared, "failed_at": failed_at,
+            "type": if has_added { "CHAIN_ADDED" } else { "CHAIN" }, "is_answer": is_answer, "shared": shared, "failed_at": failed_at,
             "destination": destination, "time_s": time_s, "host_key": host_key, "signature": signature,
             "boxes": boxes, "hosts": hosts, "certificates": certificates,
         })
@@ -202,8 +229,9 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
 
 /// Critical extensions that nobody knows.
 fn critical() -> impl Strategy<Value = Value> {
-    prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, Just(0x99), 0x9b..=0xcb_u8, 0xce..=0xff_u8]
-        .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}))
+    let known = [0x86, 0x87, 0x8a, 0x8b, 0x8c, 0x8e, 0x93, 0x96, 0x98, 0x9a, 0xcc, 0xcd, 0xec];
+    let unknown: Vec<u8> = (0x8d..=0xff).filter(|number| !known.contains(number)).collect();
+    select(unknown).prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}))
 }
 
 fn stripe() -> impl Strategy<Value = Value> {

@@ -234,10 +234,11 @@ pub fn label(flow: &FlowInfo) -> String {
 pub(super) fn hops(chain: &ChainInfo) -> String {
     let of_box = |one: &ChainBox| {
         let host = if one.host_name.is_empty() { one.host_id.get(..12).unwrap_or_default() } else { &one.host_name };
+        let added = if one.added { "added " } else { "" };
         match (one.left_out, host) {
-            (true, _) => format!("({} left out)", one.name),
-            (false, "") => one.name.clone(),
-            (false, host) => format!("{} at {host}", one.name),
+            (true, _) => format!("({added}{} left out)", one.name),
+            (false, "") => format!("{added}{}", one.name),
+            (false, host) => format!("{added}{} at {host}", one.name),
         }
     };
     let server = chain.boxes.last().is_none_or(|last| !last.ends).then(|| "server".to_owned());
@@ -526,15 +527,18 @@ mod tests {
             host_name: host_name.into(),
             left_out,
             ends: false,
+            added: false,
         };
         let boxes = vec![
             of_box("fw.shop", "00112233445566778899aabbccddeeff", "box1", false),
             of_box("av.shop", "", "", true),
             of_box("ids.shop", "00112233445566778899aabbccddeeff", "", false),
             of_box("tap.shop", "", "", false),
+            ChainBox { added: true, ..of_box("log.shop", "", "box4", false) },
         ];
         let chain = ChainInfo { place: "first".into(), boxes };
-        let wanted = "client > fw.shop at box1 > (av.shop left out) > ids.shop at 001122334455 > tap.shop > server";
+        let wanted = "client > fw.shop at box1 > (av.shop left out) > ids.shop at 001122334455 > tap.shop > added \
+                      log.shop at box4 > server";
         assert_eq!(hops(&chain), wanted);
         let proxy = ChainBox { ends: true, ..of_box("lb.shop", "", "box3", false) };
         let proxied = ChainInfo { place: "proxy".into(), boxes: vec![proxy] };

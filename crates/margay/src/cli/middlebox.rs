@@ -4,10 +4,13 @@ use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
-use miette::Result;
+use margay_sdk::{Agent, FirstPacket, Protocol};
+use miette::{IntoDiagnostic, Result, miette};
 
 use super::service::state;
 use super::{Client, Json, Out, refused};
+use crate::agent::programs;
+use crate::config::Config;
 use crate::listener::{MiddleboxKind, ServiceName};
 
 #[derive(Subcommand)]
@@ -15,6 +18,34 @@ pub enum MiddleboxVerb {
     /// Serve a name as a box: sessions whose chain names it pass this host's kernel, or end at a proxy, until `margay
     /// service withdraw`
     Serve(Box<ServeArgs>),
+    /// Have a session that has come to a box of this host go through these boxes next: for the program of the box,
+    /// before it lets the session's first packet out
+    Next(NextArgs),
+}
+
+#[derive(Args)]
+pub struct NextArgs {
+    /// The boxes, in order, which `may_add` of the session's chain names
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<ServiceName>,
+    /// Source of the first packet as it came by sal0: the client
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    from: SocketAddr,
+    /// Destination of the first packet as it came by sal0
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    to: SocketAddr,
+    /// The first packet is a datagram of UDP
+    #[arg(long)]
+    udp: bool,
+}
+
+/// Asks by the socket for programs: whoever is the box may ask, an operator or not.
+pub async fn next(config: &Config, args: &NextArgs) -> Result<()> {
+    let agent = Agent::connect_to(&programs::path(&config.host.runtime_dir)).await.into_diagnostic()?;
+    let protocol = if args.udp { Protocol::Udp } else { Protocol::Tcp };
+    let first = FirstPacket { protocol, from: args.from, to: args.to };
+    let names: Vec<&str> = args.names.iter().map(|name| name.0.written()).collect();
+    agent.pass_next(&first, &names).await.into_diagnostic()
 }
 
 #[derive(Args)]
@@ -47,7 +78,9 @@ pub struct ServeArgs {
 }
 
 pub async fn middlebox(mut client: Client, verb: MiddleboxVerb, out: &mut Out) -> Result<()> {
-    let MiddleboxVerb::Serve(args) = verb;
+    let MiddleboxVerb::Serve(args) = verb else {
+        return Err(miette!("this verb does not ask the agent as an operator does"));
+    };
     let ServeArgs { name, kind, listen, check, allow, weight, priority, json } = *args;
     let health = (!check.is_empty()).then(|| HealthCheck { command: check, ..HealthCheck::default() });
     let request = ServicePublishRequest {

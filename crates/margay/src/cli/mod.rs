@@ -112,7 +112,7 @@ enum Verb {
     /// Services: publish, withdraw, set, list, show, resolve
     #[command(subcommand)]
     Service(service::ServiceVerb),
-    /// Boxes that sessions pass on this host, as chains of the policy say: serve
+    /// Boxes that sessions pass on this host, as chains of the policy say: serve, next
     #[command(subcommand)]
     Middlebox(middlebox::MiddleboxVerb),
     /// Start a program, and serve a name while it listens
@@ -186,6 +186,7 @@ impl Verb {
             Self::Disable(_) => Some("disable"),
             Self::Unit(_) => Some("unit"),
             Self::Ensemble(_) => Some("ensemble"),
+            Self::Middlebox(middlebox::MiddleboxVerb::Next(_)) => Some("middlebox next"),
             _ => None,
         }
     }
@@ -303,6 +304,9 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
                 unit::stop::perform(async || connect(&config, None).await, runtime_dir, verb).await
             }
             Verb::Ensemble(verb) => ensemble::ensemble(&config, verb, &mut out).await.map(|()| ExitCode::SUCCESS),
+            Verb::Middlebox(middlebox::MiddleboxVerb::Next(args)) => {
+                middlebox::next(&config, &args).await.map(|()| ExitCode::SUCCESS)
+            }
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
             Verb::Stack(verb) => {

@@ -113,6 +113,9 @@ struct ChainSection {
     /// Those of them that end TCP connections.
     #[serde(default)]
     proxies: Vec<ServiceName>,
+    /// What hosts of the boxes may add behind their own.
+    #[serde(default)]
+    may_add: Vec<ServiceName>,
     /// What happens where nobody serves a box.
     #[serde(default)]
     missing: Missing,
@@ -252,6 +255,7 @@ impl ChainSection {
             boxes: written(self.through),
             bypass: self.missing == Missing::Bypass,
             proxies: written(self.proxies),
+            may_add: written(self.may_add),
             filter_program,
             filter,
             ordered: self.ordered,
@@ -349,6 +353,7 @@ through = ["fw.shop", "IDS.shop"]
 missing = "bypass"
 proxies = ["ids.shop"]
 ordered = true
+may_add = ["log.shop", "AV.shop"]
 
 [[chain]]
 name = "rest"
@@ -373,6 +378,7 @@ boxes = ["fw.shop"]
             bypass: true,
             proxies: vec!["ids.shop".to_owned()],
             ordered: true,
+            may_add: vec!["log.shop".to_owned(), "av.shop".to_owned()],
             ..PolicyChain::default()
         };
         assert_eq!(chains[0], staff);

@@ -11,13 +11,13 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol as Interface
 
 from ._errors import AgentDown, Incompatible, Refused
 from ._names import Name, Prefix, ServiceId, Target
-from ._wire import GIVES, HANDED_MAX, MESSAGE_MAX, Garbled, Kind, Reply, parse, request
+from ._wire import GIVES, HANDED_MAX, MESSAGE_MAX, Garbled, Kind, Reply, parse, request, target_id
 
 DEFAULT_PATH = "/run/margay/programs.sock"
 """Where an agent listens for programs, unless MARGAY_PROGRAMS names another place."""
@@ -291,6 +291,27 @@ class Agent:
                 fds.append(_memory_file(files, data))
             reply = self._give_in_turn("to hand the socket over", Kind.HAND_OVER, [sock], message, fds)
         return Prefix(ServiceId(reply.id), reply.bits)
+
+    def pass_next(
+        self, boxes: Sequence[str], source: tuple[str, int], destination: tuple[str, int], protocol: int
+    ) -> None:
+        """Has a session go through these boxes next. See margay.pass_next."""
+        message = request(
+            Kind.NEXT,
+            protocol=protocol,
+            port=source[1],
+            id=target_id(destination),
+            address=source[0],
+            text=" ".join(boxes),
+        )
+        try:
+            self._ask("to name the next box", Kind.NEXT, message)
+        except Refused as refused:
+            if refused.errno != errno.EBADMSG:
+                raise
+            # It does not know the question.
+            why = "it is of an earlier release, and takes no names of next boxes"
+            raise Incompatible.at(self.path, why) from None
 
     def splice(self, left: socket.socket, right: socket.socket) -> None:
         """Leaves between two connections. See margay.splice."""

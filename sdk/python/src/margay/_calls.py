@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from ._agent import Agent
 from ._events import Events
@@ -158,6 +159,31 @@ def report_load(name: Target, percent: int, *, agent: Agent | None = None) -> No
     takes no reports.
     """
     (agent or Agent.shared()).report_load(name, percent)
+
+
+def pass_next(
+    boxes: Sequence[str],
+    source: tuple[str, int],
+    destination: tuple[str, int],
+    *,
+    protocol: int = socket.IPPROTO_TCP,
+    agent: Agent | None = None,
+) -> None:
+    """Has a session go through these boxes next, in order, before the rest of its chain: for the program of a box.
+
+    `source` and `destination` are those of the session's first packet as it has come to the box by sal0. The box must
+    not have let that packet out; as long as it keeps the packet, for a second at most, the last call counts. To say the
+    same again does nothing.
+
+    The process must belong to the program that was started as the box, or its user may serve the box's name, as root
+    may. Which boxes may be named the policy says, by `may_add` of the session's chain.
+
+    Raises ValueError; AgentDown; Denied (the program is not that box's); Refused with ENOTCONN (no such session has
+    come to a box of this host), EPERM (the policy does not let the box be added to such sessions), EALREADY (the first
+    packet has left the box), E2BIG (more than eight boxes) or EINVAL (a name that is no box's, or that the session
+    passes already); Incompatible where the agent is of an earlier release.
+    """
+    (agent or Agent.shared()).pass_next(boxes, source, destination, protocol)
 
 
 def splice(left: socket.socket, right: socket.socket, *, agent: Agent | None = None) -> None:

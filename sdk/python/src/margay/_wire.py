@@ -39,6 +39,7 @@ class Kind(enum.IntEnum):
     # Comes unasked, after a reply to TAKE_OVER whose port was GIVES.
     GIVE = 12
     LOAD = 15
+    NEXT = 16
     SPLICE = 75
 
 
@@ -74,10 +75,19 @@ def request(
     written = text.encode()
     if len(written) > TEXT_MAX:
         raise ValueError(f"the name has {len(written)} bytes; at most {TEXT_MAX} can be asked")
+    return REQUEST.pack(VERSION, kind, protocol, port, bits, id, _packed(address)) + written
+
+
+def target_id(destination: tuple[str, int]) -> bytes:
+    """Where a session's first packet goes to, as the id of a request."""
+    address, port = destination
+    return _packed(address) + port.to_bytes(2) + bytes(14)
+
+
+def _packed(address: str) -> bytes:
     # A zone (fe80::1%eth0) is the socket's business.
     ip = ipaddress.ip_address(address.partition("%")[0])
-    packed = bytes(10) + b"\xff\xff" + ip.packed if ip.version == 4 else ip.packed
-    return REQUEST.pack(VERSION, kind, protocol, port, bits, id, packed) + written
+    return bytes(10) + b"\xff\xff" + ip.packed if ip.version == 4 else ip.packed
 
 
 def parse(message: bytes) -> Reply:

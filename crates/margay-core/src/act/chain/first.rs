@@ -249,20 +249,26 @@ impl Sal {
     }
 }
 
-/// Whether a session has passed every box that was asked for, but for those that may be left out. A box that was added
-/// on the way is nobody's to miss.
+/// Whether a session has passed every box that was asked for, but for those that may be left out. Others may be among
+/// them that later hosts have added.
 fn is_what_was_asked(asked: &[BoxRepr], answered: &[BoxRepr]) -> bool {
-    let signed = |boxes: &[BoxRepr]| -> Vec<BoxRepr> {
-        boxes.iter().filter(|one| !one.flags.contains(BoxFlags::ADDED)).copied().collect()
-    };
-    let asked = signed(asked);
-    let answered = signed(answered);
-    let is_done = |(asked, answered): (&BoxRepr, &BoxRepr)| {
+    let is_added = |one: &BoxRepr| one.flags.contains(BoxFlags::ADDED);
+    let mut rest = asked.iter().peekable();
+    let is_expected = |answered: &BoxRepr| {
+        let is_same = |asked: &&BoxRepr| asked.service == answered.service && is_added(asked) == is_added(answered);
+        let Some(asked) = rest.next_if(is_same) else { return is_added(answered) };
         let may = asked.flags.contains(BoxFlags::MAY_BE_LEFT_OUT);
-        let is_over = answered.flags.contains(BoxFlags::PASSED) || may && answered.flags.contains(BoxFlags::LEFT_OUT);
-        asked.service == answered.service && is_over
+        answered.flags.contains(BoxFlags::PASSED) || may && answered.flags.contains(BoxFlags::LEFT_OUT)
     };
-    asked.len() == answered.len() && asked.iter().zip(&answered).all(is_done)
+    answered.iter().all(is_expected) && rest.next().is_none()
+}
+
+/// What people are told of a box that was added, and that the end of the chain does not know.
+fn unknown_text(name: &str) -> String {
+    format!(
+        "box {name} was added to the chain on the way, and the host at its end has no policy that lets boxes add it to \
+         such sessions; `margay chain show` there shows which it has, and `may_add` of a chain lets them"
+    )
 }
 
 /// What the program is told, and people, of a session that has failed at a box.
@@ -318,6 +324,7 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
                  on; put boxes of the kinds `forward` and `sniff` into sessions that run"
             ),
         ),
+        ErrorCode::BoxUnknown => (Unreachable::Host, unknown_text(name)),
         ErrorCode::NoService => {
             (Unreachable::Host, format!("nobody serves box {name} of the chain, and its policy is to refuse then"))
         }
@@ -327,7 +334,8 @@ fn box_text(code: ErrorCode, name: &str) -> (Unreachable, String) {
         ErrorCode::UnknownCritical => (
             Unreachable::Host,
             format!(
-                "an agent on the way to box {name} of the chain knows no chains; run the same version on all hosts"
+                "an agent on the way to box {name} of the chain knows no chains, or no boxes that were added on the \
+                 way; run the same version on all hosts"
             ),
         ),
         code => (unreachable_of(code), format!("box {name} of the chain: {}", error_text(code))),
@@ -339,7 +347,7 @@ mod tests {
     use super::*;
 
     fn one(number: u8, flags: BoxFlags) -> BoxRepr {
-        BoxRepr { service: [number; 12], flags }
+        BoxRepr { service: [number; 12], flags, added_by: 0 }
     }
 
     #[test]
@@ -361,5 +369,11 @@ mod tests {
             assert!(!is_what_was_asked(&asked, &wrong), "{wrong:?}");
         }
         assert!(!is_what_was_asked(&asked, &passed[..1]));
+        // What was added here is asked for as the others are.
+        let with = [asked[0], one(3, BoxFlags::ADDED), asked[1]];
+        assert!(is_what_was_asked(&with, &added));
+        assert!(!is_what_was_asked(&with, &passed), "it is missing");
+        assert!(!is_what_was_asked(&with, &[passed[0], one(3, BoxFlags::PASSED), passed[1]]), "it was not signed");
+        assert!(!is_what_was_asked(&asked, &[passed[0], one(2, BoxFlags::ADDED | BoxFlags::PASSED)]));
     }
 }

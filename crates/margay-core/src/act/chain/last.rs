@@ -6,6 +6,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, Flags, FlowId, Message};
 
+use super::adding::Begun;
 use super::proof::{Doubt, Origin, Signed, digest};
 use super::{ChainSetup, Chained, Place, is_for, service_of};
 use crate::association::draft::{Arrival, Reply};
@@ -24,6 +25,8 @@ pub(crate) struct Read {
     pub chained: Option<Box<Chained>>,
     /// Why the session is to be refused, where that is known before its sender is proved.
     pub refusal: Option<ErrorCode>,
+    /// Of a session that ends here: a box that was added on the way and is not to be, from 1; 0: there is none such.
+    pub unnamed: u8,
 }
 
 impl Read {
@@ -32,11 +35,11 @@ impl Read {
         self.chained.as_ref().is_some_and(|chained| chained.is_left())
     }
 
-    /// Which box of the chain that is, from 1; 0: none.
+    /// Which box of the chain a refusal is about, from 1; 0: none.
     pub fn box_number(&self) -> u8 {
         match self.chained.as_ref().map(|chained| chained.place) {
             Some(Place::Left { at }) => at as u8 + 1,
-            _ => 0,
+            _ => self.unnamed,
         }
     }
 }
@@ -91,7 +94,7 @@ impl Sal {
         let session = arrival.message.session().ok_or(DropReason::Malformed)?;
         let Some(chain) = arrival.message.chain() else {
             let is_required = self.chains.policy.required_for(&arrival.service).next().is_some();
-            return Ok(Read { chained: None, refusal: is_required.then_some(ErrorCode::ChainRequired) });
+            return Ok(Read { refusal: is_required.then_some(ErrorCode::ChainRequired), ..Read::default() });
         };
         let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
         let boxes: Vec<BoxRepr> = chain.boxes().collect();
@@ -112,9 +115,15 @@ impl Sal {
         }
         let destination = ServiceId(chain.destination());
         let demanding = if place == Place::Last { &destination } else { &arrival.service };
-        let lacks_box = is_end && self.lacks_box(demanding, &boxes);
+        let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED));
+        let passed: Vec<(ServiceId, bool)> =
+            passed.map(|one| (service_of(one), one.flags.contains(BoxFlags::ADDED))).collect();
+        let lacks_box = is_end && self.chains.policy.lacks_box(demanding, &passed);
+        let begun =
+            Begun { service: &destination, protocol: session.protocol, port: session.service_port, origin: &origin };
+        let unnamed = if is_end { self.unnamed_box(&begun, &boxes) } else { None };
         let other_kind = if begin.is_some() { ErrorCode::BoxNeedsFirst } else { ErrorCode::BoxOtherKind };
-        let mut refusal = is_other_kind.then_some(other_kind);
+        let mut refusal = unnamed.map(|_| ErrorCode::BoxUnknown).or(is_other_kind.then_some(other_kind));
         refusal = refusal.or(lacks_box.then_some(ErrorCode::ChainRequired));
         if refusal.is_none() && self.chains.early.take(now) {
             let signed = Signed {
@@ -137,20 +146,9 @@ impl Sal {
         let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
         let chained =
             Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, far_end: None, setup };
-        Ok(Read { chained: Some(Box::new(chained)), refusal })
-    }
-
-    /// Whether a session that ends here has not passed all the boxes that its service, or the proxy, demands. The last
-    /// one must be among them: this host sees that box's certificate alone, and believes its host of the others.
-    fn lacks_box(&self, demanding: &ServiceId, boxes: &[BoxRepr]) -> bool {
-        let required: Vec<&ServiceId> = self.chains.policy.required_for(demanding).collect();
-        if required.is_empty() {
-            return false;
-        }
-        let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of);
-        let passed: Vec<ServiceId> = passed.collect();
-        let is_last_among = passed.last().is_some_and(|last| required.contains(&last));
-        !(is_last_among && required.iter().all(|wanted| passed.contains(wanted)))
+        // A chain has eight boxes at most.
+        let unnamed = unnamed.map_or(0, |at| at as u8 + 1);
+        Ok(Read { chained: Some(Box::new(chained)), refusal, unnamed })
     }
 
     /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
@@ -186,7 +184,8 @@ impl Sal {
             self.chains.note_heard(session, unix_s, time_s);
         }
         if refusal.is_none() {
-            self.pass_to_proxy(&mut chained);
+            // Of a session that ends here: it has passed all of its boxes.
+            (chained.boxes, chained.hosts) = chained.passed_at_end(self.config.host_id());
         }
         if let Some(flow) = self.flows.get_mut(id) {
             flow.chain = Some(chained);
@@ -209,10 +208,9 @@ impl Sal {
             return chained.setup.as_ref().is_some_and(|setup| setup.origin.host_key == host_key);
         };
         let service = service_of(one);
-        let is_named = !one.flags.contains(BoxFlags::ADDED) || self.chains.policy.name_of_box(&service).is_some();
         let demanding = if chained.place == Place::Last { flow.service } else { chained.asked };
         let is_required = chained.is_end() && self.chains.policy.required_for(&demanding).next().is_some();
-        let is_it = *last == host && is_named;
+        let is_it = *last == host;
         if !is_it || sender.is_self() {
             return is_it;
         }

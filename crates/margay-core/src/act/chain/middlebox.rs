@@ -21,7 +21,7 @@ use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
-use crate::session::flow::{Flow, Setup, seen};
+use crate::session::flow::{Flow, Marks, Setup};
 use crate::table::Resolution;
 use crate::table::surrogate::box_tuple;
 use crate::types::drop_reason::DropReason;
@@ -164,7 +164,7 @@ impl Sal {
             _ => None,
         };
         if let Some(begin) = begin {
-            flow.seen |= seen::LATER;
+            flow.marks |= Marks::LATER;
             if flow.chain.as_ref().is_some_and(|chain| chain.next_box().is_none()) {
                 // It ends where the session is, whoever else serves the name.
                 let next_hop = self.way_to_anchor(&begin);
@@ -209,8 +209,8 @@ impl Sal {
 
     /// Sends the SYN of a right half.
     fn start_right(&mut self, now: Instant, (left, at): (FlowId, usize), mut flow: Flow, start: Start) {
-        if self.flows.get(left).is_some_and(|left| left.has(seen::SECURE)) {
-            flow.seen |= seen::SECURE;
+        if self.flows.get(left).is_some_and(|left| left.has(Marks::SECURE)) {
+            flow.marks |= Marks::SECURE;
         }
         let id = flow.id;
         self.start_setup(now, flow, start);
@@ -356,7 +356,7 @@ impl Sal {
     /// The next host has answered a right half, whose ACK waits for the left one's client. What TCP answers goes
     /// through the box; of a datagram service nothing does.
     pub(crate) fn right_answered(&mut self, id: FlowId) {
-        let says_nothing = |flow: &&Flow| flow.app.protocol != TCP || flow.has(seen::LATER);
+        let says_nothing = |flow: &&Flow| flow.app.protocol != TCP || flow.has(Marks::LATER);
         let Some(flow) = self.flows.get(id).filter(says_nothing) else { return };
         if let Some(left) = self.other_half(flow) {
             self.answer(left, &[], None);
@@ -404,6 +404,14 @@ impl Sal {
         let Some(left) = self.other_half(flow) else { return };
         let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
         let failure = setup.and_then(|setup| setup.failure).unwrap_or(Failure { code, at: 0 });
+        if let Some((right, chained)) =
+            flow.chain.as_ref().zip(self.flows.get_mut(left).and_then(|left| left.chain.as_mut()))
+            && chained.setup.is_some()
+        {
+            // What the refusal is about is a number among these.
+            chained.boxes.clone_from(&right.boxes);
+            chained.hosts.clone_from(&right.hosts);
+        }
         self.refuse_left(left, failure.code, failure.at);
     }
 
@@ -477,7 +485,7 @@ impl Sal {
         match (error, chained.place) {
             (Some(_), _) => setup.failure?.write(&flow.service, &chained.boxes, &chained.hosts),
             (None, Place::Last | Place::Proxy { .. }) => {
-                let (boxes, hosts) = self.passed_here(chained);
+                let (boxes, hosts) = chained.passed_at_end(self.config.host_id());
                 let answered = Answered {
                     host_key: self.config.host_key.public(),
                     signature: self.sign_answer(flow.session, &flow.service, &setup.origin),

@@ -13,11 +13,13 @@
 //! initiator. The five-tuple of one is that of the other reversed, so that what one delivers is what the other sends
 //! on, once the box has let it pass.
 //!
+//! `adding` puts boxes behind one whose program asks for them,
 //! `policy` says which sessions (pure), `filter` by what their first packets look like (pure),
 //! `deciding` what is asked of both; `proof` who vouches for one, `first` is the initiator's end, `last` what a
 //! responder asks of its neighbour, `middlebox` the two halves on a box's host, `proxy` a box at which sessions end,
 //! `rewrite` one that changes addresses.
 
+mod adding;
 mod deciding;
 mod filter;
 mod first;
@@ -32,6 +34,7 @@ mod record;
 mod rewrite;
 mod tag;
 
+pub use adding::AddRefused;
 pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
 pub(crate) use first::NewWay;
 pub(crate) use last::Read;
@@ -155,6 +158,15 @@ impl Chained {
     /// The box that the SYN is to pass next, if there is one.
     pub fn next_box(&self) -> Option<usize> {
         self.boxes.iter().position(BoxRepr::is_ahead)
+    }
+
+    /// Of a right half: whoever has answered for the next box may not speak for it.
+    pub fn note_uncertified(&mut self) {
+        let next = self.next_box().filter(|_| self.is_right());
+        if let Some((at, setup)) = next.zip(self.setup.as_mut()) {
+            // A chain has eight boxes at most.
+            setup.failure = Some(Failure { code: ErrorCode::BadCertificate, at: at as u8 + 1 });
+        }
     }
 
     /// The name that the SYN is to ask for.

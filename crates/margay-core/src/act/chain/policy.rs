@@ -61,6 +61,8 @@ pub struct ChainRule {
     pub boxes: Vec<BoxWanted>,
     /// Order is kept while their boxes are changed, or a proxy leaves them.
     pub is_ordered: bool,
+    /// What hosts of boxes may add behind their own; with `boxes` at most [`BOXES_MAX`], and none of them.
+    pub may_add: Vec<BoxWanted>,
 }
 
 /// A service that takes only sessions that have passed some boxes.
@@ -88,7 +90,7 @@ pub enum PolicyError {
     #[error("the policy has {0} rules of chains; at most {CHAIN_RULES_MAX} are allowed")]
     Rules(usize),
     /// Too many boxes.
-    #[error("chain `{rule}` has {count} boxes; at most {BOXES_MAX} are allowed")]
+    #[error("chain `{rule}` has {count} boxes, with those that may be added; at most {BOXES_MAX} are allowed")]
     Boxes {
         /// The rule.
         rule: String,
@@ -138,6 +140,11 @@ pub enum PolicyError {
         /// The proxy, as the operator writes it.
         name: String,
     },
+    /// Boxes that nobody could add.
+    #[error(
+        "chain `{0}` says which boxes may be added, and has no box whose host could add one; name that one in `through`"
+    )]
+    NobodyAdds(String),
     /// An earlier rule has all sessions of a later one.
     #[error("chain `{rule}` decides over nothing: chain `{earlier}` before it is for all of its sessions")]
     Shadowed {
@@ -179,6 +186,12 @@ fn is_service(service: &ServiceId) -> bool {
 impl ChainRule {
     /// Whether a session is one of the rule's.
     pub fn matches(&self, session: &SessionHeader<'_>) -> bool {
+        self.may_match(session) && self.filter.as_ref().is_none_or(|filter| filter.program.matches(session.packet))
+    }
+
+    /// Whether a session may be one of the rule's, as far as hosts behind the first one can tell: these have not seen
+    /// its first packet as it was when the rule was chosen.
+    fn may_match(&self, session: &SessionHeader<'_>) -> bool {
         let is_client = |client: &Client| match client {
             Client::Host(host) => session.host == *host,
             Client::Group { authority, group } => {
@@ -189,7 +202,17 @@ impl ChainRule {
             && self.protocol.is_none_or(|protocol| protocol == session.protocol)
             && self.ports.as_ref().is_none_or(|ports| ports.contains(&session.port))
             && (self.clients.is_empty() || self.clients.iter().any(is_client))
-            && self.filter.as_ref().is_none_or(|filter| filter.program.matches(session.packet))
+    }
+
+    /// Whether a session of the rule can have begun with these boxes: all, or those up to a proxy, or those from one
+    /// on.
+    fn can_begin_with(&self, boxes: &[ServiceId]) -> bool {
+        self.boxes.windows(boxes.len().max(1)).any(|some| some.iter().map(|one| &one.service).eq(boxes))
+    }
+
+    /// The boxes, and those that may be added.
+    fn all_boxes(&self) -> impl Iterator<Item = &BoxWanted> {
+        self.boxes.iter().chain(&self.may_add)
     }
 
     /// Whether each session of another rule is one of this rule, too.
@@ -214,15 +237,19 @@ impl ChainRule {
 
     fn check(&self) -> Result<(), PolicyError> {
         let rule = || self.name.clone();
-        if self.boxes.len() > BOXES_MAX {
-            return Err(PolicyError::Boxes { rule: rule(), count: self.boxes.len() });
+        let count = self.all_boxes().count();
+        if count > BOXES_MAX {
+            return Err(PolicyError::Boxes { rule: rule(), count });
+        }
+        if self.boxes.is_empty() && !self.may_add.is_empty() {
+            return Err(PolicyError::NobodyAdds(rule()));
         }
         if self.ports.as_ref().is_some_and(RangeInclusive::is_empty) {
             return Err(PolicyError::Ports(rule()));
         }
-        for (at, one) in self.boxes.iter().enumerate() {
+        for (at, one) in self.all_boxes().enumerate() {
             let number = at + 1;
-            let is_twice = self.boxes[..at].iter().any(|other| other.service == one.service);
+            let is_twice = self.all_boxes().take(at).any(|other| other.service == one.service);
             if !is_service(&one.service) {
                 return Err(PolicyError::NoService { rule: rule(), number });
             }
@@ -298,9 +325,51 @@ impl ChainPolicy {
         of_service.flat_map(|required| &required.boxes)
     }
 
+    /// Rules that a session may have been begun by, whose first host has signed these boxes: the last one of them is
+    /// the first that has no filter, since that one decides.
+    fn rules_of_begun(&self, session: &SessionHeader<'_>, signed: &[ServiceId]) -> Vec<&ChainRule> {
+        let mut is_decided = false;
+        let mut is_open = |rule: &&ChainRule| !core::mem::replace(&mut is_decided, rule.filter.is_none());
+        let may = self.rules.iter().filter(|rule| rule.may_match(session)).take_while(|rule| is_open(rule));
+        may.filter(|rule| rule.can_begin_with(signed)).collect()
+    }
+
+    /// Which rule lets hosts on the way add these boxes to a session whose first host has signed `signed`; otherwise,
+    /// which of them no rule does, from 0.
+    pub(crate) fn may_add(
+        &self,
+        session: &SessionHeader<'_>,
+        signed: &[ServiceId],
+        added: &[ServiceId],
+    ) -> Result<&ChainRule, usize> {
+        let unnamed =
+            |rule: &ChainRule| added.iter().position(|service| !rule.may_add.iter().any(|one| one.service == *service));
+        let mut first_unnamed = 0;
+        for rule in self.rules_of_begun(session, signed) {
+            match unnamed(rule) {
+                None => return Ok(rule),
+                Some(at) => first_unnamed = first_unnamed.max(at),
+            }
+        }
+        Err(first_unnamed)
+    }
+
+    /// Whether a session that has passed these boxes, and comes to `demanding`, lacks some that are demanded. The last
+    /// one must be among those, or one that the policy lets hosts add: its certificate alone is seen, and its host is
+    /// believed of the others.
+    pub(crate) fn lacks_box(&self, demanding: &ServiceId, passed: &[(ServiceId, bool)]) -> bool {
+        let required: Vec<&ServiceId> = self.required_for(demanding).collect();
+        if required.is_empty() {
+            return false;
+        }
+        let may_be_last = |(last, is_added): &(ServiceId, bool)| *is_added || required.contains(&last);
+        let has = |wanted: &&ServiceId| passed.iter().any(|(one, _)| one == *wanted);
+        !(passed.last().is_some_and(may_be_last) && required.iter().all(has))
+    }
+
     /// What the rules call a box; `None`: none names it.
     pub fn name_of_box(&self, service: &ServiceId) -> Option<&str> {
-        let mut named = self.rules.iter().flat_map(|rule| &rule.boxes);
+        let mut named = self.rules.iter().flat_map(ChainRule::all_boxes);
         named.find(|one| one.service == *service).map(|one| one.name.as_str())
     }
 }
@@ -336,6 +405,7 @@ mod tests {
             filter: None,
             boxes,
             is_ordered: false,
+            may_add: Vec::new(),
         }
     }
 
@@ -364,6 +434,54 @@ mod tests {
         assert_eq!(policy.name_of_box(&wanted("fw.shop").service), Some("fw.shop"));
         assert_eq!(policy.name_of_box(&web), None);
         assert!(policy.may_concern(&web) && !policy.may_concern(&prefix("web.other").id));
+    }
+
+    #[test]
+    fn what_may_be_added_is_said_by_the_rule_that_the_session_was_begun_by() {
+        let web = prefix("web.shop").id;
+        let host = HostId([7; 16]);
+        let session = SessionHeader { service: &web, protocol: 6, port: 80, host, groups: &[], packet: &[] };
+        let id = |name: &str| prefix(name).id;
+        let adding = |name: &str, boxes: &[&str], added: &[&str]| ChainRule {
+            name: name.to_string(),
+            may_add: added.iter().map(|name| wanted(name)).collect(),
+            ..rule(of_service("web.shop"), boxes)
+        };
+        let mine = ChainRule { clients: alloc::vec![Client::Host(host)], ..adding("mine", &["fw.shop"], &["av.shop"]) };
+        let of_udp = ChainRule { protocol: Some(17), ..adding("udp", &["fw.shop"], &["dns.shop"]) };
+        let all = adding("all", &["fw.shop", "lb.shop", "nat.shop"], &["ids.shop", "log.shop"]);
+        let late = adding("late", &["fw.shop"], &["late.shop"]);
+        let policy = ChainPolicy { rules: alloc::vec![of_udp, mine, all, late], required: Vec::new() };
+        let says = |session: &SessionHeader<'_>, signed: &[&str], added: &[&str]| {
+            let [signed, added] = [signed, added].map(|names| names.iter().map(|name| id(name)).collect::<Vec<_>>());
+            policy.may_add(session, &signed, &added).map(|rule| rule.name.clone())
+        };
+        let of_all = &["fw.shop", "lb.shop", "nat.shop"][..];
+        assert_eq!(says(&session, &["fw.shop"], &["av.shop"]), Ok("mine".to_string()));
+        assert_eq!(says(&session, &["fw.shop"], &["ids.shop"]), Err(0), "that rule decides");
+        assert_eq!(says(&session, &["fw.shop"], &["dns.shop"]), Err(0), "another protocol's");
+        let other = SessionHeader { host: HostId([8; 16]), ..session };
+        for signed in [of_all, &["fw.shop", "lb.shop"], &["lb.shop", "nat.shop"]] {
+            assert_eq!(says(&other, signed, &["log.shop", "ids.shop"]), Ok("all".to_string()), "{signed:?}");
+        }
+        assert_eq!(says(&other, of_all, &["ids.shop", "av.shop"]), Err(1), "another rule's");
+        assert_eq!(says(&other, &["fw.shop", "nat.shop"], &["ids.shop"]), Err(0), "no rule begins so");
+        assert_eq!(says(&other, &["fw.shop"], &["late.shop"]), Err(0), "an earlier rule has all of its sessions");
+        assert_eq!(policy.name_of_box(&id("log.shop")), Some("log.shop"));
+    }
+
+    #[test]
+    fn a_box_that_may_be_added_may_be_the_last_one_of_those_that_are_demanded() {
+        let web = prefix("web.shop").id;
+        let id = |name: &str| prefix(name).id;
+        let required = Requirement { services: of_service("web.shop"), boxes: alloc::vec![id("fw.shop")] };
+        let policy = ChainPolicy { rules: Vec::new(), required: alloc::vec![required] };
+        let fw = (id("fw.shop"), false);
+        assert!(!policy.lacks_box(&web, &[fw]) && policy.lacks_box(&web, &[]));
+        assert!(!policy.lacks_box(&web, &[fw, (id("ids.shop"), true)]));
+        assert!(policy.lacks_box(&web, &[fw, (id("ids.shop"), false)]), "its host is believed of nothing");
+        assert!(policy.lacks_box(&web, &[(id("ids.shop"), true)]), "one is missing");
+        assert!(!policy.lacks_box(&id("mail.shop"), &[]));
     }
 
     #[test]
@@ -463,7 +581,20 @@ mod tests {
         };
         let web = of_service("web.shop");
         let nine = ["a.x", "b.x", "c.x", "d.x", "e.x", "f.x", "g.x", "h.x", "i.x"];
-        assert_eq!(says(rule(web, &nine)), "chain `inspect` has 9 boxes; at most 8 are allowed");
+        let too_many = "chain `inspect` has 9 boxes, with those that may be added; at most 8 are allowed";
+        assert_eq!(says(rule(web, &nine)), too_many);
+        let adding = |boxes: &[&str], added: &[&str]| {
+            let may_add = added.iter().map(|name| wanted(name)).collect();
+            ChainRule { may_add, ..rule(web, boxes) }
+        };
+        assert_eq!(says(adding(&nine[..8], &["ids.shop"])), too_many);
+        assert_eq!(says(adding(&["fw.shop"], &nine[..8])), too_many);
+        assert!(says(adding(&[], &["ids.shop"])).contains("no box whose host could add one"));
+        assert!(says(adding(&["fw.shop"], &["ids.shop", "fw.shop"])).contains("names box 3 twice"));
+        assert!(says(adding(&["fw.shop"], &["web.shop"])).contains("a loop"));
+        assert!(says(adding(&["fw.shop"], &["ids.shop/key:one"])).contains("no service's"));
+        let fits = ChainPolicy { rules: alloc::vec![adding(&["fw.shop"], &nine[..7])], required: Vec::new() };
+        assert_eq!(fits.check(), Ok(()));
         assert!(says(rule(web, &["fw.shop", "fw.shop"])).contains("names box 2 twice"));
         assert!(says(rule(web, &["fw.shop", "web.shop"])).contains("a loop"));
         assert!(says(rule(web, &["fw.shop/key:one"])).contains("no service's"));

@@ -96,6 +96,11 @@ fn host_bytes(hosts: &[HostId]) -> Vec<[u8; 16]> {
     hosts.iter().map(|host| host.0).collect()
 }
 
+/// Boxes as an answer has them, which does not say who has added some.
+fn answered_boxes(boxes: &[BoxRepr]) -> Vec<BoxRepr> {
+    boxes.iter().map(|one| BoxRepr { added_by: 0, ..*one }).collect()
+}
+
 fn write(repr: &ChainRepr<'_>) -> Option<Vec<u8>> {
     let mut value = alloc::vec![0; repr.value_len()];
     repr.emit(&mut value).ok()?;
@@ -167,7 +172,7 @@ impl Answered {
             time_s: 0,
             host_key: self.host_key.0,
             signature: self.signature,
-            boxes: &self.boxes,
+            boxes: &answered_boxes(&self.boxes),
             hosts: &host_bytes(&self.hosts),
             certificates: &rest,
         })
@@ -185,7 +190,7 @@ impl Failure {
             time_s: 0,
             host_key: [0; 32],
             signature: [0; 64],
-            boxes,
+            boxes: &answered_boxes(boxes),
             hosts: &host_bytes(hosts),
             certificates: &[],
         })
@@ -269,5 +274,5 @@ pub(super) fn ahead(one: &BoxWanted) -> BoxRepr {
     let mut flags = BoxFlags::empty();
     flags.set(BoxFlags::MAY_BE_LEFT_OUT, one.may_be_left_out);
     flags.set(BoxFlags::ENDS, one.is_proxy);
-    BoxRepr { service: head_of(&one.service), flags }
+    BoxRepr { service: head_of(&one.service), flags, added_by: 0 }
 }

@@ -48,23 +48,20 @@ impl Sal {
         let is_other_kind = is_said_to_end != ends || ends && session.protocol != TCP;
         (if ends && !is_other_kind { Place::Proxy { at } } else { Place::Left { at } }, is_other_kind)
     }
+}
 
-    /// All boxes of a session that ends here, and the hosts of those that it has passed: a proxy of this host is the
-    /// last one.
-    pub(super) fn passed_here(&self, chained: &Chained) -> (Vec<BoxRepr>, Vec<HostId>) {
-        let mut boxes = chained.boxes.clone();
-        let mut hosts = chained.hosts.clone();
-        if let Place::Proxy { at } = chained.place
+impl Chained {
+    /// All boxes of a session that ends here, and the hosts of those that it has passed: a proxy of this host, `own`,
+    /// is the last one.
+    pub(super) fn passed_at_end(&self, own: HostId) -> (Vec<BoxRepr>, Vec<HostId>) {
+        let mut boxes = self.boxes.clone();
+        let mut hosts = self.hosts.clone();
+        if let Place::Proxy { at } = self.place
             && let Some(proxy) = boxes.get_mut(at).filter(|proxy| proxy.is_ahead())
         {
             proxy.flags |= BoxFlags::PASSED;
-            hosts.push(self.config.host_id());
+            hosts.push(own);
         }
         (boxes, hosts)
-    }
-
-    /// The sender of a session that ends here is proved: it has passed all of its boxes.
-    pub(super) fn pass_to_proxy(&self, chained: &mut Chained) {
-        (chained.boxes, chained.hosts) = self.passed_here(chained);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 flags (1 a number follows, 2 a host)
-//!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends) | 13 zero (3) | 16 host-ID, zero where none
+//!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends, 8 added) | 13 zero (3) | 16 host-ID, zero where none
 //!   then, where flags say so: the number of the other half (4), the host-ID of the other end (16)
 //! ```
 
@@ -23,6 +23,7 @@ const HAS_FAR_END: u8 = 2;
 const PASSED: u8 = 1;
 const LEFT_OUT: u8 = 2;
 const ENDS: u8 = 4;
+const ADDED: u8 = 8;
 
 /// Where in the chain a flow is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub struct PassedBox {
     pub is_left_out: bool,
     /// It is a proxy, at which the session ends.
     pub is_end: bool,
+    /// A host on the way has added it.
+    pub is_added: bool,
 }
 
 /// The chain of a flow's session.
@@ -84,6 +87,7 @@ impl ChainRecord {
             host: if one.flags.contains(BoxFlags::PASSED) { hosts.next().copied() } else { None },
             is_left_out: one.flags.contains(BoxFlags::LEFT_OUT),
             is_end: one.flags.contains(BoxFlags::ENDS),
+            is_added: one.flags.contains(BoxFlags::ADDED),
         };
         let boxes: Vec<PassedBox> = chained.boxes.iter().map(passed).collect();
         let asked = || boxes.iter().position(|one| one.service == chained.asked).unwrap_or(boxes.len());
@@ -126,7 +130,8 @@ impl ChainRecord {
             flags.set(BoxFlags::PASSED, one.host.is_some());
             flags.set(BoxFlags::LEFT_OUT, one.is_left_out && one.host.is_none());
             flags.set(BoxFlags::ENDS, one.is_end);
-            BoxRepr { service: head_of(&one.service), flags }
+            flags.set(BoxFlags::ADDED, one.is_added);
+            BoxRepr { service: head_of(&one.service), flags, added_by: 0 }
         };
         Chained {
             asked: asked.map_or(destination, |one| one.service),
@@ -155,7 +160,8 @@ impl ChainRecord {
         let flags = flags | if self.far_end.is_some() { HAS_FAR_END } else { 0 };
         let mut out = alloc::vec![place, self.at, boxes.len() as u8, flags];
         for one in boxes {
-            let bits = [(one.host.is_some(), PASSED), (one.is_left_out, LEFT_OUT), (one.is_end, ENDS)];
+            let bits =
+                [(one.host.is_some(), PASSED), (one.is_left_out, LEFT_OUT), (one.is_end, ENDS), (one.is_added, ADDED)];
             let flags = bits.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, bit)| flags | bit);
             out.extend_from_slice(&head_of(&one.service));
             out.extend_from_slice(&[flags, 0, 0, 0]);
@@ -192,14 +198,15 @@ fn decode_box(bytes: &[u8]) -> Option<PassedBox> {
     let (name, rest) = bytes.split_first_chunk::<12>()?;
     let (flags, host) = rest.split_first_chunk::<4>()?;
     let host: [u8; 16] = host.try_into().ok()?;
-    let is_sound = flags[0] <= (PASSED | LEFT_OUT | ENDS) && flags[1..] == [0; 3];
+    let is_sound = flags[0] <= (PASSED | LEFT_OUT | ENDS | ADDED) && flags[1..] == [0; 3];
     let is_passed = flags[0] & PASSED != 0;
     let is_one_form = is_passed || host == [0; 16];
-    let service = service_of(&BoxRepr { service: *name, flags: BoxFlags::empty() });
+    let service = service_of(&BoxRepr { service: *name, flags: BoxFlags::empty(), added_by: 0 });
     let host = is_passed.then_some(HostId(host));
     let is_left_out = flags[0] & LEFT_OUT != 0;
     let is_end = flags[0] & ENDS != 0;
-    (is_sound && is_one_form).then_some(PassedBox { service, host, is_left_out, is_end })
+    let is_added = flags[0] & ADDED != 0;
+    (is_sound && is_one_form).then_some(PassedBox { service, host, is_left_out, is_end, is_added })
 }
 
 #[cfg(test)]
@@ -209,7 +216,7 @@ mod tests {
 
     fn one(name: &str, host: Option<u8>, is_left_out: bool) -> PassedBox {
         let service = name.parse::<Name>().expect("literal").service_id();
-        PassedBox { service, host: host.map(|host| HostId([host; 16])), is_left_out, is_end: false }
+        PassedBox { service, host: host.map(|host| HostId([host; 16])), is_left_out, is_end: false, is_added: false }
     }
 
     fn record(place: ChainPlace) -> ChainRecord {
@@ -226,6 +233,10 @@ mod tests {
             assert_eq!(bytes.len(), record.len());
             assert_eq!(ChainRecord::decode(&bytes), Some(record.clone()));
             assert!((0..bytes.len()).all(|len| ChainRecord::decode(&bytes[..len]).is_none()));
+            let mut with_added = record.clone();
+            with_added.boxes[2].is_added = true;
+            let added = with_added.encode();
+            assert_eq!((added[4 + 64 + 12], ChainRecord::decode(&added)), (PASSED | ADDED, Some(with_added)));
             let rewritten = ChainRecord { other_half: Some(FlowId(0x0102_0304)), ..record.clone() };
             let with_number = rewritten.encode();
             assert_eq!((with_number.len(), &with_number[bytes.len()..]), (rewritten.len(), &[1, 2, 3, 4][..]));
@@ -238,7 +249,7 @@ mod tests {
                 assert_eq!(ChainRecord::decode(&with_host), Some(of_end));
             }
             for (at, value) in
-                [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 4), (3, 2), (3, 1), (16, 8), (17, 1), (48 + 16, 1)]
+                [(0, 0), (0, 6), (1, 4), (2, 0), (2, 9), (3, 4), (3, 2), (3, 1), (16, 16), (17, 1), (48 + 16, 1)]
             {
                 let mut other = bytes.clone();
                 other[at] = value;

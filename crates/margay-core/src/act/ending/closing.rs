@@ -20,7 +20,7 @@ use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::event::EventQueue;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, LifeEvent, Setup, seen};
+use crate::session::flow::{Flow, LifeEvent, Marks, Setup};
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
 use crate::types::role::{Lifecycle, Role};
@@ -57,13 +57,13 @@ impl Sal {
         }
         let held_max = self.config.limits.held_sends_per_flow;
         let Some(flow) = self.flows.get_mut(id) else { return AppVerdict::Drop(DropReason::UnknownFlow) };
-        if flow.has(seen::FAILED) {
+        if flow.has(Marks::FAILED) {
             return self.answer_failed(id, packet);
         }
         if flow.is_held {
             return self.hold_packet(id, packet.whole);
         }
-        if flow.has(seen::GUARDED) {
+        if flow.has(Marks::GUARDED) {
             return self.hold_unsealed(id, packet.whole);
         }
         if flow.directions == Directions::Parted && flow.carries_data() {
@@ -110,10 +110,10 @@ impl Sal {
         let id = self.way_of_program(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flags & tcp_flags::RST != 0 {
-            let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS);
             if is_ending {
                 // Whoever waited for an acknowledgement waits no more.
-                flow.seen &= !seen::FIN_INGRESS;
+                flow.marks &= !Marks::FIN_INGRESS;
                 self.flows.set_deadline(id, Some(now + LINGER_RESET));
             }
             self.flows.end(&mut self.events, id, (LifeEvent::Reset, RemoveReason::Reset), now + LINGER_RESET);
@@ -122,15 +122,15 @@ impl Sal {
         if flags & tcp_flags::FIN == 0 {
             return;
         }
-        let bit = if direction == Direction::Egress { seen::FIN_EGRESS } else { seen::FIN_INGRESS };
-        let before = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
-        flow.seen |= bit;
-        let after = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
-        if before != 0 && after != before {
+        let mark = if direction == Direction::Egress { Marks::FIN_EGRESS } else { Marks::FIN_INGRESS };
+        let before = flow.marks & (Marks::FIN_EGRESS | Marks::FIN_INGRESS);
+        flow.marks |= mark;
+        let after = flow.marks & (Marks::FIN_EGRESS | Marks::FIN_INGRESS);
+        if !before.is_empty() && after != before {
             let linger = if flow.direct.why == Why::Granted { LINGER_GRANTED } else { LINGER };
             flow.closed_at = now;
             self.flows.end(&mut self.events, id, (LifeEvent::SecondFin, RemoveReason::Closed), now + linger);
-        } else if before == 0
+        } else if before.is_empty()
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
             flow.lifecycle = next;
@@ -199,11 +199,11 @@ impl Sal {
         if flow.app.protocol != 6 || !is_open || flow.is_at_box() {
             // Late for a peer that has forgotten it in order; or no program here waits for a word, and the peer of the
             // other half is told.
-            let is_over = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            let is_over = flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS);
             self.remove_flow(id, if is_over { RemoveReason::Closed } else { reason });
             return;
         }
-        flow.seen |= seen::FAILED;
+        flow.marks |= Marks::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
         self.forget_stack_changes(id);
@@ -275,7 +275,7 @@ impl Sal {
         let of_peer = |flow: &&Flow| self.associations.is_same_peer(flow.association, association);
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
-        let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
+        let is_proved = flow.has(Marks::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
         let reason = match message.error().map(|error| error.code) {
             _ if !is_proved => RemoveReason::Unproved,
             Some(ErrorCode::Drained) => RemoveReason::Drained,
@@ -305,7 +305,7 @@ impl Sal {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);
         };
-        if flow.has(seen::FAILED) || self.queue.is_frozen(data.dst_flow) {
+        if flow.has(Marks::FAILED) || self.queue.is_frozen(data.dst_flow) {
             return Err(DropReason::UnknownFlow);
         }
         if flow.carries_data() {
@@ -388,16 +388,16 @@ impl Sal {
     /// A flow's own deadline passed.
     pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        if flow.has(seen::LEAVING) {
+        if flow.has(Marks::LEAVING) {
             self.forget_halves(id);
             return;
         }
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
-            if flow.has(seen::FAILED) {
+            if flow.has(Marks::FAILED) {
                 self.take_flow(id);
                 return;
             }
-            let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            let in_order = flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS);
             let waited = flow.active.since(flow.closed_at);
             // What passes one half at a box passes the other: where that has gone, all has arrived.
             let is_last_half = flow.is_at_box() && self.other_half(flow).is_none();
@@ -468,7 +468,7 @@ impl FlowTable {
     /// The other half of a session at a box is gone: this one, which is closed, waits for late retransmissions alone,
     /// and may have waited for longer.
     pub(crate) fn end_with_other_half(&mut self, now: Instant, id: FlowId) {
-        let in_order = |flow: &&Flow| flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS) && !flow.has(seen::FAILED);
+        let in_order = |flow: &&Flow| flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS) && !flow.has(Marks::FAILED);
         if let Some(closed_at) = self.get(id).filter(in_order).map(|flow| flow.closed_at) {
             self.set_deadline(id, Some((closed_at + LINGER).max(now)));
         }

@@ -15,7 +15,7 @@ use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::session::hand_over::Ticket;
 use crate::session::{Act, Holder, LockGuardId};
 use crate::types::drop_reason::DropReason;
@@ -99,7 +99,7 @@ impl Sal {
         let taker = HostId(repr.host);
         let old = self.flows.fetchable(&self.associations, message, association).ok_or(ErrorCode::UnknownFlow)?;
         let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        if old.app.protocol != TCP || !is_open || !old.has(seen::CONFIRMED) || old.has(seen::FAILED) {
+        if old.app.protocol != TCP || !is_open || !old.has(Marks::CONFIRMED) || old.has(Marks::FAILED) {
             return Err(ErrorCode::Closed);
         }
         let Flow { id: old_id, session, service, app, .. } = *old;
@@ -121,7 +121,7 @@ impl Sal {
         self.fetches.fetching.insert(ticket, fetching);
         let mut flow = Flow::new(id, session, service, Role::Initiator, between, now);
         // What is sealed is never given less.
-        flow.seen |= if is_sealed { seen::SECURE } else { 0 };
+        flow.marks |= if is_sealed { Marks::SECURE } else { Marks::empty() };
         let fetch = Some(Fetch { ticket, giver, taker });
         let start = Start {
             nonce,
@@ -304,7 +304,7 @@ impl Sal {
         let Some(old) = self.flows.get(fetching.old) else { return };
         let Flow { app, lifecycle, since, closed_at, .. } = *old;
         let source = old.source.clone();
-        let kept = old.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        let kept = old.marks & (Marks::FIN_EGRESS | Marks::FIN_INGRESS | Marks::STRIPES);
         let word = handover(ticket, fetching.taker);
         self.say_of_hand_over(fetching.old, Kind::AckCancel, Flags::CONFIRM, word, None);
         self.carry_share(fetching.old, fetching.new);
@@ -316,7 +316,7 @@ impl Sal {
         new.closed_at = closed_at;
         new.active = now;
         new.source = source;
-        new.seen |= kept;
+        new.marks |= kept;
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
         self.flows.install_again(&mut self.queue, fetching.new);
         fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));

@@ -44,7 +44,7 @@ use crate::leg::carriage::{Carriage, DirectEvent, Why};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::direction::Direction;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, ServiceId};
@@ -214,7 +214,7 @@ impl Given {
         flow.association = self.association;
         flow.generation = 1;
         flow.lifecycle = Lifecycle::Established;
-        flow.seen = seen::CONFIRMED | if self.authenticated { seen::AUTHENTICATED } else { 0 };
+        flow.marks = Marks::CONFIRMED | if self.authenticated { Marks::AUTHENTICATED } else { Marks::empty() };
         flow.direct = Direct::never(Why::Granted, now);
         flow.direct.carriage = Carriage::Direct;
         (flow.direct.local_port, flow.direct.peer_port) = self.ports(number);
@@ -603,7 +603,7 @@ impl Sal {
 
     /// Forgets a flow that is over before its time.
     pub(crate) fn forget_over(&mut self, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| flow.has(seen::FAILED)) {
+        if self.flows.get(id).is_some_and(|flow| flow.has(Marks::FAILED)) {
             self.take_flow(id);
         } else {
             self.remove_flow(id, RemoveReason::Closed);

@@ -621,7 +621,7 @@ impl FlowTable {
         flow.direct.path = path;
         let event = match (peer_starts, hinted) {
             // What is set up for a session that runs has others' packets before its own.
-            _ if flow.app.protocol == UDP || flow.has(crate::session::flow::seen::LATER) => return false,
+            _ if flow.app.protocol == UDP || flow.has(crate::session::flow::Marks::LATER) => return false,
             (true, _) => DirectEvent::PeerDirect,
             (false, true) if role == Role::Initiator => DirectEvent::Start,
             _ => return false,

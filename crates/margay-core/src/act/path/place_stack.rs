@@ -15,7 +15,7 @@ use crate::association::location::Pair;
 use crate::leg::stack::{PlaceStack, Stack};
 use crate::machine::sal::Sal;
 use crate::session::event::StripePlace;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::time::Instant;
 
 /// Addresses, this host's or the peer's, whose places have a stack of their own.
@@ -105,12 +105,12 @@ impl Sal {
 
     /// An end demands that a flow is sealed: none of its places is plain. The peer hears at once of a demand of this
     /// end.
-    pub(crate) fn seal_all_places(&mut self, id: FlowId, demand: u16) {
+    pub(crate) fn seal_all_places(&mut self, id: FlowId, demand: Marks) {
         let is_plain = |place: &StripePlace| [place.sends, place.takes].contains(&Some(PlaceStack::Plain));
         let Some(striping) = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()) else { return };
         if striping.list(true).iter().any(is_plain) {
             self.flows.install_again(&mut self.queue, id);
-            if demand != seen::PEER_DEMANDS {
+            if demand != Marks::PEER_DEMANDS {
                 self.tell(id, Flags::empty());
             }
         }
@@ -118,7 +118,7 @@ impl Sal {
 
     /// A flow has been set up at both ends: it may be sealed now, where that has waited.
     pub(crate) fn seal_what_waits(&mut self, now: Instant, id: FlowId) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::STRIPES)) else { return };
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(Marks::STRIPES)) else { return };
         if flow.stripe.is_none() && self.is_to_be_sealed_first(flow) && self.seal_first(now, id).is_err() {
             self.counters.policies_refused += 1;
             self.forget_share(id);
@@ -127,7 +127,7 @@ impl Sal {
 
     /// A change of a flow is over: where it was to be sealed before it is striped, it is striped now, or not at all.
     pub(crate) fn stripe_what_is_sealed(&mut self, now: Instant, id: FlowId, change: &StackChange) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::STRIPES)) else { return };
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(Marks::STRIPES)) else { return };
         let is_partly = self.own_share(flow).is_some_and(|share| share.stacks.have(PlaceStack::Plain));
         if !is_partly || flow.stripe.is_some() || change.to != Stack::Secure || !flow.carries_data() {
             return;

@@ -12,7 +12,7 @@ use crate::association::location::{Cause, Pair, Scope};
 use crate::leg::stack::PlaceStack;
 use crate::machine::sal::Sal;
 use crate::session::Act;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::time::Instant;
@@ -234,7 +234,7 @@ impl Sal {
                 self.end_stripe(now, id, true);
                 self.forget_share(id);
                 if let Some(flow) = self.flows.get_mut(id) {
-                    flow.seen |= seen::PINNED;
+                    flow.marks |= Marks::PINNED;
                 }
                 Ok(())
             }
@@ -246,7 +246,7 @@ impl Sal {
                 let share = Policy::StripePartly(stacks).share().unwrap_or_default();
                 self.shares.insert(id, share);
                 if let Some(flow) = self.flows.get_mut(id) {
-                    flow.seen |= seen::STRIPES;
+                    flow.marks |= Marks::STRIPES;
                 }
                 Ok(())
             }
@@ -259,7 +259,7 @@ impl Sal {
                     self.unpin(now, id);
                 }
                 if let Some(flow) = self.flows.get_mut(id) {
-                    flow.seen |= seen::STRIPES;
+                    flow.marks |= Marks::STRIPES;
                 }
                 match policy.share().filter(|share| *share != Share::default()) {
                     Some(share) => drop(self.shares.insert(id, share)),
@@ -275,7 +275,7 @@ impl Sal {
     pub(crate) fn forget_share(&mut self, id: FlowId) {
         self.shares.remove(&id);
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.seen &= !seen::STRIPES;
+            flow.marks &= !Marks::STRIPES;
         }
     }
 
@@ -288,13 +288,13 @@ impl Sal {
 
     /// How this host wants a flow to be shared out, if it wants it to be striped.
     pub(crate) fn own_share(&self, flow: &Flow) -> Option<Share> {
-        flow.has(seen::STRIPES).then(|| self.shares.get(&flow.id).copied().unwrap_or_default())
+        flow.has(Marks::STRIPES).then(|| self.shares.get(&flow.id).copied().unwrap_or_default())
     }
 
     /// It goes by the pair of all flows with its peer again.
     fn unpin(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.seen &= !seen::PINNED;
+        flow.marks &= !Marks::PINNED;
         let Some(host) = flow.side.and_then(|side| self.side_path(side)).map(|side| side.host) else { return };
         if let Some(pair) = self.associations.pair_of(host) {
             self.leave(now, Scope { host, flow: id }, Cause::Operator, false, alloc::vec![pair]);
@@ -303,7 +303,7 @@ impl Sal {
 
     /// Addresses have come: flows that are to be striped, and were not for want of a second pair, are now.
     pub(crate) fn stripe_what_waits(&mut self, now: Instant) {
-        let waits = |flow: &&Flow| flow.has(seen::STRIPES) && flow.stripe.is_none() && flow.carries_data();
+        let waits = |flow: &&Flow| flow.has(Marks::STRIPES) && flow.stripe.is_none() && flow.carries_data();
         let waiting: Vec<FlowId> = self.flows.iter().filter(waits).map(|flow| flow.id).collect();
         for id in waiting.into_iter().filter(|id| self.has_several_pairs(*id)).collect::<Vec<_>>() {
             match self.begin_stripe(now, id, true) {
@@ -320,7 +320,7 @@ impl Sal {
         }
         let is_pinned = |flow: &&Flow| {
             let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
-            is_its && flow.has(seen::PINNED) && flow.side.is_none() && flow.carries_data()
+            is_its && flow.has(Marks::PINNED) && flow.side.is_none() && flow.carries_data()
         };
         let pinned: Vec<FlowId> = self.flows.iter().filter(is_pinned).map(|flow| flow.id).collect();
         for flow in pinned {

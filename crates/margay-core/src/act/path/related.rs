@@ -15,7 +15,7 @@ use crate::association::draft::{Arrival, Reply};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::AppPacket;
 use crate::machine::sal::Sal;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -53,7 +53,7 @@ impl Sal {
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());
         let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
-        flow.seen |= if is_sealed { seen::SECURE } else { 0 };
+        flow.marks |= if is_sealed { Marks::SECURE } else { Marks::empty() };
         self.start_setup(
             now,
             flow,

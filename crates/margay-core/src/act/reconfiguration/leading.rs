@@ -29,7 +29,7 @@ use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::session::{Act, Holder, LockGuardId};
 use crate::table::Resolution;
 use crate::types::drop_reason::DropReason;
@@ -602,11 +602,11 @@ impl Sal {
         let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
         flow.directions = Directions::Neither;
         // What is sealed is never given less.
-        flow.seen |= seen::LATER | if is_sealed { seen::SECURE } else { 0 };
+        flow.marks |= Marks::LATER | if is_sealed { Marks::SECURE } else { Marks::empty() };
         let ahead = |service: &ServiceId| {
             let mut name = [0; 12];
             name.copy_from_slice(&service.0[..12]);
-            BoxRepr { service: name, flags: BoxFlags::empty() }
+            BoxRepr { service: name, flags: BoxFlags::empty(), added_by: 0 }
         };
         let boxes: Vec<BoxRepr> = boxes.iter().map(ahead).collect();
         flow.chain =

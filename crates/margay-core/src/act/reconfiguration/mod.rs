@@ -63,7 +63,7 @@ use crate::leg::carriage::Why;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, FlowTable, Setup, seen};
+use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -533,7 +533,7 @@ impl Sal {
         self.flows.set_directions(from, Directions::Ingress);
         self.flows.set_deadline(from, None);
         self.flows.install_again(&mut self.queue, from);
-        self.inherit_connection(now, from, to, seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
+        self.inherit_connection(now, from, to, Marks::FIN_EGRESS | Marks::FIN_INGRESS | Marks::STRIPES);
         let Some(flow) = self.flows.get(to) else { return };
         let directions = if flow.directions.has_ingress() { Directions::Both } else { Directions::Egress };
         let association = flow.association;
@@ -544,19 +544,19 @@ impl Sal {
     }
 
     /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of
-    /// [`seen`], `kept`.
-    fn inherit_connection(&mut self, now: Instant, from: FlowId, to: FlowId, kept: u16) {
+    /// its marks, `kept`.
+    fn inherit_connection(&mut self, now: Instant, from: FlowId, to: FlowId, kept: Marks) {
         let Some(flow) = self.flows.get(from) else { return };
         let Flow { lifecycle, since, closed_at, .. } = *flow;
         let source = flow.source.clone();
-        let seen = flow.seen & kept;
+        let marks = flow.marks & kept;
         let Some(flow) = self.flows.get_mut(to) else { return };
         flow.lifecycle = lifecycle;
         flow.since = since;
         flow.closed_at = closed_at;
         flow.active = now;
         flow.source = source;
-        flow.seen |= seen;
+        flow.marks |= marks;
         if lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(to, Some(now + LINGER));
         }

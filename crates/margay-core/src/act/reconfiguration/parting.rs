@@ -19,7 +19,7 @@ use crate::leg::carriage::Why;
 use crate::leg::delta::{Checksum, Delta};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, FlowTable, seen};
+use crate::session::flow::{Flow, FlowTable, Marks};
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
 use crate::types::role::Role;
@@ -204,7 +204,7 @@ impl Sal {
         let old = ways.old;
         let Some((new, parting)) = ways.new.zip(ways.parting.as_deref()) else { return };
         // One that is heard of late was not said by the old way alone.
-        let is_closed = self.flows.get(old).is_some_and(|flow| flow.has(seen::FIN_EGRESS)) && parting.cut.closes_own();
+        let is_closed = self.flows.get(old).is_some_and(|flow| flow.has(Marks::FIN_EGRESS)) && parting.cut.closes_own();
         let has_heard = parting.cut.has_peer();
         let own = parting.own_on_wire();
         let cut = own.map(|number| CutRepr { number, is_closed, has_heard });
@@ -359,7 +359,7 @@ impl Sal {
         self.flows.set_directions(old, Directions::PartedAside);
         self.flows.set_deadline(old, None);
         self.flows.install_again(&mut self.queue, old);
-        self.inherit_connection(now, old, new, seen::FIN_EGRESS | seen::FIN_INGRESS);
+        self.inherit_connection(now, old, new, Marks::FIN_EGRESS | Marks::FIN_INGRESS);
         let Some(flow) = self.flows.get_mut(new) else { return };
         flow.delta = delta.map(Box::new);
         self.flows.set_directions(new, Directions::Both);

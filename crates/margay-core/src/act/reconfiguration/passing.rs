@@ -11,7 +11,7 @@ use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{FlowTable, seen};
+use crate::session::flow::{FlowTable, Marks};
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
@@ -48,7 +48,7 @@ impl Reconfigurations {
     /// Both halves are written down, or that was waited for for long enough. Gives the step that waits for them.
     pub(super) fn take_waiting(&mut self, flows: &mut FlowTable, id: FlowId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&id)?;
-        flows.get_mut(id)?.seen |= seen::KEPT;
+        flows.get_mut(id)?.marks |= Marks::KEPT;
         Some(waiting)
     }
 
@@ -89,7 +89,7 @@ impl Sal {
                 _ => Err(DropReason::UnknownFlow),
             };
         };
-        let is_kept = self.flows.get(id).is_some_and(|flow| flow.has(seen::KEPT));
+        let is_kept = self.flows.get(id).is_some_and(|flow| flow.has(Marks::KEPT));
         if said.step == ReconfigurationStep::Confirm && !is_kept {
             let waits = Waiting { said, cut: message.cut(), until: now + KEEP_WAIT };
             if self.reconfigurations.have_wait(id, waits) {
@@ -107,8 +107,8 @@ impl Sal {
     }
 
     fn begin_to_leave(&mut self, now: Instant, half: FlowId) {
-        let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(seen::LEAVING)) else { return };
-        flow.seen |= seen::LEAVING;
+        let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(Marks::LEAVING)) else { return };
+        flow.marks |= Marks::LEAVING;
         self.flows.set_deadline(half, Some(now + LEAVING));
     }
 
@@ -123,7 +123,7 @@ impl Sal {
 
     /// The other end of a hop is gone while this half waits to be forgotten.
     pub(crate) fn ends_leaving(&mut self, id: FlowId) -> bool {
-        let is_leaving = self.flows.get(id).is_some_and(|flow| flow.has(seen::LEAVING));
+        let is_leaving = self.flows.get(id).is_some_and(|flow| flow.has(Marks::LEAVING));
         if is_leaving {
             self.forget_halves(id);
         }
@@ -137,7 +137,7 @@ impl Sal {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.chain.is_some() && flow.carries_data()) else { return };
         match reason {
             RemoveReason::Idle => self.say_fail(id, ErrorCode::Closed),
-            RemoveReason::Closed | RemoveReason::Reset if flow.has(seen::LATER) && !flow.is_at_box() => {
+            RemoveReason::Closed | RemoveReason::Reset if flow.has(Marks::LATER) && !flow.is_at_box() => {
                 self.say_step(id, ReconfigurationStep::Leave, 0);
             }
             _ => {}

@@ -7,7 +7,7 @@ use margay_wire::{ErrorCode, FlowId};
 use super::EditError;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
-use crate::session::flow::{Flow, Setup, seen};
+use crate::session::flow::{Flow, Marks, Setup};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -119,7 +119,7 @@ impl Sal {
     pub(super) fn may_leave_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
         let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
-        let is_proved = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
+        let is_proved = flow.role == Role::Responder || flow.has(Marks::CONFIRMED);
         let is_set_up = is_proved && !matches!(flow.setup, Setup::Initiator(_) | Setup::Responder(_));
         let far_end = self.far_end(flow);
         Err(match flow.chain.as_deref() {
@@ -127,7 +127,9 @@ impl Sal {
             _ if flow.role != role => ReconfigurationRefused::Served,
             _ if !is_open || !is_set_up || !flow.directions.has_egress() => ReconfigurationRefused::NotOpen,
             _ if flow.stripe.is_some() => ReconfigurationRefused::Striped,
-            _ if flow.is_held || flow.has(seen::GUARDED) || self.fetches.is_between(id) => ReconfigurationRefused::Held,
+            _ if flow.is_held || flow.has(Marks::GUARDED) || self.fetches.is_between(id) => {
+                ReconfigurationRefused::Held
+            }
             _ if self.queue.is_frozen(id) => ReconfigurationRefused::Held,
             _ => match far_end {
                 None => ReconfigurationRefused::UnknownEnd,

@@ -48,7 +48,7 @@ impl Said<'_> {
         let ahead = |service: &ServiceId| {
             let mut name = [0; 12];
             name.copy_from_slice(&service.0[..12]);
-            BoxRepr { service: name, flags: BoxFlags::empty() }
+            BoxRepr { service: name, flags: BoxFlags::empty(), added_by: 0 }
         };
         let boxes: Vec<BoxRepr> = vouched.boxes.iter().map(ahead).collect();
         let repr = ChainRepr {

@@ -12,7 +12,7 @@ use crate::association::draft::{Draft, answered_from, relay_to_host};
 use crate::association::location::Pair;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
-use crate::session::flow::{Setup, seen};
+use crate::session::flow::{Marks, Setup};
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 
@@ -59,7 +59,7 @@ impl Sal {
     pub(crate) fn send_ack_again(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Late(late) = &flow.setup else { return };
-        if flow.has(seen::CONFIRMED) || self.keeps_ack(id) {
+        if flow.has(Marks::CONFIRMED) || self.keeps_ack(id) {
             return;
         }
         let (message_3, is_patient) = (late.ack.clone(), late.retries <= PATIENT);
@@ -99,7 +99,7 @@ impl Sal {
     /// An ACK that was not confirmed in time: again, or the end.
     pub(crate) fn retry_ack(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let confirmed = flow.has(seen::CONFIRMED);
+        let confirmed = flow.has(Marks::CONFIRMED);
         let Setup::Late(late) = &mut flow.setup else { return };
         if now >= late.give_up || (confirmed && late.retries == u32::MAX) {
             flow.setup = Setup::Done;

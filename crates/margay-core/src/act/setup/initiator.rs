@@ -31,7 +31,7 @@ use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, LifeEvent, Setup, seen};
+use crate::session::flow::{Flow, LifeEvent, Marks, Setup};
 use crate::table::{NextHop, Resolution, Rule};
 use crate::trust::handshake::{Finished, Initiator};
 use crate::types::config::Config;
@@ -191,12 +191,12 @@ impl Sal {
     pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
         let id = flow.id;
         if flow.app.protocol != GREETING && self.secure.demands_secure(&flow.service) {
-            flow.seen |= seen::SECURE | seen::DEMANDS;
+            flow.marks |= Marks::SECURE | Marks::DEMANDS;
         }
         if flow.app.protocol != GREETING
             && self.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None)
         {
-            flow.seen |= seen::SECURE | seen::RULED;
+            flow.marks |= Marks::SECURE | Marks::RULED;
         }
         let flow_port = self.ports.offer_port(&mut self.rng, &flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
@@ -314,7 +314,7 @@ impl Sal {
             Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
         ];
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
-        let is_sealed = flow.has(seen::SECURE);
+        let is_sealed = flow.has(Marks::SECURE);
         extensions.extend(if is_sealed { Some(self.secure.secure_request(flow)?) } else { None });
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
@@ -465,7 +465,7 @@ impl Sal {
             self.keep_sealed(now, id);
             self.flows.seal_flow(&self.associations, &self.config, id, cipher);
         }
-        self.note_demand(id, seen::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
+        self.note_demand(id, Marks::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
@@ -529,7 +529,7 @@ impl Sal {
         flow.association = association;
         flow.generation += 1;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
+        flow.marks |= if authenticated { Marks::AUTHENTICATED } else { Marks::empty() };
         let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
             return Err(DropReason::Unexpected);
         };
@@ -541,6 +541,9 @@ impl Sal {
     /// answer.
     fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
         self.say_reset(answer.association, message, answer.message_3.as_deref());
+        if let Some(chained) = self.flows.get_mut(message.dst_flow).and_then(|flow| flow.chain.as_mut()) {
+            chained.note_uncertified();
+        }
         if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
             self.fail_connecting(message.dst_flow, Unreachable::Prohibited, why);
         } else if answer.message_3.is_some() {
@@ -611,8 +614,8 @@ impl Sal {
         if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
             return Err(DropReason::Unexpected);
         }
-        let is_first = !flow.has(seen::CONFIRMED);
-        flow.seen |= seen::CONFIRMED;
+        let is_first = !flow.has(Marks::CONFIRMED);
+        flow.marks |= Marks::CONFIRMED;
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
         }

@@ -58,6 +58,10 @@ impl Sal {
         let failed_at = message.chain().map(|chain| chain.failed_at());
         let is_unserved = code == ErrorCode::NoService && failed_at.is_none() && self.leave_box_out(now, id);
         if !is_unserved && !self.resolve_again(now, id) && !self.others_may_answer(now, id, code) {
+            let chained = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut());
+            if let Some((said, chained)) = message.chain().zip(chained) {
+                chained.note_boxes(&said);
+            }
             self.fail_refused(id, code, failed_at);
         }
         Ok(())

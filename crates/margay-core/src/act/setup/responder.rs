@@ -22,7 +22,7 @@ use crate::resolve::forward::rewrite;
 use crate::resolve::segment::COPIES;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, LifeEvent, Setup, seen};
+use crate::session::flow::{Flow, LifeEvent, Marks, Setup};
 use crate::table::Demux;
 use crate::table::surrogate::{other_port, shown as shown_as};
 use crate::trust::half_open::HalfOpen;
@@ -91,7 +91,7 @@ impl Sal {
         if let Some(begin) = message.reconfiguration() {
             read.refusal = read.refusal.or_else(|| self.why_no_way(arrival, &read, begin, claimed));
         }
-        if let Some((association, code)) = known.zip(read.refusal) {
+        if let Some((association, code)) = known.zip(read.refusal).filter(|_| read.unnamed == 0) {
             // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
             self.refuse_syn(arrival, association, code);
             return Err(DropReason::NotAllowed);
@@ -133,7 +133,7 @@ impl Sal {
         let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
         if is_other_way {
-            flow.seen |= seen::LATER;
+            flow.marks |= Marks::LATER;
             flow.directions = if is_at_box { Directions::Both } else { Directions::Neither };
         }
         flow.peer_flow = message.src_flow;
@@ -163,8 +163,8 @@ impl Sal {
         self.half_open.add(direct);
         self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
         self.note_demands(now, id, message, arrival.reply.direct, cipher.is_some());
-        if let Some(code) = refusal.filter(|_| is_at_box) {
-            // No box sees it, and nobody after it.
+        if let Some(code) = refusal.filter(|_| number != 0) {
+            // No box sees it, and nobody after it; nor does a listener one that has passed a box which nobody may add.
             self.refuse_left(id, code, number);
             return Err(DropReason::NotAllowed);
         }
@@ -634,7 +634,7 @@ impl Sal {
         flow.association = association;
         flow.generation += 1;
         flow.active = now;
-        flow.seen |= seen::AUTHENTICATED;
+        flow.marks |= Marks::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
         let mut setup = core::mem::replace(&mut flow.setup, Setup::Done);

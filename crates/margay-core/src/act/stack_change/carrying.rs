@@ -6,7 +6,7 @@ use crate::leg::carriage::Why;
 use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::seen;
+use crate::session::flow::Marks;
 use crate::types::time::Instant;
 
 impl Sal {
@@ -43,6 +43,6 @@ impl Sal {
 
     /// Whether nothing of a flow is sent until it is sealed.
     pub(super) fn is_guarded(&self, id: FlowId) -> bool {
-        self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED))
+        self.flows.get(id).is_some_and(|flow| flow.has(Marks::GUARDED))
     }
 }

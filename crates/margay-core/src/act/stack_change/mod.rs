@@ -47,7 +47,7 @@ use crate::association::draft::Draft;
 use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::{Flow, FlowTable, seen};
+use crate::session::flow::{Flow, FlowTable, Marks};
 use crate::types::drop_reason::DropReason;
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -274,7 +274,7 @@ impl Sal {
             }
             return Err(DropReason::UnknownFlow);
         };
-        self.note_demand(id, seen::PEER_DEMANDS, said.demands);
+        self.note_demand(id, Marks::PEER_DEMANDS, said.demands);
         match (said.step, role) {
             (ChangeStep::Propose, Role::Initiator) => self.proposed(now, id, said),
             (ChangeStep::Request, Role::Responder) => self.requested(now, id, said),
@@ -323,12 +323,12 @@ impl Sal {
     }
 
     /// Takes note of what an end demands.
-    pub(crate) fn note_demand(&mut self, id: FlowId, bit: u16, is_demanded: bool) {
+    pub(crate) fn note_demand(&mut self, id: FlowId, demand: Marks, is_demanded: bool) {
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.seen = if is_demanded { flow.seen | bit } else { flow.seen & !bit };
+            flow.marks.set(demand, is_demanded);
         }
         if is_demanded {
-            self.seal_all_places(id, bit);
+            self.seal_all_places(id, demand);
         }
         self.stack_rules.stir(id);
         if !is_demanded {

@@ -11,7 +11,7 @@ use crate::leg::seal::Cipher;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
-use crate::session::flow::seen;
+use crate::session::flow::Marks;
 use crate::types::drop_reason::DropReason;
 use crate::types::time::Instant;
 
@@ -102,7 +102,7 @@ impl Sal {
 
     /// The flow is as the peer has it; a change that was under way is over.
     fn settle_as_told(&mut self, now: Instant, id: FlowId, stack: Stack, number: u32) {
-        let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::PEER_DEMANDS));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(Marks::PEER_DEMANDS));
         let outcome = |to: Stack| match to {
             _ if to == stack => ChangeOutcome::Done,
             _ if is_demanded && !to.is_sealed() => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),

@@ -98,8 +98,8 @@ fn the_whole_matrix_of_orders() {
     let start = Instant::from_millis(10_000);
     for from in Stack::ALL {
         for to in Stack::ALL {
-            let outcomes = [0, seen::DEMANDS, seen::PEER_DEMANDS].map(|demand| {
-                if demand != 0 && !from.is_sealed() {
+            let outcomes = [Marks::empty(), Marks::DEMANDS, Marks::PEER_DEMANDS].map(|demand| {
+                if !demand.is_empty() && !from.is_sealed() {
                     return "-".into();
                 }
                 let (mut sal, id) = host(Role::Initiator, ABLE_OF_ALL);
@@ -107,7 +107,7 @@ fn the_whole_matrix_of_orders() {
                 let flow = sal.flows.get_mut(id).expect("there");
                 flow.app.protocol = 17;
                 flow.stacks = Stacks::only(from);
-                sal.note_demand(id, demand, demand != 0);
+                sal.note_demand(id, demand, !demand.is_empty());
                 match sal.set_flow_stack(start, id, to) {
                     Ok(true) => sal.stack_changes.under_way(id).expect("a change").to_string(),
                     Ok(false) => "is so".into(),
@@ -197,7 +197,7 @@ fn fec_under_a_seal_is_refused_where_it_cannot_be_and_a_demand_does_not_wait_for
     let (mut sal, id) = host(Role::Initiator, ABLE | FEC);
     sal.flows.get_mut(id).expect("there").app.protocol = 17;
     assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::NoSealedFec));
-    sal.note_demand(id, seen::DEMANDS, true);
+    sal.note_demand(id, Marks::DEMANDS, true);
     assert_eq!(sal.set_flow_stack(start, id, Stack::Fec), Err(ChangeRefused::NoSealedFec), "and never less");
     sal.flows.get_mut(id).expect("there").app.protocol = 6;
     assert_eq!(sal.set_flow_stack(start, id, Stack::SecureFec), Err(ChangeRefused::DatagramsOnly));
@@ -208,26 +208,27 @@ fn fec_under_a_seal_is_refused_where_it_cannot_be_and_a_demand_does_not_wait_for
 
 #[test]
 fn sctp_is_for_datagrams_and_peers_that_have_it_sealed_or_not() {
+    const NOBODY: Marks = Marks::empty();
     let start = Instant::from_millis(10_000);
-    let refused = |protocol: u8, stacks: u32, demand: u16, to: Stack| {
+    let refused = |protocol: u8, stacks: u32, demand: Marks, to: Stack| {
         let (mut sal, id) = host(Role::Initiator, stacks);
         sal.flows.get_mut(id).expect("there").app.protocol = protocol;
-        sal.note_demand(id, demand, demand != 0);
+        sal.note_demand(id, demand, !demand.is_empty());
         sal.set_flow_stack(start, id, to)
     };
-    assert_eq!(refused(6, ABLE_OF_ALL, 0, Stack::Sctp), Err(ChangeRefused::DatagramsOnly));
-    assert_eq!(refused(6, ABLE_OF_ALL, 0, Stack::SecureSctp), Err(ChangeRefused::DatagramsOnly));
-    assert_eq!(refused(17, ABLE | FEC, 0, Stack::Sctp), Err(ChangeRefused::NoSctp));
-    assert_eq!(refused(17, ABLE | SCTP, 0, Stack::Fec), Err(ChangeRefused::NoFec), "each by itself");
-    assert_eq!(refused(17, ABLE | SCTP, 0, Stack::SecureSctp), Err(ChangeRefused::NoSealedSctp));
+    assert_eq!(refused(6, ABLE_OF_ALL, NOBODY, Stack::Sctp), Err(ChangeRefused::DatagramsOnly));
+    assert_eq!(refused(6, ABLE_OF_ALL, NOBODY, Stack::SecureSctp), Err(ChangeRefused::DatagramsOnly));
+    assert_eq!(refused(17, ABLE | FEC, NOBODY, Stack::Sctp), Err(ChangeRefused::NoSctp));
+    assert_eq!(refused(17, ABLE | SCTP, NOBODY, Stack::Fec), Err(ChangeRefused::NoFec), "each by itself");
+    assert_eq!(refused(17, ABLE | SCTP, NOBODY, Stack::SecureSctp), Err(ChangeRefused::NoSealedSctp));
     assert_eq!(
-        refused(17, ABLE | SCTP, seen::DEMANDS, Stack::Sctp),
+        refused(17, ABLE | SCTP, Marks::DEMANDS, Stack::Sctp),
         Err(ChangeRefused::NoSealedSctp),
         "and never less"
     );
-    assert_eq!(refused(17, CHANGES | SCTP, 0, Stack::SecureSctp), Err(ChangeRefused::NoCipher));
-    assert_eq!(refused(17, CHANGES | SCTP, 0, Stack::Sctp), Ok(true));
-    assert_eq!(refused(17, ABLE_OF_ALL, seen::DEMANDS, Stack::Sctp), Ok(true));
+    assert_eq!(refused(17, CHANGES | SCTP, NOBODY, Stack::SecureSctp), Err(ChangeRefused::NoCipher));
+    assert_eq!(refused(17, CHANGES | SCTP, NOBODY, Stack::Sctp), Ok(true));
+    assert_eq!(refused(17, ABLE_OF_ALL, Marks::DEMANDS, Stack::Sctp), Ok(true));
 }
 
 /// A demand that comes late: a change to less that is not made comes to nothing, and one to more goes on.
@@ -242,7 +243,7 @@ fn a_late_demand_ends_changes_to_less_and_lets_those_to_more_go_on() {
         flow.stacks = Stacks::only(Stack::Secure);
         let asked = ChangeRepr { stack: to.number(Some(Cipher::ChaCha20Poly1305)), ..request(Stack::Plain, 5) };
         assert_eq!(sal.requested(start, id, asked), Ok(()));
-        sal.note_demand(id, seen::DEMANDS, true);
+        sal.note_demand(id, Marks::DEMANDS, true);
         sal.keep_as_demanded(id);
         assert_eq!(sal.stack_changes.under_way(id).is_some(), goes_on, "{to}");
         assert!(stacks(&sal, id).is_sealed_only(), "{to}");

@@ -20,7 +20,7 @@ use crate::association::location::{Pair, Scope};
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
@@ -279,7 +279,7 @@ impl Sal {
     fn is_to_change(&self, flow: &Flow, followed: &Followed, rules: &[StackRule]) -> bool {
         let is_ruled = followed.floor(rules).is_some();
         let aim = self.aim(flow, followed, rules);
-        is_ruled != flow.has(seen::RULED) || aim.is_some_and(|(to, _)| flow.stacks.settled() != Some(to))
+        is_ruled != flow.has(Marks::RULED) || aim.is_some_and(|(to, _)| flow.stacks.settled() != Some(to))
     }
 
     /// Rules have their say about a flow.
@@ -295,7 +295,7 @@ impl Sal {
         // What is only being set up is looked at again.
         let is_open = flow.lifecycle == Lifecycle::Established && flow.is_proved();
         // What waits for its seal is tried with every look, unless it has been refused for longer.
-        let is_rested = now >= followed.next_at || flow.has(seen::GUARDED);
+        let is_rested = now >= followed.next_at || flow.has(Marks::GUARDED);
         let may_try = is_rested && followed.blocked.is_none_or(|(_, until)| now >= until);
         if is_so {
             self.stack_rules.follow_with(id, |followed| {
@@ -391,7 +391,7 @@ impl Sal {
             self.set_ruled(now, id, true);
         }
         // A demand that is over ends when the flow is there, and not while it still goes by the pair before.
-        self.flows.get(id).is_some_and(|flow| flow.has(seen::RULED))
+        self.flows.get(id).is_some_and(|flow| flow.has(Marks::RULED))
     }
 
     /// Whether a rule that demands would hold for a flow at a pair; nothing is changed.
@@ -441,8 +441,8 @@ impl Sal {
 
     /// Takes note of whether a rule demands that a flow is sealed.
     pub(super) fn set_ruled(&mut self, now: Instant, id: FlowId, is_ruled: bool) {
-        let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.has(seen::RULED) != is_ruled) else { return };
-        flow.seen ^= seen::RULED;
+        let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.has(Marks::RULED) != is_ruled) else { return };
+        flow.marks ^= Marks::RULED;
         if is_ruled {
             self.keep_as_demanded(id);
         } else {
@@ -488,7 +488,7 @@ impl StackRules {
         change: &StackChange,
         refused: ChangeRefused,
     ) {
-        let is_guarded = flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED));
+        let is_guarded = flows.get(id).is_some_and(|flow| flow.has(Marks::GUARDED));
         let rest = match refused.passes() {
             true if is_guarded => Duration::ZERO,
             true => CHANGE_EVERY,
@@ -526,7 +526,7 @@ impl StackRules {
                 // A seal does not wait, and one that nothing is sent without waits least.
                 let flow = flows.get(id);
                 let rest = match flow {
-                    Some(flow) if flow.has(seen::GUARDED) => Duration::ZERO,
+                    Some(flow) if flow.has(Marks::GUARDED) => Duration::ZERO,
                     _ if change.to.is_sealed() && !change.from.is_sealed() => CHANGE_EVERY,
                     _ => BLOCKED,
                 };

@@ -20,7 +20,7 @@ use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
-use crate::session::flow::{Flow, seen};
+use crate::session::flow::{Flow, Marks};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
@@ -87,9 +87,9 @@ impl Sal {
     }
 
     fn guard(&mut self, now: Instant, id: FlowId) {
-        let is_plain = |flow: &&mut Flow| !flow.has(seen::GUARDED) && !flow.is_settled_sealed();
+        let is_plain = |flow: &&mut Flow| !flow.has(Marks::GUARDED) && !flow.is_settled_sealed();
         let Some(flow) = self.flows.get_mut(id).filter(is_plain) else { return };
-        flow.seen |= seen::GUARDED;
+        flow.marks |= Marks::GUARDED;
         self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
         self.queue.guard(id);
         self.flows.install_again(&mut self.queue, id);
@@ -101,7 +101,7 @@ impl Sal {
         let Some(guarded) = self.stack_rules.guarded.remove(&id) else { return };
         self.queue.unguard(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.seen &= !seen::GUARDED;
+        flow.marks &= !Marks::GUARDED;
         self.flows.install_again(&mut self.queue, id);
         guarded.held.into_iter().for_each(|packet| self.queue.egress(packet));
         self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
@@ -131,7 +131,7 @@ impl Sal {
 
     /// No rule of this host demands any more that a flow is sealed.
     pub(super) fn end_demand(&mut self, now: Instant, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| flow.has(seen::GUARDED)) {
+        if self.flows.get(id).is_some_and(|flow| flow.has(Marks::GUARDED)) {
             // The peer may wait for the flow to be sealed, too.
             self.tell(id, Flags::empty());
             self.end_guard_of_freed(now, id);
@@ -141,10 +141,10 @@ impl Sal {
     /// Nobody demands of a guarded flow that it is sealed, as far as is known; while its peer's rules have it wait for
     /// all flows to be sealed, it waits.
     pub(crate) fn end_guard_of_freed(&mut self, now: Instant, id: FlowId) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(seen::GUARDED)) else { return };
+        let Some(flow) = self.flows.get(id).filter(|flow| flow.has(Marks::GUARDED)) else { return };
         let host = self.associations.get(flow.association).map(|association| association.host);
         let is_sealing = host.is_some_and(|host| self.stack_rules.sealing.keys().any(|scope| scope.host == host));
-        if !is_sealing && !flow.has(seen::RULED) && !flow.has(seen::PEER_DEMANDS) {
+        if !is_sealing && !flow.has(Marks::RULED) && !flow.has(Marks::PEER_DEMANDS) {
             self.unguard(now, id);
         }
     }
@@ -167,7 +167,7 @@ impl Sal {
         }
         let waits = |(id, guarded): (&FlowId, &Guarded)| {
             let of_host = |flow: &Flow| {
-                flow.has(seen::RULED) && self.associations.get(flow.association).is_some_and(|one| one.host == host)
+                flow.has(Marks::RULED) && self.associations.get(flow.association).is_some_and(|one| one.host == host)
             };
             let is_open = guarded.late.is_none_or(|late| !late.is_told);
             is_open && self.flows.get(*id).is_some_and(of_host)

@@ -1,5 +1,7 @@
 //! `chain-policy`: the policy is shown before it holds, reaches every host, outlives routers and agents, is demanded by
-//! servers, and is changed while sessions run.
+//! servers, is changed while sessions run, and says which boxes a box that classifies may name.
+
+mod classified;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -23,9 +25,10 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 5] = [
+const BOUNDS: [Bound; 6] = [
     bound("bypassed", Exactly(0.0)),
     bound("wrong_chain", Exactly(0.0)),
+    bound("classified", Exactly(TRIES as f64)),
     bound("waited_for_server", Exactly(0.0)),
     bound("refused_ms_max", Below(2500.0)),
     bound("failed", Exactly(0.0)),
@@ -78,6 +81,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pushed(&mut stage, findings)?;
     filtered(&mut stage, findings)?;
     demanded(&mut stage, findings)?;
+    classified::judge(&mut stage, findings)?;
     kept(&mut stage, findings)?;
     missing(&mut stage, findings)?;
     refused_input(&stage)?;
@@ -268,6 +272,10 @@ fn refused_input(stage: &Stage<'_>) -> Result<()> {
     for (policy, wanted) in [
         (chain("long", NAME, &nine, ""), "chain `long` has 9 boxes"),
         (chain("loop", NAME, &[NAME], ""), "loop"),
+        (chain("adds", NAME, &[], "may_add = [\"ids.shop\"]"), "chain `adds` says which boxes may be added"),
+        (chain("full", NAME, &nine[..8], "may_add = [\"ids.shop\"]"), "chain `full` has 9 boxes"),
+        (chain("again", NAME, &["fw.shop"], "may_add = [\"fw.shop\"]"), "names box 2 twice"),
+        (chain("round", NAME, &["fw.shop"], &format!("may_add = [\"{NAME}\"]")), "loop"),
         (chain("foreign", "web.elsewhere", &["fw.shop"], ""), "chain `foreign`"),
         (chain("ports", NAME, &["fw.shop"], "port = \"90-80\""), "chain `ports` is for no port"),
         (chain("wrong", NAME, &["fw shop"], ""), "fw shop"),

@@ -132,7 +132,8 @@ pub(super) fn warnings(agent: &Agent, declared: &[Declared]) -> Vec<String> {
             is_own || !router.instances_of(&name.service_id()).is_empty()
         })
     };
-    let boxes = declared.iter().flat_map(|one| &one.rules.chains).flat_map(|chain| &chain.boxes);
+    let chains = declared.iter().flat_map(|one| &one.rules.chains);
+    let boxes = chains.flat_map(|chain| chain.boxes.iter().chain(&chain.may_add));
     let unserved: BTreeSet<&String> = boxes.filter(|name| !is_served(name)).collect();
     let sentence = |name: &String| {
         format!(
@@ -224,6 +225,7 @@ pub(super) fn info(agent: &Agent, names: &HashMap<HostId, String>, record: &Chai
             host_name: one.host.and_then(|host| names.get(&host).cloned()).unwrap_or_default(),
             left_out: one.is_left_out,
             ends: one.is_end,
+            added: one.is_added,
         }
     };
     ChainInfo {

@@ -143,7 +143,7 @@ mod test {
             (changed(1, 0), Errno::EBADMSG),
             (changed(1, 7), Errno::EBADMSG),
             (changed(1, 12), Errno::EBADMSG),
-            (changed(1, 16), Errno::EBADMSG),
+            (changed(1, 17), Errno::EBADMSG),
             (changed(3, 1), Errno::EINVAL),
             (changed(6, 2), Errno::EINVAL),
             (changed(57, 0xff), Errno::EBADMSG),

@@ -3,8 +3,8 @@
 //!
 //! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
 //! (names of clients), [`event`], [`instances`] (who serves a name), [`load`] (how loaded a program is), [`hand_over`]
-//! (sockets that go to another process), [`give`] (who is asked to give), [`splice`] (programs that leave), [`socket`]
-//! (connections).
+//! (sockets that go to another process), [`give`] (who is asked to give), [`splice`] (programs that leave), [`next`]
+//! (boxes that name the next one), [`socket`] (connections).
 
 pub mod event;
 pub mod give;
@@ -12,6 +12,7 @@ pub mod hand_over;
 pub mod instances;
 pub mod load;
 pub mod message;
+pub mod next;
 pub mod request;
 pub mod rights;
 pub mod socket;

@@ -13,6 +13,7 @@ use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
 
 use super::message::{Kind, Reply, Request};
+use super::next;
 use super::rights::Caller;
 use crate::agent::Agent;
 use crate::agent::active::bound::{BindError, Bound};
@@ -34,6 +35,7 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         Kind::Source => handed(request, passed).and_then(|socket| source(agent, caller, request, &socket)),
         Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
         Kind::Ranges => Ok(ranges(agent)),
+        Kind::Next => next::answer(agent, caller, request),
         // Those have more to do than to answer, and come elsewhere (`socket`).
         Kind::Events
         | Kind::Event

@@ -1,6 +1,6 @@
-//! Flows of datagrams whose direct packets the kernel is to take from now on. Some have gone up to the agent before, and
-//! those that the kernel takes must not overtake them (DESIGN §18): so the kernel goes on sending them up until all that
-//! came up has been delivered, and nothing has come up since.
+//! Flows of datagrams whose direct packets the kernel is to take from now on. Some have gone up to the agent before,
+//! and those that the kernel takes must not overtake them (DESIGN §18): so the kernel goes on sending them up until all
+//! that came up has been delivered, and nothing has come up since.
 
 use margay_wire::FlowId;
 

@@ -1,5 +1,6 @@
 //! One simulated machine: a core, a flow cache, programs.
 
+mod boxes;
 mod frozen;
 mod journal;
 mod life;
@@ -734,17 +735,6 @@ impl Host {
         self.streams.iter_mut().filter(|stream| *stream.tuple() == quoted.tuple).for_each(Stream::unreachable);
     }
 
-    /// Addresses for names that a box here is to see.
-    fn lease(&mut self) {
-        for (service, is_v4) in self.sal.take_wanted_leases() {
-            if is_v4 {
-                let address = IpAddr::V4(self.ranges().name_v4(self.leases.len() as u32));
-                self.leases.push((address, service));
-                self.sal.bind_name(address, service);
-            }
-        }
-    }
-
     /// Whether a packet is for a socket here.
     fn is_local(&self, segment: &Segment) -> bool {
         let to = segment.tuple.destination.ip();
@@ -752,15 +742,7 @@ impl Host {
     }
 
     fn deliver(&mut self, now: Instant, segment: Segment) {
-        if !self.is_local(&segment)
-            && let Some(middlebox) = &mut self.middlebox
-        {
-            if !middlebox.next.is_empty() && middlebox.is_first(&segment) {
-                middlebox.told.push(self.sal.add_boxes(&segment.tuple, &middlebox.next));
-            }
-            for out in middlebox.take(now, &segment) {
-                self.egress(now, &out.emit());
-            }
+        if !self.is_local(&segment) && self.give_box(now, &segment) {
             return;
         }
         if segment.tuple.protocol == UDP {

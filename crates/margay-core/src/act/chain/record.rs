@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  0 place (1 first, 2 left, 3 right, 4 last, 5 proxy) | 1 at | 2 boxes | 3 flags (1 a number follows, 2 a host)
-//!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends, 8 added) | 13 zero (3) | 16 host-ID, zero where none
+//!  4 boxes, 32 each: 0 name (12) | 12 flags (1 passed, 2 left out, 4 ends, 8 added) | 13 zero (3)
+//!                    16 host-ID, zero where none
 //!   then, where flags say so: the number of the other half (4), the host-ID of the other end (16)
 //! ```
 

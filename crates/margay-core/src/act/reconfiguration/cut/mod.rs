@@ -99,9 +99,9 @@ pub(super) struct Cut {
     held: Vec<Vec<u8>>,
     /// Right edge of the receive window that the program's TCP has advertised.
     edge: Option<u32>,
-    /// Has come by the new way and lies beyond the edge, or waits for the last of the old way. The other end's TCP goes by the window of the program that
-    /// leaves until the new way says how wide this one is, and takes none back (RFC 9293 §3.8.6): this one would throw
-    /// away what it has no room for yet, and the other find that out by a time-out.
+    /// Has come by the new way and lies beyond the edge, or waits for the last of the old way. The other end's TCP goes
+    /// by the window of the program that leaves until the new way says how wide this one is, and takes none back (RFC
+    /// 9293 §3.8.6): this one would throw away what it has no room for yet, and the other find that out by a time-out.
     beyond: Vec<Beyond>,
     /// Rises with whatever the old way carries that is new.
     progress: u32,
@@ -423,8 +423,8 @@ impl Cut {
     }
 
     /// Whether the program is not given the data of a segment of the new way now: they wait until its TCP has room for
-    /// all of them, and where order is kept until it has the last of the old way. Those that find no room here are given
-    /// all the same, or where order is kept dropped: they are sent again.
+    /// all of them, and where order is kept until it has the last of the old way. Those that find no room here are
+    /// given all the same, or where order is kept dropped: they are sent again.
     fn is_kept(&mut self, segment: &Segment<'_>) -> bool {
         let has_room = self.edge.is_none_or(|edge| !after(segment.end(), edge));
         let is_early = self.waits_for_old();

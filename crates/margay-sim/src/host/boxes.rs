@@ -1,0 +1,33 @@
+//! The box of a host, where it has one.
+
+use std::net::IpAddr;
+
+use margay_core::Instant;
+
+use super::Host;
+use crate::program::Segment;
+
+impl Host {
+    /// Addresses for names that a box here is to see.
+    pub(super) fn lease(&mut self) {
+        for (service, is_v4) in self.sal.take_wanted_leases() {
+            if is_v4 {
+                let address = IpAddr::V4(self.ranges().name_v4(self.leases.len() as u32));
+                self.leases.push((address, service));
+                self.sal.bind_name(address, service);
+            }
+        }
+    }
+
+    /// Gives the box a packet that is for no socket here. False if there is none.
+    pub(super) fn give_box(&mut self, now: Instant, segment: &Segment) -> bool {
+        let Some(middlebox) = &mut self.middlebox else { return false };
+        if !middlebox.next.is_empty() && middlebox.is_first(segment) {
+            middlebox.told.push(self.sal.add_boxes(&segment.tuple, &middlebox.next));
+        }
+        for out in middlebox.take(now, segment) {
+            self.egress(now, &out.emit());
+        }
+        true
+    }
+}

@@ -284,8 +284,7 @@ static int read_reply(const uint8_t *bytes, size_t length, enum request_kind kin
 	return 0;
 }
 
-/* Milliseconds of the monotonic clock. */
-static int64_t now_ms(void)
+int64_t now_ms(void)
 {
 	struct timespec now;
 

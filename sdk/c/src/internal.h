@@ -69,6 +69,9 @@ int agent_ask(const struct request *request, struct reply *reply);
  */
 int agent_give(const struct request *request, int file, bool *is_unknown);
 
+/* Milliseconds of the monotonic clock. */
+int64_t now_ms(void);
+
 /* Who relays between two connections until they are one: the port of a request. */
 #define SPLICE_AGENT_RELAYS 0
 #define SPLICE_PROGRAM_RELAYS 1

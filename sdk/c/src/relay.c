@@ -26,6 +26,11 @@
 #define PORTS_MAX 64
 /* A session that is not set up after so many questions is left alone. */
 #define ASKED_MAX 64
+/* Where the program still relays so long after the agent has agreed, the session's new way has not come to stand: the
+ * agent is asked again. Each time the pause doubles.
+ */
+#define AGREED_AGAIN_MS 3000
+#define AGREED_MAX 8
 /* A power of two. Of two pipes at one place the later one counts. */
 #define PIPES_MAX 8192
 
@@ -33,6 +38,8 @@ struct end {
 	atomic_uint generation; /* the descriptor was closed, or is another socket's */
 	atomic_bool is_accepted; /* at a port that was named */
 	atomic_uint asked; /* how often the agent was asked about it */
+	atomic_uint agreed; /* how often the agent has agreed */
+	atomic_llong again_ms; /* it is asked no earlier */
 	atomic_bool is_cut; /* its last write was not taken whole */
 	atomic_bool is_added_to; /* more was written than read on the other side */
 	atomic_bool is_spliced; /* what was read last went into a pipe */
@@ -89,7 +96,8 @@ void relay_forget(int fd)
 		return;
 	atomic_fetch_add(&end->generation, 1);
 	end->is_accepted = end->is_cut = end->is_added_to = end->is_spliced = false;
-	end->asked = 0;
+	end->asked = end->agreed = 0;
+	end->again_ms = 0;
 	end->read = end->written = end->piped_in = end->piped_out = 0;
 	end->other = 0;
 }
@@ -204,14 +212,19 @@ static void consider(int source, int target)
 		return;
 	}
 	accepted = from->is_accepted ? from : to;
-	if (atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
+	if (now_ms() < accepted->again_ms || atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
 		return;
 	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. A session that is not set
-	 * up yet is asked about again, with later bytes. */
+	 * up yet is asked about again, with later bytes; one that is being made one (EALREADY), later.
+	 */
 	if (!agent_splice(accepted == from ? source : target, accepted == from ? target : source, SPLICE_PROGRAM_RELAYS,
 			  &is_unknown) ||
-	    errno != EAGAIN)
+	    errno == EALREADY) {
+		accepted->again_ms = now_ms() + (AGREED_AGAIN_MS << accepted->agreed);
+		accepted->asked = ++accepted->agreed < AGREED_MAX ? 0 : ASKED_MAX;
+	} else if (errno != EAGAIN) {
 		accepted->asked = ASKED_MAX;
+	}
 	forget_error();
 	errno = error;
 }

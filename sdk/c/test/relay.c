@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHECK(that)                                                                           \
@@ -177,6 +178,14 @@ static void move(int from, int pipe[2], int to, size_t stay)
 	CHECK(splice(pipe[0], NULL, to, NULL, (size_t)moved - stay, 0) == moved - (ssize_t)stay);
 }
 
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	CHECK(!clock_gettime(CLOCK_MONOTONIC, &now));
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 int main(int argc, char **argv)
 {
 	uint16_t port, upstream_port, other_port;
@@ -184,6 +193,7 @@ int main(int argc, char **argv)
 	char text[16];
 	struct chain one;
 	pthread_t agent;
+	int64_t agreed_ms;
 
 	(void)argc;
 	if (!getenv("MARGAY_SPLICE_PORTS")) {
@@ -210,15 +220,23 @@ int main(int argc, char **argv)
 	say(one.server, "answer");
 	move(one.right, pipe_back, one.left, 2);
 	CHECK(asked == 0);
+	agreed_ms = now_ms();
 	CHECK(splice(pipe_back[0], NULL, one.left, NULL, 2, 0) == 2);
 	hear(one.client, "answer");
 	CHECK(asked == 1 && request[1] == SPLICE && request[2] == IPPROTO_TCP && request[4] == 0 && request[5] == 1);
 	CHECK(passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
-	/* It goes on relaying, and is not heard again. */
+	/* It goes on relaying, and is heard again when the new way should have come to stand long ago. */
+	while (asked == 1) {
+		say(one.server, "more");
+		move(one.right, pipe_back, one.left, 0);
+		hear(one.client, "more");
+	}
+	CHECK(now_ms() - agreed_ms >= 3000);
+	CHECK(asked == 2 && passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
 	say(one.server, "more");
 	move(one.right, pipe_back, one.left, 0);
 	hear(one.client, "more");
-	CHECK(asked == 1);
+	CHECK(asked == 2);
 	end(one);
 
 	/* The other way round, where the second one has said nothing; its descriptors are those of the one before. */
@@ -226,7 +244,7 @@ int main(int argc, char **argv)
 	say(one.client, "upload");
 	move(one.left, pipe_there, one.right, 0);
 	hear(one.server, "upload");
-	CHECK(asked == 2 && passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
+	CHECK(asked == 3 && passed[0] == inode_of(one.left) && passed[1] == inode_of(one.right));
 	end(one);
 
 	/* A relay that adds bytes leaves when both directions go by pipes. */
@@ -238,11 +256,11 @@ int main(int argc, char **argv)
 	say(one.server, "answer");
 	move(one.right, pipe_back, one.left, 0);
 	hear(one.client, "answer");
-	CHECK(asked == 2);
+	CHECK(asked == 3);
 	say(one.client, "next");
 	move(one.left, pipe_there, one.right, 0);
 	hear(one.server, "next");
-	CHECK(asked == 3);
+	CHECK(asked == 4);
 	end(one);
 
 	/* What was read and is not written yet keeps it. */
@@ -251,11 +269,11 @@ int main(int argc, char **argv)
 	CHECK(recv(one.left, text, 8, MSG_WAITALL) == 8 && send(one.right, text, 5, 0) == 5);
 	say(one.server, "answer");
 	move(one.right, pipe_back, one.left, 0);
-	CHECK(asked == 3);
+	CHECK(asked == 4);
 	CHECK(send(one.right, text + 5, 3, 0) == 3);
 	say(one.server, "answer");
 	move(one.right, pipe_back, one.left, 0);
-	CHECK(asked == 4);
+	CHECK(asked == 5);
 	end(one);
 
 	/* A port that was not named. */
@@ -263,7 +281,7 @@ int main(int argc, char **argv)
 	say(one.client, "upload");
 	move(one.left, pipe_there, one.right, 0);
 	hear(one.server, "upload");
-	CHECK(asked == 4);
+	CHECK(asked == 5);
 	end(one);
 	puts("relay: ok");
 	return 0;

@@ -18,6 +18,7 @@ use crate::due_flows::DueFlows;
 use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
 use crate::pinhole::{self, Segment};
 use crate::table::{Table, TcpNumbers, Wired};
+use crate::tun::QUEUE_PACKETS;
 
 /// Where packets to an address leave this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +48,8 @@ pub trait Routing: Send + Sync {
 
 /// [`STALL`] in microseconds.
 const STALL_US: u32 = STALL.as_micros() as u32;
-/// Reads of `sal0` after which whatever was queued when a flow was lifted has been read: longer than its queue.
-pub(crate) const QUEUE_READS: u32 = 1024;
+/// Reads of `sal0` after which whatever was queued when a flow was lifted has been read.
+pub(crate) const QUEUE_READS: u32 = QUEUE_PACKETS + 1;
 
 /// Number of no interface: the kernel refuses to send by it.
 const NOWHERE: u32 = i32::MAX.cast_unsigned();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use margay_core::{BITS_V4, BITS_V6, Ranges};
 use margay_datapath::kernel::KernelCache;
+use margay_datapath::tun::QUEUE_PACKETS;
 
 use super::card::{self, Card};
 use super::change::{Change, MAIN_TABLE};
@@ -21,9 +22,6 @@ pub const TABLE: u32 = 54_324;
 /// send carries, less its headers.
 const GSO_MAX_DIRECT: u32 = 65_536;
 const GSO_MAX_ENCAPSULATED: u32 = 62_500;
-/// Packets that wait at `sal0` for the agent. What a program sends into a full queue is lost without a word to that
-/// program: with the 500 of a TUN, 20 ms without a processor lost datagrams of a flow of 17,000 a second.
-const QUEUE_PACKETS: u32 = 2000;
 /// IP (the larger of the two) and UDP headers below ours.
 const IPV6_UDP_BYTES: u32 = 48;
 const IPV4_UDP_BYTES: u32 = 28;

@@ -22,7 +22,7 @@ use crate::traffic::{Came, Sent};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "first-datagrams",
-    summary: "new flows of datagrams whose programs do not wait for answers: nothing of their first is lost or overtaken",
+    summary: "new flows of datagrams whose programs do not wait for answers: none of the first is lost or overtaken",
     bounds: &BOUNDS,
     run,
 };

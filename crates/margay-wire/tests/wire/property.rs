@@ -94,7 +94,8 @@ fn chain() -> impl Strategy<Value = Value> {
         boxes.extend(ahead);
         let has_added = !is_answer && name_adders(&mut boxes);
         json!({
-            "type": if has_added { "CHAIN_ADDED" } else { "CHAIN" }, "is_answer": is_answer, "shared": shared, "failed_at": failed_at,
+            "type": if has_added { "CHAIN_ADDED" } else { "CHAIN" }, "is_answer": is_answer,
+            "shared": shared, "failed_at": failed_at,
             "destination": destination, "time_s": time_s, "host_key": host_key, "signature": signature,
             "boxes": boxes, "hosts": hosts, "certificates": certificates,
         })

@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::fmt;
+use core::time::Duration;
 
 use margay_core::Instant;
 use margay_wire::sctp::{
@@ -13,6 +14,11 @@ use super::congestion::Congestion;
 use super::rack::{Patience, Rack};
 use crate::number::{Row, Serial, Tsn};
 use crate::plugin::Order;
+
+/// Words of the receiver hasten so many repetitions after a time-out: a late answer looks like one.
+const HASTENED_MAX: u8 = 3;
+/// An answer may take so long on the shortest path: its host is busy.
+const ANSWER_MIN: Duration = Duration::from_millis(5);
 
 /// What a sender is set up with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,9 +131,8 @@ pub struct Sender {
     /// The window has been made smaller for losses before this one.
     recovery: Option<Tsn>,
     timeout_at: Option<Instant>,
-    /// A time-out has run out since something was acknowledged, and no word of the receiver has hastened a repetition
-    /// since.
-    is_overdue: bool,
+    /// How often words of the receiver may hasten a repetition before the next time-out; none where nothing is overdue.
+    hastened_max: u8,
     lost_at: Option<Instant>,
     /// No frame's time is over before that.
     until: Option<Instant>,
@@ -153,7 +158,7 @@ impl Sender {
             congestion: Congestion::new(config.packet_bytes),
             recovery: None,
             timeout_at: None,
-            is_overdue: false,
+            hastened_max: 0,
             lost_at: None,
             until: None,
             is_forward_due: false,
@@ -363,13 +368,13 @@ impl Sender {
             if self.recovery.is_none() && is_in_use {
                 self.congestion.grow(acked);
             }
-            self.is_overdue = false;
+            self.hastened_max = 0;
             self.timeout_at = (self.next != self.chunks.first()).then(|| now + self.rack.timeout());
         } else if self.next == self.chunks.first() {
             // What was given up is known to be so.
             self.timeout_at = None;
         } else if self.is_unasked(now) {
-            self.is_overdue = false;
+            self.hastened_max -= 1;
             self.repeat_all(now);
         }
         self.until = self.until.filter(|_| !self.chunks.is_empty());
@@ -454,7 +459,7 @@ impl Sender {
         if self.timeout_at.is_none_or(|at| at > now) {
             return;
         }
-        self.is_overdue = true;
+        self.hastened_max = HASTENED_MAX;
         self.rack.timed_out();
         self.congestion.collapse();
         self.recovery = Some(self.next);
@@ -466,7 +471,8 @@ impl Sender {
     /// member had is to go elsewhere, which it would do with the next time-out only.
     fn is_unasked(&self, now: Instant) -> bool {
         let sent = self.chunks.iter().take_while(|(tsn, _)| *tsn != self.next).filter_map(|(_, chunk)| chunk.sent_at);
-        self.is_overdue && sent.max().is_some_and(|last| now.since(last) > self.rack.answer_max())
+        let is_late = |last: Instant| now.since(last) > self.rack.answer_max().max(ANSWER_MIN);
+        self.hastened_max > 0 && sent.max().is_some_and(is_late)
     }
 
     /// All that was sent and has not come for good is sent again.
@@ -515,7 +521,7 @@ impl Sender {
     }
 
     /// The smoothed round trip.
-    pub fn round_trip(&self) -> Option<core::time::Duration> {
+    pub fn round_trip(&self) -> Option<Duration> {
         self.rack.round_trip()
     }
 

@@ -21,8 +21,8 @@ fn a_report_of_load_has_its_percents_in_the_port() {
     let bytes = [&[1, 15, 0, 0, 0, 40, 0, 96][..], &[0xab; 32], &[0; 16]].concat();
     assert_eq!(request.emit()[..], bytes);
     assert_eq!(ProgramRequestRepr::parse(&bytes), Ok(request));
-    let next = [&[1, 16], &bytes[2..]].concat();
-    assert_eq!(ProgramRequestRepr::parse(&next), Err(ProgramError::Kind));
+    let unknown = [&[1, 17], &bytes[2..]].concat();
+    assert_eq!(ProgramRequestRepr::parse(&unknown), Err(ProgramError::Kind));
 }
 
 #[test]

@@ -37,15 +37,19 @@ pub struct NextArgs {
     /// The first packet is a datagram of UDP
     #[arg(long)]
     udp: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// Asks by the socket for programs: whoever is the box may ask, an operator or not.
-pub async fn next(config: &Config, args: &NextArgs) -> Result<()> {
+pub async fn next(config: &Config, args: &NextArgs, out: &mut Out) -> Result<()> {
     let agent = Agent::connect_to(&programs::path(&config.host.runtime_dir)).await.into_diagnostic()?;
     let protocol = if args.udp { Protocol::Udp } else { Protocol::Tcp };
     let first = FirstPacket { protocol, from: args.from, to: args.to };
     let names: Vec<&str> = args.names.iter().map(|name| name.0.written()).collect();
-    agent.pass_next(&first, &names).await.into_diagnostic()
+    agent.pass_next(&first, &names).await.into_diagnostic()?;
+    let goes = serde_json::json!({ "from": args.from, "to": args.to, "next": names });
+    out.done(args.json.json, &goes, &format!("the session from {} goes through {} next", args.from, names.join(", ")))
 }
 
 #[derive(Args)]

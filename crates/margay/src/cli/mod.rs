@@ -305,7 +305,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             }
             Verb::Ensemble(verb) => ensemble::ensemble(&config, verb, &mut out).await.map(|()| ExitCode::SUCCESS),
             Verb::Middlebox(middlebox::MiddleboxVerb::Next(args)) => {
-                middlebox::next(&config, &args).await.map(|()| ExitCode::SUCCESS)
+                middlebox::next(&config, &args, &mut out).await.map(|()| ExitCode::SUCCESS)
             }
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,

@@ -4,6 +4,7 @@
 
 pub mod programs;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -93,6 +94,13 @@ struct Stage<'a> {
 fn hex(name: &str) -> Result<String> {
     let id = name.parse::<Name>()?.service_id().to_string();
     Ok(id.trim_start_matches("sid:").to_owned())
+}
+
+/// Sessions of a name of which a watcher was told this.
+fn sessions(log: &str, kind: &str, id: &str) -> BTreeSet<String> {
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line.split_once(' ')?.1).ok());
+    let is_it = |event: &Value| event["kind"] == kind && event["name"].as_str().is_some_and(|name| name.contains(id));
+    events.filter(is_it).filter_map(|event| Some(event["session"].as_str()?.to_owned())).collect()
 }
 
 impl Stage<'_> {
@@ -261,8 +269,10 @@ impl Stage<'_> {
         for (watcher, flows) in watchers.iter().zip([2, 1]) {
             wait_for("what happened", LIMIT, || {
                 let log = watcher.log();
-                let count = |kind: &str| log.lines().filter(|line| line.contains(kind) && line.contains(&id)).count();
-                let told = [count("\"opened\""), count("\"closed\"")];
+                let opened = sessions(&log, "opened", &id);
+                // Those of the step before may end only now.
+                let closed = sessions(&log, "closed", &id);
+                let told = [opened.len(), opened.intersection(&closed).count()];
                 if told == [flows, flows] { Ok(()) } else { bail!("{told:?} instead of {flows}: {log}") }
             })?;
         }

@@ -368,7 +368,6 @@ impl Sender {
             if self.recovery.is_none() && is_in_use {
                 self.congestion.grow(acked);
             }
-            self.hastened_max = 0;
             self.timeout_at = (self.next != self.chunks.first()).then(|| now + self.rack.timeout());
         } else if self.next == self.chunks.first() {
             // What was given up is known to be so.
@@ -376,6 +375,9 @@ impl Sender {
         } else if self.is_unasked(now) {
             self.hastened_max -= 1;
             self.repeat_all(now);
+        }
+        if self.next == self.chunks.first() {
+            self.hastened_max = 0;
         }
         self.until = self.until.filter(|_| !self.chunks.is_empty());
         self.want_forward();

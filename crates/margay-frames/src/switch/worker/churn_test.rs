@@ -214,6 +214,27 @@ fn what_members_died_with_is_repeated_as_soon_as_there_are_others() {
     assert_eq!(rig.worker.totals.deaths, 2);
 }
 
+#[test]
+fn what_a_member_died_with_is_repeated_as_soon_as_the_death_is_found() {
+    // Round after round: the death is found just after the client has repeated by itself, and just before.
+    for found_after in [450, 590, 610, 700] {
+        let mut rig = Rig::new(&[1, 2]);
+        rig.pass(10);
+        (0..20).for_each(|n| drop(rig.ask(&format!("get warm{n}\r\n"))));
+        rig.pass(100);
+        rig.end(2).is_cut = true;
+        let before = rig.asked(1);
+        let numbers: Vec<u32> = (0..20).map(|n| rig.ask(&format!("get key{n}\r\n"))).collect();
+        rig.pass(20);
+        let open: Vec<u32> = numbers.into_iter().filter(|number| rig.answer(*number).is_empty()).collect();
+        assert!(!open.is_empty() && rig.asked(1) > before, "{} of the dead member", open.len());
+        rig.pass(found_after - 20);
+        rig.worker.link_failed(rig.now, host(2), "its flow has ended");
+        rig.pass(20);
+        assert!(open.iter().all(|number| rig.answer(*number).len() == 1), "{found_after} ms: {:?}", rig.answers);
+    }
+}
+
 /// Something that happens to a member.
 fn happen(rig: &mut Rig, rng: &mut Rng) {
     let number = 1 + u8::try_from(rng.u64() % 3).expect("small");

@@ -398,14 +398,7 @@ fn random_additions_keep_every_promise() {
     let seeds = std::env::var("MARGAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
     for seed in 0..seeds {
         let mut line = adding(5000 + seed, 5, 3);
-        line.set_direct(seed % 2 == 0);
-        line.go_by(seed % 3 == 0);
-        line.world.network.weather = Weather {
-            delay_max: Duration::from_millis(1 + seed % 30),
-            loss_per_mille: (seed % 150) as u32,
-            duplicate_per_mille: (seed % 100) as u32,
-            ..Weather::FAIR
-        };
+        line.vary(seed, 150);
         for _ in 0..20 {
             let mut random = || line.world.random() as usize;
             let at = random() % 5;

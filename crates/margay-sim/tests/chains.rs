@@ -453,14 +453,7 @@ fn random_chains_keep_every_promise() {
     for seed in 0..seeds {
         let count = 1 + seed as usize % 4;
         let mut line = line(1000 + seed, Weather::FAIR, count);
-        line.set_direct(seed % 2 == 0);
-        line.go_by(seed % 3 == 0);
-        line.world.network.weather = Weather {
-            delay_max: Duration::from_millis(1 + seed % 30),
-            loss_per_mille: (seed % 200) as u32,
-            duplicate_per_mille: (seed % 100) as u32,
-            ..Weather::FAIR
-        };
+        line.vary(seed, 200);
         for _ in 0..30 {
             let which = line.world.random() as usize % count;
             let host = line.boxes[which];

@@ -94,6 +94,19 @@ pub fn name(at: usize) -> ServiceId {
 
 #[allow(dead_code, reason = "not every story needs all of it")]
 impl Line {
+    /// Whether packets go direct, whether boxes may be left out, and the weather, by a seed. Fewer than `loss_max` per
+    /// mille are lost.
+    pub fn vary(&mut self, seed: u64, loss_max: u64) {
+        self.set_direct(seed % 2 == 0);
+        self.go_by(seed % 3 == 0);
+        self.world.network.weather = Weather {
+            delay_max: Duration::from_millis(1 + seed % 30),
+            loss_per_mille: (seed % loss_max) as u32,
+            duplicate_per_mille: (seed % 100) as u32,
+            ..Weather::FAIR
+        };
+    }
+
     pub fn all(&self) -> Vec<HostId> {
         [self.router, self.client, self.server].into_iter().chain(self.boxes.iter().copied()).collect()
     }

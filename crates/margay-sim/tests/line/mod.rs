@@ -97,8 +97,8 @@ impl Line {
     /// Whether packets go direct, whether boxes may be left out, and the weather, by a seed. Fewer than `loss_max` per
     /// mille are lost.
     pub fn vary(&mut self, seed: u64, loss_max: u64) {
-        self.set_direct(seed % 2 == 0);
-        self.go_by(seed % 3 == 0);
+        self.set_direct(seed.is_multiple_of(2));
+        self.go_by(seed.is_multiple_of(3));
         self.world.network.weather = Weather {
             delay_max: Duration::from_millis(1 + seed % 30),
             loss_per_mille: (seed % loss_max) as u32,

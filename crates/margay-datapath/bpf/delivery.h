@@ -36,6 +36,46 @@ static __always_inline void note_undelivered(struct flow_entry *entry)
 	count(COUNT_UNDELIVERED);
 }
 
+/* What the host does with what comes by an interface for the program of a flow (BPF_FIB_LKUP_RET_…). */
+static __always_inline long route_from(struct __sk_buff *skb, const struct flow_entry *entry, __u32 ifindex)
+{
+	const __u32 *from = (const __u32 *)entry->app.destination, *to = (const __u32 *)entry->app.source;
+	struct bpf_fib_lookup route = { .ifindex = ifindex, .l4_protocol = entry->app.protocol };
+
+	if (is_mapped(to)) {
+		route.family = AF_INET;
+		route.ipv4_src = from[3];
+		route.ipv4_dst = to[3];
+	} else {
+		route.family = AF_INET6;
+		__builtin_memcpy(route.ipv6_src, from, sizeof(route.ipv6_src));
+		__builtin_memcpy(route.ipv6_dst, to, sizeof(route.ipv6_dst));
+	}
+	return bpf_fib_lookup(skb, &route, sizeof(route), 0);
+}
+
+/* Whether what stays on the card that it came by comes to the program: one in another network namespace is reached by
+ * forwarding, which may be off for that card and on for sal0. The first packet of a flow asks.
+ */
+static __noinline bool is_let_in(struct __sk_buff *skb, struct flow_entry *entry)
+{
+	long by_sal0;
+
+	if (entry->seen & SEEN_LET_IN)
+		return true;
+	by_sal0 = route_from(skb, entry, sal0_ifindex);
+	/* Where sal0 forwards nothing, this says nothing of the host's own addresses either; no program elsewhere is
+	 * reached then.
+	 */
+	if ((by_sal0 == BPF_FIB_LKUP_RET_SUCCESS || by_sal0 == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+	    route_from(skb, entry, skb->ifindex) == BPF_FIB_LKUP_RET_FWD_DISABLED) {
+		__sync_fetch_and_or(&entry->seen, SEEN_UNDELIVERED);
+		return false;
+	}
+	__sync_fetch_and_or(&entry->seen, SEEN_LET_IN);
+	return true;
+}
+
 /* Whether data has come for the host's TCP for a while, and it has said nothing at all. A lost segment is another
  * matter: a TCP answers those that come after it.
  */
@@ -67,9 +107,12 @@ static __always_inline bool repeats_acknowledged(const struct flow_entry *entry,
 
 	if (!(sent->flags & NUMBERS_KNOWN) || (__s32)(packet->sequence - sent->sequence) > 0)
 		return false;
+	/* Not whether anything came lately: where both ends have lost each other's words, each sends again when the other
+	 * one does.
+	 */
 	return heard->flags & NUMBERS_KNOWN &&
 	       (__s32)(heard->acknowledgement - packet->sequence - packet->payload_len) >= 0 &&
-	       (__s64)(now - entry->ingress.last_ns) > (__s64)LATELY_NS;
+	       (__s64)(now - entry->egress.asked_ns) > (__s64)LATELY_NS;
 }
 
 /* Takes note of data that the host's TCP sends; false where the flow has stalled. Where a box has the flow, the TCP is

@@ -340,6 +340,9 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		ends |= packet->tcp_flags & TCP_FIN ? note_fin(entry, packet) : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
 		note_in_order(entry, packet);
+		if (packet->tcp_flags & TCP_ACK &&
+		    acknowledges_more(&entry->ingress.numbers, &entry->egress.numbers, packet))
+			entry->egress.asked_ns = now;
 		note_numbers(&entry->ingress.numbers, &entry->egress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
@@ -495,7 +498,8 @@ int wire_ingress(struct __sk_buff *skb)
 	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it. So
 	 * does what a box is to see there.
 	 */
-	if (!(entry->flags & FLOW_BY_SAL0) && is_in_place(entry) && has_socket(entry) && !is_pinhole_of_agent) {
+	if (!(entry->flags & FLOW_BY_SAL0) && is_in_place(entry) && has_socket(entry) && !is_pinhole_of_agent &&
+	    is_let_in(skb, entry)) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;
 			return TCX_NEXT;

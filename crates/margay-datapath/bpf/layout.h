@@ -35,6 +35,7 @@
 /* In entries only: both ends have closed, and each has acknowledged all of the other's. Nothing is left to pass. */
 #define SEEN_OVER 512
 #define SEEN_UNDELIVERED 2048 /* in entries only: what was rewritten in place has not reached its program */
+#define SEEN_LET_IN 8192 /* in entries only: the host takes it from that card, or forwards it from there */
 #define SEEN_SOCKET 4096 /* in entries only: the host's TCP has a socket of it, and has not closed last */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
@@ -102,7 +103,7 @@ struct direction {
 	__u64 segments;
 	struct tcp_numbers numbers;
 	/* Ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered
-	 * here.
+	 * here. Egress of TCP: when the peer acknowledged more of it last.
 	 */
 	__u64 asked_ns;
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */

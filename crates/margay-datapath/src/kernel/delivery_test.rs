@@ -59,8 +59,10 @@ fn what_was_acknowledged_and_is_sent_again_shows_that_the_host_swallows_answers(
     let acknowledge = |up_to: u32, at_ns: u64| {
         rig.alter(|entry| {
             entry.unanswered_since_ns = 0;
+            // The peer, too, sends again what this host has swallowed.
+            entry.ingress.last_ns = u64::MAX / 2;
             (entry.ingress.numbers.acknowledgement, entry.ingress.numbers.flags) = (up_to, known);
-            entry.ingress.last_ns = at_ns;
+            entry.egress.asked_ns = at_ns;
         });
     };
     let is_stalled = || rig.entry().flags & layout::FLOW_STALLED != 0;
@@ -92,7 +94,7 @@ fn what_a_box_is_to_see_comes_by_sal0_and_what_is_sent_again_is_no_sign_of_anyth
     rig.alter(|entry| {
         entry.unanswered_since_ns = 0;
         (entry.ingress.numbers.acknowledgement, entry.ingress.numbers.flags) = (end, 1);
-        entry.ingress.last_ns = LONG_AGO_NS;
+        entry.egress.asked_ns = LONG_AGO_NS;
     });
     let sent = |rig: &Rig| rig.run(true, &segment(app, ACK, b"request")).0;
     assert_eq!((sent(&rig), sent(&rig)), (REDIRECT, REDIRECT));

@@ -75,6 +75,7 @@ impl KernelCache {
                 &mut entry.unanswered_since_ns,
                 &mut entry.egress.last_ns,
                 &mut entry.ingress.last_ns,
+                &mut entry.egress.asked_ns,
                 &mut entry.ingress.asked_ns,
             ];
             times.into_iter().for_each(earlier);

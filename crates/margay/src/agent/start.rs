@@ -84,7 +84,7 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
              and `margay up`"
         );
     }
-    restore_interface(&config).await?;
+    let interface = restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
     chain::renew(&agent);
     begin(&agent.core, &agent.publishing.services, agent.config().router.enabled).await;
@@ -93,7 +93,8 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     // Somebody may have asked it to go down while it was ending by itself.
     let is_to_end = agent.process.parting.ends_flows.load(Ordering::Relaxed)
         || agent.process.parting.for_good.notified().now_or_never().is_some();
-    let is_gone = result.is_err() && if_nametoindex(INTERFACE).is_err();
+    // The agent itself may have made it again by now, with another index.
+    let is_gone = result.is_err() && if_nametoindex(INTERFACE).ok() != Some(interface);
     if is_gone {
         // Flows are still there: the next start makes it again, and takes them up.
         tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
@@ -105,20 +106,19 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     result
 }
 
-/// Makes the interface again that `up` had made.
-async fn restore_interface(config: &Config) -> Result<()> {
+/// Makes the interface again that `up` had made; gives its index.
+async fn restore_interface(config: &Config) -> Result<u32> {
     if if_nametoindex(INTERFACE).is_err() && host::is_prepared(config).unwrap_or(false) {
         let say = |what: &str| tracing::warn!(what, "somebody has undone what `up` had changed; put back");
         host_changes::restore_all(config, say).await.into_diagnostic()?;
     }
-    if if_nametoindex(INTERFACE).is_err() {
-        return Err(miette!(
+    if_nametoindex(INTERFACE).map_err(|_| {
+        miette!(
             help =
                 "`margay up` prepares the host and starts the agent; `margay up --dry-run` shows what it would change",
             "there is no interface {INTERFACE}"
-        ));
-    }
-    Ok(())
+        )
+    })
 }
 
 async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent>> {

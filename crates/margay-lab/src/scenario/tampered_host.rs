@@ -87,8 +87,8 @@ const SNAPSHOT: &str = r#"
 
 /// What other programs do to several changes at once, and to none by name.
 const AT_ONCE: [(&str, &str); 7] = [
-    // The agent's own has no interface any more, although there is one of that name.
-    ("another sal0 in the place of the own one", "ip link del sal0; ip tuntap add dev sal0 mode tun"),
+    // The agent's own has no interface any more, although there is one of that name. The agent may be first to make it.
+    ("another sal0 in the place of the own one", "ip link del sal0; ip tuntap add dev sal0 mode tun || true"),
     ("routes flushed", "ip -4 route flush dev sal0; ip -6 route flush dev sal0"),
     ("down and up", "ip link set sal0 down; ip link set sal0 up"),
     ("addresses flushed", "ip addr flush dev sal0"),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::handover::HandoverRecord;
 use margay_core::name::{Name, ServiceId};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Allow;
@@ -127,8 +128,13 @@ impl World {
 
     /// The host's agent starts again with what it had written down.
     pub fn start_agent(&mut self, id: HostId) {
+        self.start_agent_with(id, &|_| {});
+    }
+
+    /// The same, with records that whoever administers the host has altered.
+    pub fn start_agent_with(&mut self, id: HostId, alter: &dyn Fn(&mut HandoverRecord)) {
         let (seed, now) = (self.seed(), self.now);
-        self.hosts[id.0].start_agent(now, seed);
+        self.hosts[id.0].start_agent_with(now, seed, alter);
         let addresses = self.hosts[id.0].addresses.clone();
         self.hosts[id.0].set_addresses(now, addresses);
         self.collect(id.0);

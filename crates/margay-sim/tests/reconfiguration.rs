@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use line::{Line, name, open_line};
 use margay_core::chain::ChainPolicy;
-use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured};
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured, SessionBoxes};
 use margay_core::table::{Action, Allow, Rule};
 use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};
 use margay_sim::check::{ends_agree, nothing_left_over};
@@ -280,7 +280,8 @@ fn contend(seed: u64) -> Result<(), String> {
                 its.awaits = None;
                 if change.outcome == ReconfigurationOutcome::Done {
                     its.completed += 1;
-                    is_now = change.edit.of(&is_now).map_err(|error| format!("{change:?} of {is_now:?}: {error}"))?;
+                    let known = SessionBoxes { between: is_now, ..SessionBoxes::default() };
+                    is_now = change.edit.of(&known).map_err(|error| format!("{change:?} of {known:?}: {error}"))?;
                     if is_now != change.boxes {
                         return Err(format!("an update was lost: {change:?}, and {is_now:?} was wanted"));
                     }

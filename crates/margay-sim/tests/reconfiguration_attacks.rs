@@ -6,7 +6,7 @@ mod line;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use line::{Line, MAIL, line};
+use line::{CHAT, Line, MAIL, NAME, line};
 use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule};
 use margay_core::name::Prefix;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome};
@@ -154,6 +154,33 @@ fn place_of_reconfiguration(bytes: &[u8]) -> usize {
         }
         at += taken;
     }
+}
+
+/// A service demands a box, and another one of the same host demands none.
+#[test]
+fn a_way_for_another_name_of_the_server_does_not_evade_what_the_service_demands() {
+    let mut line = line(9, Weather::FAIR, 1);
+    line.trust_nobody_else();
+    line.demand(CHAT, &[SCRUBBER]);
+    let stream = line.talk(TALK);
+    line.world.run_for(SECOND);
+    let client = line.client;
+    line.world.kill_agent(client);
+    line.world.start_agent_with(client, &|record| record.service = service(NAME));
+    let router = line.router;
+    assert!(line.world.register_again(router, client));
+    line.world.run_for(SECOND / 4);
+    let now = line.world.now;
+    let id = line.world.host(client).flow_of(stream).expect("the session").flow;
+    let edit = Edit::Remove { service: service(SCRUBBER) };
+    line.world.host(client).sal.reconfigure(now, id, edit).expect("it may be asked");
+    line.world.touch(client);
+    line.world.run_for(3 * SECOND);
+    assert_eq!(done(&mut line), 0);
+    let scrubber = line.boxes[0];
+    assert_eq!(line.world.host(scrubber).sal.flow_count(), 2, "it goes through the box still");
+    line.world.run_for(360 * SECOND);
+    assert!(!line.served().was_reset && line.served().received == 1500 * 700);
 }
 
 #[test]

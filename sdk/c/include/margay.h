@@ -134,6 +134,19 @@ int sv_report_load(const struct sockaddr *name, socklen_t length, unsigned int p
  */
 int sv_splice(int left, int right);
 
+/* Has a session go through these boxes next, before the rest of its chain: for the program of a box. `boxes`: their
+ * names in order, with spaces between them, 255 bytes at most. `protocol`: IPPROTO_TCP or IPPROTO_UDP. `from` and `to`:
+ * source and destination of the session's first packet as it has come to the box by sal0, both of AF_INET or both of
+ * AF_INET6, of `length` bytes each. The box must not have let that packet out; as long as it keeps the packet, for a
+ * second at most, the last call counts, and the same call again does nothing. 0: the packet may go on. -1: nothing has
+ * changed; errno is ENOTCONN where no such session has come to a box of this host, EACCES where the program is not that
+ * box's, EPERM where the policy does not let the box be added, EALREADY where the packet has left the box, E2BIG for
+ * more than eight boxes, EINVAL for a name that is no box's or that the session passes already, EOPNOTSUPP of an agent
+ * of an earlier release.
+ */
+int sv_pass_next(const char *boxes, int protocol, const struct sockaddr *from, const struct sockaddr *to,
+		 socklen_t length);
+
 /* Framed sockets: SOCK_SEQPACKET. Frames arrive whole, each to one server, of one server or of an ensemble of them.
  * sv_send and sv_recv send and receive them as they are unless said otherwise; the program margay carries them, and
  * must be in PATH, or named by MARGAY_PROGRAM.

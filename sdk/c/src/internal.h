@@ -4,7 +4,8 @@
  * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
  * frames.c (framed sockets) and carrier.c (the process that carries them),
  * handover.c (sockets from one process to the next), splice.c (two connections become one), load.c (how loaded the
- * process is), preload.c (the calls under their own names), relay.c (what the shim sees of programs that relay).
+ * process is), next.c (the next boxes of a session), preload.c (the calls under their own names), relay.c (what the
+ * shim sees of programs that relay).
  */
 #ifndef MARGAY_INTERNAL_H
 #define MARGAY_INTERNAL_H
@@ -37,6 +38,7 @@ enum request_kind {
 	HANDED,
 	GIVE,
 	ASK_LOAD = 15,
+	ASK_NEXT,
 	ASK_SPLICE = 75
 };
 

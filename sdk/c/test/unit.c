@@ -33,11 +33,11 @@
 		}                                                                                                  \
 	} while (0)
 
-enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER, LOAD = 15 };
+enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER, LOAD = 15, NEXT };
 
 static char path[108];
 static int listener;
-static atomic_int connections, refuse_with, asked_for[16];
+static atomic_int connections, refuse_with, asked_for[17];
 static atomic_bool hang_up_next, hold_next;
 /* The agent has a question that it does not answer yet; it may; a signal was handled. */
 static sem_t held, go, handled;
@@ -79,7 +79,7 @@ static void *serve(void *argument)
 		unsigned char reply[300] = { 1, bytes[1], 0, (unsigned char)refuse_with, 1, 0 };
 		size_t length = 60;
 
-		asked_for[bytes[1] % 16]++;
+		asked_for[bytes[1] % 17]++;
 		memcpy(reply + 8, bytes + 8, 32);
 		if (refuse_with)
 			length += (size_t)sprintf((char *)reply + 60, "because");
@@ -385,6 +385,41 @@ static void reports_of_load(void)
 	CHECK(connections == before + 2 && !sv_report_load(AS(name), 10) && connections == before + 2);
 }
 
+static void the_next_box(void)
+{
+	struct sockaddr_in from = { .sin_family = AF_INET, .sin_port = htons(40000) };
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(443) };
+	struct sockaddr_in6 wide = { .sin6_family = AF_INET6, .sin6_port = htons(1) };
+	struct sockaddr_sv name = some(0xab, 0);
+	char long_text[257] = { 0 };
+
+	inet_pton(AF_INET, "10.0.0.7", &from.sin_addr);
+	inet_pton(AF_INET, "198.18.0.9", &to.sin_addr);
+	inet_pton(AF_INET6, "fd00::7", &wide.sin6_addr);
+	memset(long_text, 'x', 256);
+#define NEXT_OF(boxes, protocol, from, to) sv_pass_next(boxes, protocol, (struct sockaddr *)&(from), AS(to))
+	CHECK(NEXT_OF(long_text, IPPROTO_TCP, from, to) == -1 && errno == EINVAL && strstr(sv_strerror(), "255"));
+	CHECK(NEXT_OF(NULL, IPPROTO_TCP, from, to) == -1 && errno == EINVAL);
+	CHECK(NEXT_OF("ids.shop", IPPROTO_ICMP, from, to) == -1 && errno == EPROTONOSUPPORT);
+	CHECK(NEXT_OF("ids.shop", IPPROTO_TCP, name, name) == -1 && errno == EAFNOSUPPORT);
+	CHECK(sv_pass_next("ids.shop", IPPROTO_TCP, NULL, AS(to)) == -1 && errno == EINVAL);
+	CHECK(sv_pass_next("ids.shop", IPPROTO_UDP, (struct sockaddr *)&wide, (struct sockaddr *)&wide, sizeof(to)) == -1 &&
+	      errno == EINVAL && !asked_for[NEXT]);
+	CHECK(!NEXT_OF("ids.shop fw2.shop", IPPROTO_TCP, from, to) && asked_length == 56 + 17 && passed_inode == 0);
+	/* Version, kind, protocol, port; destination, port, zero; source; names. */
+	CHECK(!memcmp(asked, "\1\20\6\0\234\100\0\0", 8));
+	CHECK(!memcmp(asked + 8, "\0\0\0\0\0\0\0\0\0\0\377\377\306\22\0\11\1\273\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32));
+	CHECK(!memcmp(asked + 40, "\0\0\0\0\0\0\0\0\0\0\377\377\12\0\0\7ids.shop fw2.shop", 33));
+	CHECK(!NEXT_OF("ids.shop", IPPROTO_UDP, wide, wide) && !memcmp(asked, "\1\20\21\0\0\1\0\0\375\0", 10));
+	CHECK(asked[23] == 7 && asked[25] == 1 && asked[40] == 0xfd && asked[55] == 7);
+	refuse_with = EPERM;
+	CHECK(NEXT_OF("ids.shop", IPPROTO_TCP, from, to) == -1 && errno == EPERM && !strcmp(sv_strerror(), "because"));
+	refuse_with = EBADMSG;
+	CHECK(NEXT_OF("ids.shop", IPPROTO_TCP, from, to) == -1 && errno == EOPNOTSUPP && strstr(sv_strerror(), "earlier release"));
+	refuse_with = 0;
+#undef NEXT_OF
+}
+
 static void *many_names(void *unused)
 {
 	struct sockaddr_sv name;
@@ -426,6 +461,7 @@ int main(void)
 	an_agent_that_takes_its_time();
 	a_child_of_vfork();
 	reports_of_load();
+	the_next_box();
 	threads();
 	puts("unit: ok");
 	return 0;

@@ -48,7 +48,13 @@ impl Host {
     /// The agent starts again, with what the one before had written down when it was killed. The user-space cache is
     /// empty, the kernel's has gone on meanwhile.
     pub(crate) fn start_agent(&mut self, now: Instant, seed: [u8; 32]) {
-        let kept = self.kept(now);
+        self.start_agent_with(now, seed, &|_| {});
+    }
+
+    /// The same, with records that whoever administers the host has altered.
+    pub(crate) fn start_agent_with(&mut self, now: Instant, seed: [u8; 32], alter: &dyn Fn(&mut HandoverRecord)) {
+        let mut kept = self.kept(now);
+        kept.flows.iter_mut().for_each(alter);
         let start = Start { epoch: self.start.epoch + 1, ..self.start };
         let mut next = Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits);
         for (prefix, id, rule) in self.sal.rules() {

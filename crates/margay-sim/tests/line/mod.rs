@@ -3,14 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::certificate::{CertificateKind, TrustAnchor};
+use margay_core::certificate::TrustAnchor;
 use margay_core::chain::{AddRefused, BoxWanted, ChainPolicy, ChainRule, Requirement};
 use margay_core::key::SigningKey;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule};
 use margay_core::{Cipher, Event, Instant};
-use margay_sim::certificate::chain;
+use margay_sim::certificate;
 use margay_sim::middlebox::Habit;
 use margay_sim::stream::{Plan, Stream};
 use margay_sim::world::service;
@@ -22,7 +22,7 @@ pub const NAME: &str = "web.shop";
 #[allow(dead_code, reason = "not every story has one")]
 pub const MAIL: &str = "mail.shop";
 /// Streams are served under this name.
-const CHAT: &str = "chat.shop";
+pub const CHAT: &str = "chat.shop";
 /// Datagrams are served under this name.
 const TALK: &str = "talk.shop";
 
@@ -314,14 +314,8 @@ impl Line {
     /// All hosts trust one authority, which has let each do what it does here.
     pub fn trust_nobody_else(&mut self) -> SigningKey {
         let authority = SigningKey::generate(&mut Rng::new([77; 32]));
-        for host in self.all() {
-            let anchor = TrustAnchor { authority: service(NAME).authority(), key: authority.public() };
-            let key = self.world.host(host).public_key();
-            let member = chain(CertificateKind::Member, Prefix::new(service(NAME), 64), key, &authority);
-            let sal = &mut self.world.host(host).sal;
-            sal.add_trust_anchor(anchor);
-            sal.set_membership(member);
-        }
+        let all = self.all();
+        certificate::trust(&mut self.world, &all, NAME, &authority);
         let names = (0..self.boxes.len()).map(|at| (self.boxes[at], format!("box-{at}.shop")));
         let served = [NAME, CHAT, TALK, MAIL].map(|name| (self.server, name.to_owned()));
         for (host, name) in names.chain(served).collect::<Vec<_>>() {
@@ -331,10 +325,7 @@ impl Line {
     }
 
     pub fn certify(&mut self, host: HostId, name: &str, authority: &SigningKey) {
-        let prefix = Prefix::new(service(name), 96);
-        let key = self.world.host(host).public_key();
-        let shown = chain(CertificateKind::Service, prefix, key, authority);
-        self.world.host(host).sal.set_service_certificate(prefix, shown);
+        certificate::certify(&mut self.world, host, name, authority);
     }
 
     /// An agent at `from` that does not know CHAIN answers the client's SYN.

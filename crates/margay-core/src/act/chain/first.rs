@@ -11,7 +11,7 @@ use core::net::SocketAddr;
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, FlowId, Message, SessionId};
 
 use super::proof::{Answered, Signed, digest};
-use super::{ChainSetup, Chained, Failure, Place, service_of};
+use super::{ChainSetup, Chained, Failure, Place, box_ahead, service_of};
 use crate::act::setup::{error_text, unreachable_of};
 use crate::cache::packet::{AppPacket, Unreachable};
 use crate::machine::sal::Sal;
@@ -47,37 +47,60 @@ pub(crate) struct NewWay {
     pub app: Tuple,
     /// The port of the service that it is for.
     pub port: u16,
-    pub boxes: Vec<BoxRepr>,
+    /// The proxy of this host that has begun the session.
+    pub begun_by: Option<ServiceId>,
+    /// The boxes that it goes through, in order.
+    pub between: Vec<ServiceId>,
+    /// The proxy that the session ends at.
+    pub ends_at: Option<ServiceId>,
     /// Which of the session's reconfigurations.
     pub number: u32,
 }
 
+impl NewWay {
+    /// The boxes of its chain. It begins and ends at the proxies that the session begins and ends at.
+    fn boxes(&self) -> Vec<BoxRepr> {
+        let with = |flags| move |service: &ServiceId| BoxRepr { flags, ..box_ahead(service) };
+        let begun_by = self.begun_by.as_ref().map(with(BoxFlags::PASSED));
+        let ends_at = self.ends_at.as_ref().map(with(BoxFlags::ENDS));
+        begun_by.into_iter().chain(self.between.iter().map(box_ahead)).chain(ends_at).collect()
+    }
+}
+
 impl Sal {
     /// The chain of another way of a session that runs; `None`: it goes through no boxes.
-    pub(crate) fn chain_of_way(&self, way: &NewWay) -> Option<Chained> {
-        let first = way.boxes.first()?;
-        let protocol = way.app.protocol;
-        let port = way.port;
+    pub(crate) fn chain_of_way(&self, way: &NewWay) -> Option<Box<Chained>> {
+        let boxes = way.boxes();
         let signed = Signed {
             session: way.session,
             destination: &way.service,
-            protocol,
-            port,
-            boxes: &way.boxes,
+            protocol: way.app.protocol,
+            port: way.port,
+            boxes: &boxes,
             change: way.number,
         };
-        let origin = self.sign_origin(&signed);
-        let client = SocketAddr::new(self.client_address(&way.app), way.app.source.port());
-        Some(Chained {
-            asked: service_of(first),
+        (!boxes.is_empty()).then(|| Box::new(self.chain_from_here(&signed, &way.app)))
+    }
+
+    /// The chain of what a program here begins. Boxes that were passed already are of this host: a proxy, whose program
+    /// that is.
+    fn chain_from_here(&self, signed: &Signed<'_>, app: &Tuple) -> Chained {
+        let origin = self.sign_origin(signed);
+        let client = SocketAddr::new(self.client_address(app), app.source.port());
+        let boxes = signed.boxes.to_vec();
+        let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.config.host_id()).collect();
+        let mut chained = Chained {
+            asked: *signed.destination,
             place: Place::First,
-            boxes: way.boxes.clone(),
-            hosts: Vec::new(),
+            boxes,
+            hosts,
             seen: [0; 32],
             other_half: None,
             far_end: None,
-            setup: Some(Box::new(ChainSetup::new(client, port, origin))),
-        })
+            setup: Some(Box::new(ChainSetup::new(client, signed.port, origin))),
+        };
+        chained.asked = chained.next_name(*signed.destination);
+        chained
     }
 
     /// The chain of a session that a program here begins, if a rule gives it one.
@@ -92,20 +115,8 @@ impl Sal {
         let rule = self.chain_rule_of(service, packet);
         let rule = rule.filter(|rule| !rule.boxes.is_empty())?;
         let boxes = self.boxes_from_here(rule);
-        let hosts = boxes.iter().filter(|one| !one.is_ahead()).map(|_| self.config.host_id()).collect();
-        let origin =
-            self.sign_origin(&Signed { session, destination: service, protocol, port, boxes: &boxes, change: 0 });
-        let client = SocketAddr::new(self.client_address(&packet.tuple), packet.tuple.source.port());
-        let mut chained = Chained {
-            asked: *service,
-            place: Place::First,
-            boxes,
-            hosts,
-            seen: [0; 32],
-            other_half: None,
-            far_end: None,
-            setup: Some(Box::new(ChainSetup::new(client, port, origin))),
-        };
+        let signed = Signed { session, destination: service, protocol, port, boxes: &boxes, change: 0 };
+        let mut chained = self.chain_from_here(&signed, &packet.tuple);
         self.leave_unserved_out(&mut chained, Wanted { destination: *service, protocol, port });
         Some(Box::new(chained))
     }

@@ -165,7 +165,7 @@ impl Sal {
         };
         if let Some(begin) = begin {
             flow.marks |= Marks::LATER;
-            if flow.chain.as_ref().is_some_and(|chain| chain.next_box().is_none()) {
+            if flow.chain.as_ref().is_some_and(|chain| chain.ends_next()) {
                 // It ends where the session is, whoever else serves the name.
                 let next_hop = self.way_to_anchor(&begin);
                 let start = Start {

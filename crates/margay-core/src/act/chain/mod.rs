@@ -169,6 +169,11 @@ impl Chained {
         }
     }
 
+    /// Whether the SYN comes to the session's other end next: to its server, or to the proxy that it ends at.
+    pub fn ends_next(&self) -> bool {
+        self.next_box().is_none_or(|at| self.boxes[at].flags.contains(BoxFlags::ENDS))
+    }
+
     /// The name that the SYN is to ask for.
     fn next_name(&self, destination: ServiceId) -> ServiceId {
         self.next_box().map_or(destination, |at| service_of(&self.boxes[at]))
@@ -192,10 +197,15 @@ impl Chained {
         self.boxes[..until].iter().rfind(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of)
     }
 
-    /// Of the first flow: whether a proxy of this host has begun the session.
-    pub fn is_begun_by_proxy(&self) -> bool {
-        let mut before = self.boxes.iter().take(self.first_asked());
-        self.place == Place::First && before.any(|one| one.flags.contains(BoxFlags::PASSED))
+    /// Of the first flow: the proxy of this host that has begun the session.
+    pub fn begun_by(&self) -> Option<ServiceId> {
+        let mut before = self.boxes.iter().take(self.first_asked()).filter(|_| self.place == Place::First);
+        before.find(|one| one.flags.contains(BoxFlags::PASSED)).map(service_of)
+    }
+
+    /// The proxy that the session ends at.
+    pub fn ends_at(&self) -> Option<ServiceId> {
+        self.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::ENDS)).map(service_of)
     }
 
     /// Where among the boxes the one is that the flow has asked for.
@@ -220,6 +230,11 @@ impl Chained {
     pub const fn is_at_box(&self) -> bool {
         self.is_left() || self.is_right()
     }
+}
+
+/// A box that was not passed yet.
+fn box_ahead(service: &ServiceId) -> BoxRepr {
+    BoxRepr { service: head_of(service), flags: BoxFlags::empty(), added_by: 0 }
 }
 
 /// A box's name.

@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId, SessionRepr};
 
-use super::{BoxWanted, Failure, SIGNED_FOR_S, head_of, service_of};
+use super::{BoxWanted, Failure, SIGNED_FOR_S, box_ahead, service_of};
 use crate::machine::sal::Sal;
 use crate::table::Allow;
 use crate::trust::certificate::{joined_chain, links_in_common};
@@ -274,5 +274,5 @@ pub(super) fn ahead(one: &BoxWanted) -> BoxRepr {
     let mut flags = BoxFlags::empty();
     flags.set(BoxFlags::MAY_BE_LEFT_OUT, one.may_be_left_out);
     flags.set(BoxFlags::ENDS, one.is_proxy);
-    BoxRepr { service: head_of(&one.service), flags, added_by: 0 }
+    BoxRepr { flags, ..box_ahead(&one.service) }
 }

@@ -306,12 +306,16 @@ impl Sal {
         let known = self.reconfigurations.following.get(&session);
         let known = known.filter(|one| one.ways.number == begin.number && one.ways.new.is_none());
         let is_here = begin.step == ReconfigurationStep::Begin && HostId(begin.host) == self.config.host_id();
-        let Some(flow) = known.filter(|_| is_here).and_then(|one| self.flows.get(one.ways.old)) else {
+        let spliced = known.and_then(|one| one.spliced.as_ref());
+        // Who demands boxes, and whose they are, goes by both names: the session's, and at a proxy the proxy's.
+        let destination = arrival.message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
+        let is_its =
+            |flow: &&Flow| flow.service == destination && (spliced.is_some() || flow.asked() == arrival.service);
+        let Some(flow) = known.filter(|_| is_here).and_then(|one| self.flows.get(one.ways.old)).filter(is_its) else {
             return Some(ErrorCode::UnknownFlow);
         };
         let client = read.chained.as_ref().and_then(|chained| chained.setup.as_ref());
         let client = client.map_or(claimed, |setup| setup.origin.host_key.id());
-        let spliced = known.and_then(|one| one.spliced.as_ref());
         let far_end = spliced.map(|spliced| spliced.client).or_else(|| self.far_end(flow));
         if far_end != Some(client) {
             return Some(ErrorCode::NotAllowed);

@@ -1,14 +1,11 @@
 //! The left anchor: the host of the session's client, which has the session's lock.
 
-use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{
-    BoxFlags, BoxRepr, CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr,
-};
+use margay_wire::{CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
 use super::cut::{Cut, Scales};
 use super::duration::{Times, Took};
@@ -18,9 +15,9 @@ use super::refusal::refusal_text;
 use super::vouching::Vouched;
 use super::{
     Beside, Edit, EditError, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome,
-    ReconfigurationRefused, Reconfigured, TCP, Ways, bare,
+    ReconfigurationRefused, Reconfigured, SessionBoxes, TCP, Ways, bare,
 };
-use crate::act::chain::{Chained, NewWay};
+use crate::act::chain::NewWay;
 use crate::act::setup::Start;
 use crate::act::stack_change::{Sends, number_after};
 use crate::association::auth::Verified;
@@ -160,7 +157,7 @@ pub(super) struct Wish {
     /// The number of the order; `None`: nobody here has ordered it.
     pub order: Option<u64>,
     pub edit: Edit,
-    /// The boxes that it shall have, in order.
+    /// The boxes that it shall have between its two ends, in order.
     pub boxes: Vec<ServiceId>,
 }
 
@@ -271,12 +268,11 @@ impl Sal {
             return Err(ReconfigurationRefused::UnderWay);
         }
         let Vouched { boxes, port } = vouched;
-        let chained = flow.chain.as_deref();
-        if chained.is_some_and(Chained::is_begun_by_proxy) {
+        let known = SessionBoxes::of(flow);
+        if known.begun_by.is_some() {
             return Err(ReconfigurationRefused::BehindProxy);
         }
-        let between = chained.map(Chained::boxes_between).unwrap_or_default();
-        if let Some(missing) = between.into_iter().find(|one| !boxes.contains(one)) {
+        if let Some(missing) = known.between.into_iter().find(|one| !boxes.contains(one)) {
             // Boxes that are before the program are not its to leave out.
             return Err(ReconfigurationRefused::Edit(EditError::Absent(missing)));
         }
@@ -586,7 +582,7 @@ impl Sal {
     /// Sets the new way up, by a SYN that ends at the right anchor.
     fn set_new_way_up(&mut self, now: Instant, session: SessionId) {
         let Some(leading) = self.reconfigurations.leading.get(&session) else { return };
-        let boxes = leading.wish.boxes.clone();
+        let between = leading.wish.boxes.clone();
         let begin = ReconfigurationRepr {
             step: ReconfigurationStep::Begin,
             number: leading.ways.number,
@@ -595,6 +591,9 @@ impl Sal {
         };
         let Some(old) = self.flows.get(leading.ways.old) else { return };
         let Flow { service, app, .. } = *old;
+        // Where a program leaves, the proxy that it is stands in the way no more.
+        let known = if leading.splice.is_none() { SessionBoxes::of(old) } else { SessionBoxes::default() };
+        let SessionBoxes { begun_by, ends_at, .. } = known;
         let service = leading.splice.map_or(service, |splice| ServiceId(splice.service));
         let port = leading.port.unwrap_or(app.destination.port());
         let is_sealed = old.is_sealed();
@@ -603,16 +602,18 @@ impl Sal {
         flow.directions = Directions::Neither;
         // What is sealed is never given less.
         flow.marks |= Marks::LATER | if is_sealed { Marks::SECURE } else { Marks::empty() };
-        let ahead = |service: &ServiceId| {
-            let mut name = [0; 12];
-            name.copy_from_slice(&service.0[..12]);
-            BoxRepr { service: name, flags: BoxFlags::empty(), added_by: 0 }
-        };
-        let boxes: Vec<BoxRepr> = boxes.iter().map(ahead).collect();
-        flow.chain =
-            self.chain_of_way(&NewWay { session, service, app, port, boxes, number: begin.number }).map(Box::new);
+        flow.chain = self.chain_of_way(&NewWay {
+            session,
+            service,
+            app,
+            port,
+            begun_by,
+            between,
+            ends_at,
+            number: begin.number,
+        });
         let nonce = self.rng.u64();
-        let start = if flow.chain.is_none() {
+        let start = if flow.chain.as_ref().is_none_or(|chain| chain.ends_next()) {
             Start { pin: Some(Pin::Only), ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
         } else {
             match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, port, Sender::Own) {

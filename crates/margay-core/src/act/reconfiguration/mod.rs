@@ -72,7 +72,7 @@ use crate::types::tuple::Tuple;
 
 pub use cut::PeerCut;
 pub use duration::{Durations, Took};
-pub use edit::{EDITS, Edit, EditError};
+pub use edit::{EDITS, Edit, EditError, SessionBoxes};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use record::{KeptWay, PartingRecord};
 pub use refusal::ReconfigurationRefused;
@@ -142,7 +142,7 @@ pub struct Reconfigured {
     pub order: Option<u64>,
     /// What was ordered.
     pub edit: Edit,
-    /// The boxes that the session was to have, in order.
+    /// The boxes that the session was to have between its two ends, in order.
     pub boxes: Vec<ServiceId>,
     /// What has become of it.
     pub outcome: ReconfigurationOutcome,

@@ -80,7 +80,7 @@ impl Sal {
         let order = Order { number, edit, flow: id };
         let is_free = self.locks.is_free(session, now).is_ok();
         if is_free && !self.reconfigurations.orders.waiting.contains_key(&session) {
-            let boxes = edit.of(&self.boxes_of(id)).map_err(ReconfigurationRefused::Edit)?;
+            let boxes = self.flows.edited(id, &edit).map_err(ReconfigurationRefused::Edit)?;
             self.begin_leading(now, id, Wish { order: Some(number), edit, boxes }, None)?;
         } else {
             self.wait_for_session(now, session, order)?;
@@ -161,7 +161,7 @@ impl Sal {
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         // As long as another act has it, its boxes are about to be others.
         self.locks.is_free(session, now).map_err(ReconfigurationRefused::Busy)?;
-        let boxes = order.edit.of(&self.boxes_of(id)).map_err(ReconfigurationRefused::Edit)?;
+        let boxes = self.flows.edited(id, &order.edit).map_err(ReconfigurationRefused::Edit)?;
         self.begin_leading(now, id, Wish { order: Some(order.number), edit: order.edit, boxes }, None)
     }
 }

@@ -1,7 +1,5 @@
 //! Why the boxes of a session are not changed.
 
-use alloc::vec::Vec;
-
 use margay_wire::{ErrorCode, FlowId};
 
 use super::EditError;
@@ -9,7 +7,6 @@ use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::{Flow, Marks, Setup};
 use crate::types::key::HostId;
-use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 
 /// Why not; nothing has changed.
@@ -36,9 +33,6 @@ pub enum ReconfigurationRefused {
          (`margay flow policy FLOW fail-over`)"
     )]
     Striped,
-    /// It begins or ends at a proxy.
-    #[error("the session begins or ends at a proxy, and such sessions keep their boxes")]
-    Proxied,
     /// A program leaves, and before it is a proxy of the same chain.
     #[error("the session begins at a proxy of the chain that the program which leaves is of, and keeps it therefore")]
     BehindProxy,
@@ -98,21 +92,10 @@ impl Sal {
 
     /// Whether an end of a session agrees that it goes through other boxes. Gives the host at the other end.
     pub(super) fn may_go_another_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
-        let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
-        let ends = |chained: &crate::act::chain::Chained| {
-            chained.boxes.iter().any(|one| one.flags.contains(margay_wire::BoxFlags::ENDS))
-                || matches!(chained.place, crate::act::chain::Place::Proxy { .. })
-        };
-        let begins_here = |chained: &crate::act::chain::Chained| {
-            flow.role == Role::Initiator && chained.hosts.first() == Some(&self.config.host_id())
-        };
-        match flow.chain.as_deref() {
-            Some(chained) if !flow.is_at_box() && flow.role == role && (ends(chained) || begins_here(chained)) => {
-                Err(ReconfigurationRefused::Proxied)
-            }
-            _ if self.reconfigurations.splices.of(id).is_some() => Err(ReconfigurationRefused::UnderWay),
-            _ => self.may_leave_way(id, role),
+        if self.reconfigurations.splices.of(id).is_some() {
+            return Err(ReconfigurationRefused::UnderWay);
         }
+        self.may_leave_way(id, role)
     }
 
     /// Whether an end of a session can go another way, whoever is between. Gives the host at the other end.
@@ -138,14 +121,6 @@ impl Sal {
             },
         })
     }
-
-    /// The boxes that a session goes through, in order.
-    pub(super) fn boxes_of(&self, id: FlowId) -> Vec<ServiceId> {
-        let chained = self.flows.get(id).and_then(|flow| flow.chain.as_deref());
-        let boxes = chained.map(|chained| &chained.boxes[..]).unwrap_or_default();
-        let is_passed = |one: &&margay_wire::BoxRepr| !one.flags.contains(margay_wire::BoxFlags::LEFT_OUT);
-        boxes.iter().filter(is_passed).map(crate::act::chain::service_of).collect()
-    }
 }
 
 impl ReconfigurationRefused {
@@ -156,7 +131,7 @@ impl ReconfigurationRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::SameHost | Self::Proxied | Self::BehindProxy | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
+            Self::SameHost | Self::BehindProxy | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
         }
     }
 }

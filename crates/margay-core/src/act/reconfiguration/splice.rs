@@ -55,8 +55,8 @@ impl SpliceRefused {
     /// Whether the same may be taken up a moment later. A program has its connections before their sessions are
     /// confirmed by both hosts, and other acts have a session for a while.
     pub const fn is_for_now(self) -> bool {
-        use ReconfigurationRefused::{Busy, Held, NotOpen};
-        matches!(self, Self::Refused(NotOpen | Held | Busy(_)))
+        use ReconfigurationRefused::{Busy, Held, NotOpen, UnderWay};
+        matches!(self, Self::Refused(NotOpen | Held | Busy(_) | UnderWay))
     }
 }
 
@@ -160,7 +160,10 @@ impl Sal {
         let session = opened.session;
         let is_between = self.reconfigurations.following.contains_key(&accepted.session)
             || self.reconfigurations.leading.contains_key(&session);
-        if is_between || [left, right].iter().any(|id| self.reconfigurations.splices.of(*id).is_some()) {
+        if is_between {
+            return Err(SpliceRefused::Refused(ReconfigurationRefused::UnderWay));
+        }
+        if [left, right].iter().any(|id| self.reconfigurations.splices.of(*id).is_some()) {
             return Err(SpliceRefused::UnderWay);
         }
         let client = self.may_leave_way(left, Role::Responder).map_err(SpliceRefused::Refused)?;

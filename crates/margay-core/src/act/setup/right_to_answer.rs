@@ -51,7 +51,7 @@ impl Sal {
             return Err("another host answers than the one that the session goes to".to_string());
         }
         if let Setup::Initiator(setup) = &flow.setup
-            && flow.chain.as_ref().is_none_or(|chain| chain.next_box().is_none())
+            && flow.chain.as_ref().is_none_or(|chain| chain.ends_next())
             && setup.begin.is_some_and(|begin| begin.host != answering.host.0)
         {
             return Err("another host answers than the one that the session is with".to_string());

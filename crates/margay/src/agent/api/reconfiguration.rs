@@ -6,7 +6,7 @@ use std::time::Duration;
 use margay_control::api::v1::{ChainChangeReply, ChainChangeRequest, ChainChanged, ReconfigurationInfo};
 use margay_control::store::AuditEntry;
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::reconfiguration::{Edit, EditError, ReconfigurationRefused, Reconfigured};
+use margay_core::reconfiguration::{Edit, ReconfigurationRefused, Reconfigured};
 use margay_core::{Event, FlowInfo, Lifecycle, Role};
 use margay_wire::{FlowId, SessionId};
 use tokio::sync::broadcast::Receiver;
@@ -157,12 +157,7 @@ async fn outcomes(
 fn text_of(agent: &Agent, refused: &ReconfigurationRefused) -> String {
     let name = |service: &ServiceId| naming::prefix(agent, &Prefix::from(*service));
     match refused {
-        ReconfigurationRefused::Edit(EditError::Absent(service)) => {
-            format!("the session does not go through {}; `margay chain show` has its boxes", name(service))
-        }
-        ReconfigurationRefused::Edit(EditError::Present(service)) => {
-            format!("the session goes through {} already, and passes a box once", name(service))
-        }
+        ReconfigurationRefused::Edit(error) => error.text(name),
         other => other.to_string(),
     }
 }

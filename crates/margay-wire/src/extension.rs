@@ -10,6 +10,7 @@ use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
 use crate::loss::{LOSS_LEN, LossRepr};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
+use crate::order::{ORDER_LEN, OrderRepr};
 use crate::reconfiguration::{RECONFIGURATION_LEN, ReconfigurationRepr};
 use crate::splice::{CUT_LEN, CutRepr, SPLICE_LEN, SpliceRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
@@ -63,6 +64,7 @@ pub mod extension_type {
     pub const RECONFIGURATION: u8 = 26 | CRITICAL;
     pub const SPLICE: u8 = 76 | CRITICAL;
     pub const CUT: u8 = 77 | CRITICAL;
+    pub const ORDER: u8 = 78 | CRITICAL;
     pub const CHAIN_ADDED: u8 = 108 | CRITICAL;
 }
 use extension_type as kind;
@@ -384,6 +386,8 @@ pub enum Extension<'a> {
     Splice(SpliceRepr),
     /// What goes by which way of a session.
     Cut(CutRepr),
+    /// An order of a host that is not the client's.
+    Order(OrderRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -404,6 +408,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
                 | kind::RECONFIGURATION
                 | kind::SPLICE
                 | kind::CUT
+                | kind::ORDER
                 | kind::CHAIN_ADDED
         )
 }
@@ -499,6 +504,7 @@ impl<'a> Extension<'a> {
             kind::RECONFIGURATION => Self::Reconfiguration(ReconfigurationRepr::parse(value)?),
             kind::SPLICE => Self::Splice(SpliceRepr::parse(value)?),
             kind::CUT => Self::Cut(CutRepr::parse(value)?),
+            kind::ORDER => Self::Order(OrderRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -571,6 +577,7 @@ impl<'a> Extension<'a> {
             Self::Reconfiguration(_) => kind::RECONFIGURATION,
             Self::Splice(_) => kind::SPLICE,
             Self::Cut(_) => kind::CUT,
+            Self::Order(_) => kind::ORDER,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -600,6 +607,7 @@ impl<'a> Extension<'a> {
             Self::Reconfiguration(_) => RECONFIGURATION_LEN,
             Self::Splice(_) => SPLICE_LEN,
             Self::Cut(_) => CUT_LEN,
+            Self::Order(_) => ORDER_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -694,6 +702,7 @@ impl<'a> Extension<'a> {
             Self::Reconfiguration(step) => step.emit(value),
             Self::Splice(splice) => splice.emit(value),
             Self::Cut(cut) => cut.emit(value),
+            Self::Order(order) => order.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

@@ -17,6 +17,7 @@ mod header;
 mod loss;
 mod message;
 mod notice;
+mod order;
 mod own_frame;
 mod program;
 mod reconfiguration;
@@ -48,6 +49,7 @@ pub use header::*;
 pub use loss::LossRepr;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;
+pub use order::{ORDER_SIGNED_LEN, OrderAct, OrderRepr, OrderState};
 pub use own_frame::{OWN_FRAME_HEADER_LEN, OWN_FRAME_KEY_MAX, OWN_FRAMES, OwnFrameRepr};
 pub use program::{
     HANDED_DATA_MAX, LOAD_PERCENT_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION,

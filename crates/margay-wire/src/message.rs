@@ -13,6 +13,7 @@ use crate::handover::HandoverRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::loss::LossRepr;
 use crate::notice::NoticeRepr;
+use crate::order::OrderRepr;
 use crate::reconfiguration::ReconfigurationRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 use crate::splice::{CutRepr, SpliceRepr};
@@ -145,6 +146,11 @@ impl<'a> Message<'a> {
     /// CUT.
     pub fn cut(&self) -> Option<CutRepr> {
         self.find(|extension| if let Extension::Cut(cut) = extension { Some(cut) } else { None })
+    }
+
+    /// ORDER.
+    pub fn order(&self) -> Option<OrderRepr> {
+        self.find(|extension| if let Extension::Order(order) = extension { Some(order) } else { None })
     }
 
     /// STACK.

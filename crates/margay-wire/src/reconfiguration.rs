@@ -67,9 +67,11 @@ steps! {
     Cancel = 12;
     /// The right anchor sends by the old way.
     Canceled = 13;
-    /// Host of a program that leaves to left anchor: have the session go on without it; SPLICE says what it stood
-    /// between.
+    /// To the left anchor, from the host of a program that leaves: have the session go on without it; SPLICE says what
+    /// it stood between. From the host of the session's server or of a box: carry this ORDER out.
     Wish = 14;
+    /// Left anchor to who has sent an ORDER: what becomes of it.
+    Told = 15;
 }
 
 /// RECONFIGURATION: one step.
@@ -77,9 +79,11 @@ steps! {
 pub struct ReconfigurationRepr {
     /// What the sender asks, answers or says with it.
     pub step: ReconfigurationStep,
-    /// Which reconfiguration of the session: the left anchor's number, each later than the last.
+    /// Which reconfiguration of the session: the left anchor's number, each later than the last. Beside an ORDER, the
+    /// number of that: each of a host is later than its last.
     pub number: u32,
-    /// Host-ID of the right anchor in [`ReconfigurationStep::Begin`], otherwise zero.
+    /// Host-ID of the right anchor in [`ReconfigurationStep::Begin`], of the host that has given it beside an ORDER,
+    /// otherwise zero.
     pub host: [u8; 16],
     /// Where the right anchor hears SAL, in [`ReconfigurationStep::Begin`] and [`ReconfigurationStep::Answer`];
     /// otherwise unspecified, port 0.
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(value[..8], [4, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(value[34..], [0xff, 0xff, 10, 0, 0, 2, 0xd4, 0x34, 0, 0]);
         assert_eq!(ReconfigurationRepr::parse(&value), Ok(repr));
-        for step in [0, 15, 255] {
+        for step in [0, 16, 255] {
             value[0] = step;
             assert_eq!(ReconfigurationRepr::parse(&value), Err(Error), "{step} is no step");
         }

@@ -37,7 +37,7 @@ local extension_types = {
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
     [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
     [36] = "TIMING",
-    [0xcc] = "SPLICE", [0xcd] = "CUT", [0xec] = "CHAIN_ADDED",
+    [0xcc] = "SPLICE", [0xcd] = "CUT", [0xce] = "ORDER", [0xec] = "CHAIN_ADDED",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -74,7 +74,10 @@ local steps = { [1] = "propose", [2] = "request", [3] = "answer", [4] = "refuse"
     [7] = "abandon", [8] = "tell" }
 local reconfiguration_steps = { [1] = "request", [2] = "answer", [3] = "refuse", [4] = "begin", [5] = "confirm",
     [6] = "done", [7] = "fence", [8] = "finish", [9] = "finished", [10] = "leave", [11] = "left", [12] = "cancel",
-    [13] = "canceled", [14] = "wish" }
+    [13] = "canceled", [14] = "wish", [15] = "told" }
+local order_states = { [0] = "wished", [1] = "to sign", [2] = "taken", [3] = "done", [4] = "refused", [5] = "failed",
+    [6] = "ended" }
+local order_acts = { [1] = "insert", [2] = "remove", [3] = "replace" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
 local ip_protocols = { [6] = "TCP", [17] = "UDP" }
 
@@ -189,6 +192,15 @@ local f = {
     splice_peer_scale = ProtoField.uint8("margay.splice.peer_scale", "Window scale of the peer"),
     splice_own_scale = ProtoField.uint8("margay.splice.own_scale", "Window scale"),
     splice_has_sack = ProtoField.bool("margay.splice.has_sack", "Selective acknowledgements", 8, nil, 0x02),
+    order_state = ProtoField.uint8("margay.order.state", "State", base.DEC, order_states),
+    order_act = ProtoField.uint8("margay.order.act", "Act", base.DEC, order_acts),
+    order_session = ProtoField.bytes("margay.order.session", "Session"),
+    order_service = ProtoField.bytes("margay.order.service", "Box"),
+    order_other = ProtoField.bytes("margay.order.other", "Other box"),
+    order_start = ProtoField.uint64("margay.order.start", "Start of the client's agent"),
+    order_said_at_ms = ProtoField.uint32("margay.order.said_at_ms", "Said at (ms)"),
+    order_host_key = ProtoField.bytes("margay.order.host_key", "Key of the sender"),
+    order_signature = ProtoField.bytes("margay.order.signature", "Signature"),
     cut_number = ProtoField.uint32("margay.cut.number", "First byte by the new way"),
     cut_is_closed = ProtoField.bool("margay.cut.is_closed", "Closed before", 8, nil, 0x01),
     cut_has_heard = ProtoField.bool("margay.cut.has_heard", "The other cut is known", 8, nil, 0x02),
@@ -471,6 +483,19 @@ local readers = {
         tree:add(f.cut_number, value(0, 4))
         tree:add(f.cut_is_closed, value(4, 1))
         tree:add(f.cut_has_heard, value(4, 1))
+    end },
+    [0xce] = { len = 152, add = function(tree, value)
+        if not order_states[value(0, 1):uint()] then return "unknown state of an order" end
+        if not order_acts[value(1, 1):uint()] then return "unknown act of an order" end
+        tree:add(f.order_state, value(0, 1))
+        tree:add(f.order_act, value(1, 1))
+        tree:add(f.order_session, value(4, 16))
+        tree:add(f.order_service, value(20, 12))
+        tree:add(f.order_other, value(32, 12))
+        tree:add(f.order_start, value(44, 8))
+        tree:add(f.order_said_at_ms, value(52, 4))
+        tree:add(f.order_host_key, value(56, 32))
+        tree:add(f.order_signature, value(88, 64))
     end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))

@@ -600,7 +600,7 @@ impl Sal {
         Some(HandoverRecord {
             flow: flow.id,
             peer_flow: flow.peer_flow,
-            session: if way.is_some() { flow.session } else { self.session_before(flow) },
+            session: if way.is_some() { flow.session } else { self.reconfigurations.session_before(flow) },
             service: flow.service,
             source: flow.source.as_deref().copied(),
             way,

@@ -96,6 +96,8 @@ pub struct Counters {
     pub reconfiguration_turns: Durations,
     /// Times that a reconfiguration found its session busy with another act.
     pub reconfigurations_locked: u64,
+    /// Orders of other hosts on sessions of programs here, by what has become of them.
+    pub orders_of_others: [u64; OUTCOMES],
     /// Programs here that have left a session.
     pub splices_done: u64,
     /// Those that were to, and have not.

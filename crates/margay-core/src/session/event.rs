@@ -10,7 +10,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId, Sharing};
 
 use crate::act::chain::ChainRecord;
-use crate::act::reconfiguration::{Reconfigured, SpliceOutcome};
+use crate::act::reconfiguration::{Edit, Reconfigured, SpliceOutcome};
 use crate::act::stack_change::{StackChange, StackInfo};
 use crate::association::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::association::twin::Twin;
@@ -56,6 +56,19 @@ pub enum Event {
         session: SessionId,
         /// What was wanted, and what has become of it.
         change: Reconfigured,
+    },
+    /// Another host has ordered a reconfiguration of a session of a program here: it waits for its turn, or is refused.
+    Ordered {
+        /// By which the session's program sends.
+        flow: FlowId,
+        /// The session.
+        session: SessionId,
+        /// The host of the session's server, or of one of its boxes.
+        by: HostId,
+        /// What it has ordered.
+        edit: Edit,
+        /// Why not; empty: it is to be carried out, which [`Event::Reconfigured`] tells of.
+        refused: String,
     },
     /// A flow is over, and lingers for late packets.
     FlowEnded {

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 139] = [
+const FIELDS: [&str; 148] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -112,6 +112,15 @@ const FIELDS: [&str; 139] = [
     "margay.splice.peer_scale",
     "margay.splice.own_scale",
     "margay.splice.has_sack",
+    "margay.order.state",
+    "margay.order.act",
+    "margay.order.session",
+    "margay.order.service",
+    "margay.order.other",
+    "margay.order.start",
+    "margay.order.said_at_ms",
+    "margay.order.host_key",
+    "margay.order.signature",
     "margay.cut.number",
     "margay.cut.is_closed",
     "margay.cut.has_heard",
@@ -289,6 +298,7 @@ fn type_byte(value: &Value) -> u64 {
         "RECONFIGURATION" => 0x9a,
         "SPLICE" => 0xcc,
         "CUT" => 0xcd,
+        "ORDER" => 0xce,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -426,6 +436,7 @@ impl Expected {
             0x9a => self.reconfiguration(value),
             0xcc => self.splice(value),
             0xcd => self.cut(value),
+            0xce => self.order(value),
             _ => {}
         }
     }
@@ -435,6 +446,15 @@ impl Expected {
         self.number("reconfiguration.number", &value["number"]);
         self.text("reconfiguration.host", &value["host"]);
         self.socket("reconfiguration.address", "reconfiguration.port", &value["address"]);
+    }
+
+    fn order(&mut self, value: &Value) {
+        for field in ["state", "act", "start", "said_at_ms"] {
+            self.number(&format!("order.{field}"), &value[field]);
+        }
+        for field in ["session", "service", "other", "host_key", "signature"] {
+            self.text(&format!("order.{field}"), &value[field]);
+        }
     }
 
     fn cut(&mut self, value: &Value) {

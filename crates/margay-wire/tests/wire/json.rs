@@ -6,9 +6,9 @@ use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, BoxFlags, BoxRepr, CapabilitiesRepr, Chain, ChainRepr, ChangeRepr,
     ChangeStep, CutRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId, FlowPortRepr,
     GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, LossRepr, Message, MessageWriter, MoveFlags, MoveRepr,
-    NextProtocol, NoticeRepr, QuietRepr, ReconfigurationRepr, ReconfigurationStep, ResolvableRepr, STACK_FEC,
-    SessionId, SessionRepr, Sharing, SpliceRepr, SpliceSocketRepr, StackRepr, StripeRepr, TRAIN_HEADER_LEN, TermsRepr,
-    TimingRepr, TrainRepr, is_sealed,
+    NextProtocol, NoticeRepr, OrderAct, OrderRepr, OrderState, QuietRepr, ReconfigurationRepr, ReconfigurationStep,
+    ResolvableRepr, STACK_FEC, SessionId, SessionRepr, Sharing, SpliceRepr, SpliceSocketRepr, StackRepr, StripeRepr,
+    TRAIN_HEADER_LEN, TermsRepr, TimingRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -142,6 +142,21 @@ fn of_splice(one: &SpliceRepr) -> Value {
     })
 }
 
+fn of_order(order: &OrderRepr) -> Value {
+    json!({
+        "type": "ORDER",
+        "state": order.state as u8,
+        "act": order.act as u8,
+        "session": order.session.to_string(),
+        "service": hex(&order.service),
+        "other": hex(&order.other),
+        "start": order.start,
+        "said_at_ms": order.said_at_ms,
+        "host_key": hex(&order.host_key),
+        "signature": hex(&order.signature),
+    })
+}
+
 fn of_cut(cut: &CutRepr) -> Value {
     let CutRepr { number, is_closed, has_heard } = cut;
     json!({"type": "CUT", "number": number, "is_closed": is_closed, "has_heard": has_heard})
@@ -211,6 +226,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Reconfiguration(one) => of_reconfiguration(one),
         Extension::Splice(one) => of_splice(one),
         Extension::Cut(cut) => of_cut(cut),
+        Extension::Order(order) => of_order(order),
         Extension::ChainSeen(digest) => json!({"type": "CHAIN_SEEN", "digest": hex(digest)}),
         Extension::Change(change) => of_change(change),
         Extension::Loss(loss) => of_loss(loss),
@@ -370,6 +386,20 @@ fn splice(value: &Value) -> SpliceRepr {
     }
 }
 
+fn order(value: &Value) -> Result<OrderRepr, Error> {
+    Ok(OrderRepr {
+        state: OrderState::try_from(number::<u8>(value, "state"))?,
+        act: OrderAct::try_from(number::<u8>(value, "act"))?,
+        session: SessionId(bytes(value, "session")),
+        service: bytes(value, "service"),
+        other: bytes(value, "other"),
+        start: number(value, "start"),
+        said_at_ms: number(value, "said_at_ms"),
+        host_key: bytes(value, "host_key"),
+        signature: bytes(value, "signature"),
+    })
+}
+
 fn cut(value: &Value) -> CutRepr {
     let [is_closed, has_heard] = ["is_closed", "has_heard"].map(|key| flag(value, key));
     CutRepr { number: number(value, "number"), is_closed, has_heard }
@@ -441,6 +471,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "RECONFIGURATION" => Extension::Reconfiguration(reconfiguration(value)?),
         "SPLICE" => Extension::Splice(splice(value)),
         "CUT" => Extension::Cut(cut(value)),
+        "ORDER" => Extension::Order(order(value)?),
         "CHAIN_SEEN" => Extension::ChainSeen(bytes(value, "digest")),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),

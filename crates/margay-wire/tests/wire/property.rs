@@ -122,7 +122,7 @@ fn change() -> impl Strategy<Value = Value> {
 }
 
 fn reconfiguration() -> impl Strategy<Value = Value> {
-    (1..=14_u8, any::<u32>(), bytes(16), socket()).prop_map(|(step, number, host, address)| {
+    (1..=15_u8, any::<u32>(), bytes(16), socket()).prop_map(|(step, number, host, address)| {
         json!({"type": "RECONFIGURATION", "step": step, "number": number, "host": host, "address": address})
     })
 }
@@ -142,6 +142,18 @@ fn splice() -> impl Strategy<Value = Value> {
             "type": "SPLICE", "host": host, "session": session, "service": service, "left": left, "right": right,
         })
     })
+}
+
+fn order() -> impl Strategy<Value = Value> {
+    let numbers = (0..=6_u8, 1..=3_u8, any::<(u64, u32)>());
+    (numbers, bytes(16), bytes(12), bytes(12), bytes(32), bytes(64)).prop_map(
+        |((state, act, (start, said_at_ms)), session, service, other, host_key, signature)| {
+            json!({
+                "type": "ORDER", "state": state, "act": act, "session": session, "service": service, "other": other,
+                "start": start, "said_at_ms": said_at_ms, "host_key": host_key, "signature": signature,
+            })
+        },
+    )
 }
 
 fn cut() -> impl Strategy<Value = Value> {
@@ -207,16 +219,19 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
     let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
-    let splices = (splice(), cut());
+    let splices = (splice(), cut(), order());
     let last = (chain(), seen, fence, change(), loss(), timing(), reconfiguration(), splices);
     let third = (location(), stripe(), arrivals, notice(), grant(), terms, handover(), quiet, last);
     let all = (first, second, third).prop_map(
         |(
             (a, b, c, d, e, f),
             (g, h, i, j, k, l),
-            (m, n, o, p, q, r, s, t, (u, v, w, x, y, timing, z, (splice, cut))),
+            (m, n, o, p, q, r, s, t, (u, v, w, x, y, timing, z, (splice, cut, order))),
         )| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, timing, z, splice, cut]
+            vec![
+                a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, timing, z, splice, cut,
+                order,
+            ]
         },
     );
     let some = all.prop_flat_map(|all| subsequence(all, 0..=29)).prop_shuffle();
@@ -230,7 +245,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
 
 /// Critical extensions that nobody knows.
 fn critical() -> impl Strategy<Value = Value> {
-    let known = [0x86, 0x87, 0x8a, 0x8b, 0x8c, 0x8e, 0x93, 0x96, 0x98, 0x9a, 0xcc, 0xcd, 0xec];
+    let known = [0x86, 0x87, 0x8a, 0x8b, 0x8c, 0x8e, 0x93, 0x96, 0x98, 0x9a, 0xcc, 0xcd, 0xce, 0xec];
     let unknown: Vec<u8> = (0x8d..=0xff).filter(|number| !known.contains(number)).collect();
     select(unknown).prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}))
 }

@@ -89,6 +89,7 @@ impl Change {
             | Event::SpliceOver { .. }
             | Event::StackChanged { .. }
             | Event::Reconfigured { .. }
+            | Event::Ordered { .. }
             | Event::RuleExpired { .. } => None,
         }
     }

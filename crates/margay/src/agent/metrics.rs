@@ -457,7 +457,7 @@ fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEnc
             ("programs_stayed", "Times that a program here was to leave and has not", core.splices_failed),
         ],
     )?;
-    let help = "Changes of running sessions' boxes that were ordered here and are over";
+    let help = "Changes of running sessions' boxes that were ordered or led here and are over";
     let mut descriptor = encoder.encode_descriptor("reconfigurations", help, None, MetricType::Counter)?;
     for (act, counts) in Edit::LABELS.into_iter().zip(core.reconfigurations) {
         for (outcome, count) in ReconfigurationOutcome::LABELS.into_iter().zip(counts) {
@@ -465,6 +465,11 @@ fn of_chains(agent: Option<&Agent>, core: &Counters, encoder: &mut DescriptorEnc
             let metric = descriptor.encode_family(&labels)?;
             ConstCounter::new(count).encode(metric)?;
         }
+    }
+    let help = "Orders of other hosts on the boxes of sessions of programs here that are over";
+    let mut descriptor = encoder.encode_descriptor("orders_of_others", help, None, MetricType::Counter)?;
+    for (outcome, count) in ReconfigurationOutcome::LABELS.into_iter().zip(core.orders_of_others) {
+        ConstCounter::new(count).encode(descriptor.encode_family(&[("outcome", outcome)])?)?;
     }
     let help =
         "How long changes of running sessions' boxes have taken, from their first message until one way was left";

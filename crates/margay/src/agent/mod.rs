@@ -12,6 +12,7 @@ pub mod check;
 pub mod cluster;
 pub mod core;
 pub mod direct;
+mod distant_orders;
 pub mod dns;
 pub mod drain;
 pub mod ended;

@@ -29,6 +29,7 @@ use super::active::{self, Active, Reporters};
 use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
+use super::distant_orders;
 use super::drain::{self, Drains};
 use super::ensembles::Ensembles;
 use super::health::{self, Health};
@@ -386,6 +387,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     quiet::start(agent).into_diagnostic()?;
     chain::start(agent).into_diagnostic()?;
     let chains = tokio::spawn(chain::follow(Arc::clone(agent)));
+    let distant_orders = tokio::spawn(distant_orders::follow(Arc::clone(agent)));
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let by_name = programs::socket::open_by_name(&programs::path(&config.host.runtime_dir));
@@ -419,7 +421,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.connections.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
-    [upkeep, rules, reloads, chains, programs, splices, health, rebalances].iter().for_each(|task| task.abort());
+    let tasks = [upkeep, rules, reloads, chains, distant_orders, programs, splices, health, rebalances];
+    tasks.iter().for_each(|task| task.abort());
     agent.publishing.health.end().await;
     agent.publishing.ensembles.end().await;
     takers.into_iter().for_each(|task| task.abort());

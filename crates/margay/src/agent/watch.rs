@@ -69,11 +69,17 @@ struct Senders {
     /// What somebody always follows has a channel of its own: connections come and go in numbers, and would wake that
     /// one each time.
     rules: broadcast::Sender<(RuleId, Expiry)>,
+    /// The same of what other hosts order.
+    distant_orders: broadcast::Sender<Event>,
 }
 
 impl Default for Watchers {
     fn default() -> Self {
-        let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
+        let senders = Senders {
+            events: broadcast::channel(BEHIND_MAX).0,
+            rules: broadcast::channel(BEHIND_MAX).0,
+            distant_orders: broadcast::channel(BEHIND_MAX).0,
+        };
         let senders = Arc::new(RwLock::new(Some(senders)));
         Self {
             senders,
@@ -120,6 +126,9 @@ impl Watchers {
                 if let Event::RuleExpired { id, why, .. } = &event {
                     let _ = senders.rules.send((*id, *why));
                 }
+                if is_of_distant_order(&event) {
+                    let _ = senders.distant_orders.send(event.clone());
+                }
                 let _ = senders.events.send(event);
             }
         })
@@ -143,6 +152,11 @@ impl Watchers {
     /// Rules that end by themselves from now on; `None` when the agent goes down.
     pub fn follow_rules(&self) -> Option<broadcast::Receiver<(RuleId, Expiry)>> {
         self.senders.read().as_ref().map(|senders| senders.rules.subscribe())
+    }
+
+    /// What comes of other hosts' orders on sessions' boxes from now on; `None` when the agent goes down.
+    pub fn follow_distant_orders(&self) -> Option<broadcast::Receiver<Event>> {
+        self.senders.read().as_ref().map(|senders| senders.distant_orders.subscribe())
     }
 
     /// Connections of programs of this host that failed of late, the latest first.
@@ -229,6 +243,14 @@ impl Ends {
     }
 }
 
+fn is_of_distant_order(event: &Event) -> bool {
+    match event {
+        Event::Ordered { .. } => true,
+        Event::Reconfigured { change, .. } => change.by.is_some(),
+        _ => false,
+    }
+}
+
 fn log(event: &Event) {
     match event {
         Event::FlowOpened(flow) => tracing::debug!(%flow, "flow opened"),
@@ -240,6 +262,9 @@ fn log(event: &Event) {
         Event::Reconfigured { flow, session, change } => tracing::info!(
             %flow, %session, act = change.edit.label(), outcome = change.outcome.label(), why = change.outcome.text(),
             "a change of a session's boxes is over"
+        ),
+        Event::Ordered { flow, session, by, edit, refused } => tracing::info!(
+            %flow, %session, %by, act = edit.label(), refused, "another host has ordered a change of a session's boxes"
         ),
         Event::FlowEnded { flow, reason } => tracing::trace!(%flow, reason = reason.label(), "flow over"),
         Event::FlowClosed { flow, reason, .. } => {

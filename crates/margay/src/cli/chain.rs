@@ -13,7 +13,7 @@ use crate::listener::ServiceName;
 pub enum ChainVerb {
     /// Which sessions go through which boxes, and those that do
     Show(Json),
-    /// Put a box into sessions of this host that run
+    /// Put a box into running sessions: of programs here, served here, or beside a box of this host
     Insert {
         /// The box, of the kind forward or sniff: fw.shop
         #[arg(value_name = "BOX")]
@@ -24,7 +24,7 @@ pub enum ChainVerb {
         #[command(flatten)]
         of: OfSessions,
     },
-    /// Take a box out of sessions of this host that run
+    /// Take a box out of running sessions: of programs here, served here, or a box of this host
     Remove {
         /// The box
         #[arg(value_name = "BOX")]
@@ -32,7 +32,7 @@ pub enum ChainVerb {
         #[command(flatten)]
         of: OfSessions,
     },
-    /// Put a box in the place of another one, in sessions of this host that run
+    /// Put a box in another one's place in running sessions: of programs here, served here, or a box of this host
     Replace {
         /// The box that is taken out
         #[arg(value_name = "BOX")]
@@ -51,7 +51,7 @@ pub struct OfSessions {
     /// One flow, as `margay flow list` shows it
     #[arg(required_unless_present = "service")]
     flow: Option<String>,
-    /// All sessions of programs here to this name
+    /// All sessions to this name: of programs here, of those served here, and of those that pass a box here
     #[arg(long = "name", value_name = "NAME", conflicts_with = "flow")]
     service: Option<ServiceName>,
     #[command(flatten)]

@@ -406,7 +406,8 @@ fn changes_of_boxes(changes: &[ReconfigurationInfo]) -> String {
             if change.act == "leave" { "the proxy leaves".to_owned() } else { format!("{} to {boxes}", change.act) };
         let took =
             change.took_us.filter(|_| change.outcome == "done").map(|us| format!(" in {:.1} ms", us as f64 / 1e3));
-        format!("{ago} ago, {what}: {}{}{why}", change.outcome, took.unwrap_or_default())
+        let by = if change.ordered_by.is_empty() { String::new() } else { format!(" by host {}", change.ordered_by) };
+        format!("{ago} ago, {what}{by}: {}{}{why}", change.outcome, took.unwrap_or_default())
     };
     changes.iter().map(line).collect::<Vec<_>>().join("\n  ")
 }

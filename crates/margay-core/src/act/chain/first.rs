@@ -219,7 +219,7 @@ impl Sal {
             _ => None,
         };
         let asked = chained.boxes.clone();
-        let left = self.other_half(flow);
+        let left = self.flows.other_half(flow);
         let said = message.chain().filter(|said| said.is_answer() && said.destination() == service.0);
         let answered = said.and_then(|said| Answered::of(&said, message.certificate().unwrap_or_default()));
         let answered = answered.ok_or_else(|| SAYS_NOTHING.to_string())?;
@@ -237,7 +237,7 @@ impl Sal {
             chained.hosts.clone_from(&answered.hosts);
             chained.far_end = is_first.then_some(far_end);
         }
-        if let Some(setup) = left.and_then(|left| self.chain_setup(left)) {
+        if let Some(setup) = left.and_then(|left| self.flows.chain_setup(left)) {
             setup.answer = Some(answered);
         }
         Ok(is_proved)
@@ -253,10 +253,6 @@ impl Sal {
         if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
             chained.seen = digest(&session, chain.as_bytes());
         }
-    }
-
-    pub(super) fn chain_setup(&mut self, id: FlowId) -> Option<&mut ChainSetup> {
-        self.flows.get_mut(id)?.chain.as_mut()?.setup.as_deref_mut()
     }
 }
 

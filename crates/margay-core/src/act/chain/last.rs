@@ -177,11 +177,13 @@ impl Sal {
             }
             _ => None,
         };
-        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none() && chained.is_end()) {
+        if let Some(setup) = chained.setup.as_ref().filter(|_| refusal.is_none()) {
             let unix_s = self.unix_s();
             let time_s = setup.origin.time_s;
             chained.far_end = Some(setup.origin.host_key.id());
-            self.chains.note_heard(session, unix_s, time_s);
+            if chained.is_end() {
+                self.chains.note_heard(session, unix_s, time_s);
+            }
         }
         if refusal.is_none() {
             // Of a session that ends here: it has passed all of its boxes.

@@ -21,7 +21,7 @@ use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
-use crate::session::flow::{Flow, Marks, Setup};
+use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::table::Resolution;
 use crate::table::surrogate::box_tuple;
 use crate::types::drop_reason::DropReason;
@@ -38,16 +38,22 @@ const TELLING: Duration = Duration::from_millis(1000);
 const TELLING_PER_BOX: Duration = Duration::from_millis(200);
 const TCP: u8 = 6;
 
-impl Sal {
+impl FlowTable {
     /// The other half of a session that passes a box here.
     pub(crate) fn other_half(&self, flow: &Flow) -> Option<FlowId> {
         let chained = flow.chain.as_deref().filter(|chained| chained.is_at_box())?;
-        let other = chained.other_half.or_else(|| self.flows.by_tuple(&flow.app.reversed()));
-        let other = other.and_then(|id| self.flows.get(id))?;
+        let other = chained.other_half.or_else(|| self.by_tuple(&flow.app.reversed()));
+        let other = other.and_then(|id| self.get(id))?;
         let theirs = other.chain.as_deref().filter(|theirs| theirs.is_at_box())?;
         (other.session == flow.session && theirs.is_left() != chained.is_left()).then_some(other.id)
     }
 
+    pub(super) fn chain_setup(&mut self, id: FlowId) -> Option<&mut ChainSetup> {
+        self.get_mut(id)?.chain.as_mut()?.setup.as_deref_mut()
+    }
+}
+
+impl Sal {
     /// The five-tuple of a left half: what its box sees, reversed. `None`: no address of this host stands for the name
     /// yet, or none is free.
     pub(crate) fn left_tuple(&mut self, arrival: &Arrival<'_>, protocol: u8, client: SocketAddr) -> Option<Tuple> {
@@ -143,7 +149,7 @@ impl Sal {
         left: FlowId,
         packet: Option<&AppPacket<'_>>,
     ) -> Result<(), DropReason> {
-        if let Some(setup) = self.chain_setup(left) {
+        if let Some(setup) = self.flows.chain_setup(left) {
             setup.has_come_out = true;
             setup.out_as = packet.map(|packet| packet.tuple);
         }
@@ -302,7 +308,7 @@ impl Sal {
         if self.flows.get(left).is_none_or(|flow| !matches!(flow.setup, Setup::Responder(_))) {
             return self.end_half(left, RemoveReason::PeerFailed);
         }
-        if let Some(setup) = self.chain_setup(left) {
+        if let Some(setup) = self.flows.chain_setup(left) {
             setup.failure = Some(Failure { code, at });
         }
         self.counters.chains_refused += 1;
@@ -339,7 +345,7 @@ impl Sal {
         let Some(Place::Left { at }) = flow.chain.as_ref().map(|chained| chained.place) else { return };
         let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
         let until = flow.since + SETUP_TIMEOUT;
-        let has_right = self.other_half(flow).is_some();
+        let has_right = self.flows.other_half(flow).is_some();
         if !has_right && !setup.is_some_and(|setup| setup.has_come_out) {
             self.refuse_left(id, ErrorCode::BoxSilent, at as u8 + 1);
         } else if now < until {
@@ -358,7 +364,7 @@ impl Sal {
     pub(crate) fn right_answered(&mut self, id: FlowId) {
         let says_nothing = |flow: &&Flow| flow.app.protocol != TCP || flow.has(Marks::LATER);
         let Some(flow) = self.flows.get(id).filter(says_nothing) else { return };
-        if let Some(left) = self.other_half(flow) {
+        if let Some(left) = self.flows.other_half(flow) {
             self.answer(left, &[], None);
         }
     }
@@ -385,7 +391,7 @@ impl Sal {
             (chained.boxes, chained.hosts) = (answered.boxes, answered.hosts);
         }
         let Some(flow) = self.flows.get(left) else { return };
-        let Some(right) = self.other_half(flow) else { return };
+        let Some(right) = self.flows.other_half(flow) else { return };
         let Some(flow) = self.flows.get_mut(right) else { return };
         if let Some(chained) = &mut flow.chain {
             chained.setup = None;
@@ -401,7 +407,7 @@ impl Sal {
 
     /// A right half could not be set up: the left one is refused, and the reason goes back to the first agent.
     pub(crate) fn right_failed(&mut self, flow: &Flow, code: ErrorCode) {
-        let Some(left) = self.other_half(flow) else { return };
+        let Some(left) = self.flows.other_half(flow) else { return };
         let setup = flow.chain.as_ref().and_then(|chained| chained.setup.as_ref());
         let failure = setup.and_then(|setup| setup.failure).unwrap_or(Failure { code, at: 0 });
         if let Some((right, chained)) =
@@ -417,7 +423,7 @@ impl Sal {
 
     /// The listener behind a right half says nothing; neither does the left one's.
     pub(crate) fn right_is_silent(&mut self, id: FlowId) {
-        let left = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        let left = self.flows.get(id).and_then(|flow| self.flows.other_half(flow));
         if let Some(left) = left {
             self.answer(left, &[], Some(ErrorCode::ListenerSilent));
         }
@@ -447,7 +453,7 @@ impl Sal {
 
     /// A left half that was never proved is gone: its right half goes with it, before the peer has been told anything.
     pub(crate) fn forget_right(&mut self, left: &Flow) {
-        let Some(right) = self.other_half(left) else { return };
+        let Some(right) = self.flows.other_half(left) else { return };
         match self.flows.get(right).map(|flow| &flow.setup) {
             Some(Setup::Initiator(_)) => {
                 self.take_flow(right);

@@ -110,7 +110,8 @@ pub(crate) struct Chained {
     pub seen: [u8; 32],
     /// Of a half whose box changes addresses: the other half, which the five-tuple does not lead to.
     pub other_half: Option<FlowId>,
-    /// At an end of the session: the host at the other end, which has signed what it says of the session.
+    /// At an end of the session: the host at the other end, which has signed what it says of the session. Of a left
+    /// half: the client's.
     pub far_end: Option<HostId>,
     /// What is needed until the flow is set up.
     pub setup: Option<Box<ChainSetup>>,
@@ -245,7 +246,7 @@ pub(crate) fn service_of(one: &BoxRepr) -> ServiceId {
 }
 
 /// The part of a box's name that is on the wire.
-fn head_of(service: &ServiceId) -> [u8; 12] {
+pub(crate) fn head_of(service: &ServiceId) -> [u8; 12] {
     let mut head = [0; 12];
     head.copy_from_slice(&service.0[..12]);
     head

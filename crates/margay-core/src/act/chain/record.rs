@@ -76,7 +76,8 @@ pub struct ChainRecord {
     pub boxes: Vec<PassedBox>,
     /// Of a flow at a box that changes addresses: the session's other flow here.
     pub other_half: Option<FlowId>,
-    /// Of a flow at an end of the session: the host at the other end, where that is known.
+    /// Of a flow at an end of the session: the host at the other end, where that is known. Of one to a box of this
+    /// host: the client's.
     pub far_end: Option<HostId>,
 }
 

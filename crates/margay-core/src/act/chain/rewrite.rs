@@ -66,7 +66,7 @@ impl Sal {
             setup.syn = Some(given.clone());
         }
         marks.iter().for_each(|mark| self.chains.given.note(*mark, left));
-        if let Some(setup) = self.chain_setup(left) {
+        if let Some(setup) = self.flows.chain_setup(left) {
             setup.marks = marks;
         }
         Ok(given)
@@ -156,7 +156,7 @@ impl Sal {
     /// Whether a left half has no right one yet.
     fn waits(&self, left: FlowId) -> bool {
         let half_open = self.flows.get(left).filter(|flow| matches!(flow.setup, Setup::Responder(_)));
-        half_open.is_some_and(|flow| self.other_half(flow).is_none())
+        half_open.is_some_and(|flow| self.flows.other_half(flow).is_none())
     }
 
     /// Refuses a session because of what its box here has done.
@@ -189,7 +189,7 @@ impl Sal {
 
     /// Forgets by what the first packet of a left half would have been known.
     pub(super) fn forget_marks(&mut self, left: FlowId) {
-        let marks = self.chain_setup(left).map(|setup| core::mem::take(&mut setup.marks)).unwrap_or_default();
+        let marks = self.flows.chain_setup(left).map(|setup| core::mem::take(&mut setup.marks)).unwrap_or_default();
         marks.into_iter().for_each(|mark| self.chains.given.forget(mark, left));
     }
 }

@@ -107,7 +107,7 @@ impl Sal {
 
     /// The cache carried a FIN or RST.
     pub(crate) fn transport_event(&mut self, now: Instant, id: FlowId, direction: Direction, flags: u8) {
-        let id = self.way_of_program(id);
+        let id = self.reconfigurations.way_of_program(&self.flows, id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flags & tcp_flags::RST != 0 {
             let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS);
@@ -177,7 +177,7 @@ impl Sal {
         self.queue.update(EntryUpdate::Remove { flow: id, reason });
         let info = Box::new(self.describe(&flow));
         self.events.push(Event::FlowClosed { flow: info, reason, carried: FlowCounters::default() });
-        if let Some(other) = self.other_half(&flow) {
+        if let Some(other) = self.flows.other_half(&flow) {
             self.end_half(other, reason);
         }
     }
@@ -221,7 +221,7 @@ impl Sal {
         }
         let carried = FlowCounters::default();
         self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason, carried }));
-        if let Some(other) = self.flows.get(id).and_then(|flow| self.other_half(flow)) {
+        if let Some(other) = self.flows.get(id).and_then(|flow| self.flows.other_half(flow)) {
             self.end_half(other, reason);
         }
     }
@@ -400,7 +400,7 @@ impl Sal {
             let in_order = flow.has(Marks::FIN_EGRESS | Marks::FIN_INGRESS);
             let waited = flow.active.since(flow.closed_at);
             // What passes one half at a box passes the other: where that has gone, all has arrived.
-            let is_last_half = flow.is_at_box() && self.other_half(flow).is_none();
+            let is_last_half = flow.is_at_box() && self.flows.other_half(flow).is_none();
             let is_silent = now.since(flow.active) >= IDLE_ENDING + waited * 2;
             if in_order && flow.app.protocol == 6 && !is_last_half && !is_silent {
                 // A FIN that has passed here may not have arrived, nor the data before it. Should nobody answer, it is

@@ -1,7 +1,7 @@
 //! The right anchor: the host of the session's server.
 
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
@@ -13,6 +13,7 @@ use super::vouching::{Said, Vouched};
 use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Reconfigurations, Ways, bare};
 use crate::act::chain::{Read, service_of};
 use crate::act::stack_change::Sends;
+use crate::association::AssociationTable;
 use crate::association::auth::Verified;
 use crate::association::draft::Arrival;
 use crate::cache::entry::Directions;
@@ -126,12 +127,30 @@ impl Following {
 }
 
 impl Reconfigurations {
+    /// The session that a flow was of before it had two ways.
+    pub fn session_before(&self, flow: &Flow) -> SessionId {
+        let following = self.following.get(&flow.session).filter(|one| one.ways.old == flow.id);
+        let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced.as_ref());
+        spliced.map_or(flow.session, |spliced| spliced.session)
+    }
+
     /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
     fn has_parted(&self, session: SessionId) -> bool {
         let following = self.following.get(&session).filter(|one| one.spliced.is_some());
         following.is_some_and(|one| {
             one.ways.has_turned || one.ways.parting.as_ref().is_some_and(|parting| parting.cut.has_peer())
         })
+    }
+}
+
+impl Flow {
+    /// Where its peer may reach this host, which has these addresses.
+    fn own_address(&self, associations: &AssociationTable, addresses: &[IpAddr]) -> SocketAddr {
+        let association = associations.get(self.association);
+        let is_v4 = association.is_none_or(|peer| peer.remote.is_ipv4());
+        let of_family = addresses.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
+        let own = of_family.or_else(|| association.and_then(|peer| peer.local));
+        own.map_or(super::nowhere(), |own| SocketAddr::new(own, PORT))
     }
 }
 
@@ -147,6 +166,9 @@ impl Sal {
         use ReconfigurationStep as Step;
         if said.step == Step::Request {
             return self.asked_for_way(now, id, said, message);
+        }
+        if said.step == Step::Told {
+            return self.hear_told(now, id, message, said);
         }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         let known = self.reconfigurations.following.get(&session).filter(|one| one.ways.has(id));
@@ -166,11 +188,11 @@ impl Sal {
             (Step::Finish, false) => self.finished_way(now, session, id),
             (Step::Fence, true) => self.hear_fence(now, session, Role::Responder),
             (Step::Leave, true) if matches!(state, FollowingState::Turned | FollowingState::Finished) => {
-                self.say_left(id, said.number);
+                self.say_step(id, ReconfigurationStep::Left, said.number);
                 self.leave_old(now, session);
             }
             (Step::Leave, false) if state != FollowingState::Finished => {
-                self.say_left(id, said.number);
+                self.say_step(id, ReconfigurationStep::Left, said.number);
                 self.leave_new(now, session);
             }
             (Step::Left, true) if state == FollowingState::Finished => self.leave_old(now, session),
@@ -214,8 +236,8 @@ impl Sal {
         let vouched = match &splice {
             None => None,
             Some(splice) => {
-                let asked = Said { number: said.number, to: self.session_before(flow), splice };
-                Some(asked.read(message, self.far_end_by_boxes(flow))?)
+                let asked = Said { number: said.number, to: self.reconfigurations.session_before(flow), splice };
+                Some(asked.read(message, flow.far_end_by_boxes(&self.associations))?)
             }
         };
         // Of the two sessions the left one's number stays.
@@ -264,7 +286,9 @@ impl Sal {
             known.ways.number = said.number;
             known.until = now + AWAITED;
         }
-        let address = self.own_address_for(id);
+        let own = self.flows.get(id);
+        let address =
+            own.map_or(super::nowhere(), |own| own.own_address(&self.associations, &self.config.local_addresses));
         let yes = ReconfigurationRepr { address, ..bare(ReconfigurationStep::Answer, said.number) };
         self.say_step_repr(id, yes, None);
         Ok(())
@@ -280,15 +304,6 @@ impl Sal {
             Ok(_) if is_known || is_self => Some(ReconfigurationRefused::SameHost),
             Ok(_) => None,
         }
-    }
-
-    /// Where a session's client may reach this host.
-    fn own_address_for(&self, id: FlowId) -> SocketAddr {
-        let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
-        let is_v4 = association.is_none_or(|peer| peer.remote.is_ipv4());
-        let of_family = self.config.local_addresses.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
-        let own = of_family.or_else(|| association.and_then(|peer| peer.local));
-        own.map_or(super::nowhere(), |own| SocketAddr::new(own, PORT))
     }
 
     /// Why a SYN does not set up another way of a session that ends here. At a box, none is known of.
@@ -316,7 +331,7 @@ impl Sal {
         };
         let client = read.chained.as_ref().and_then(|chained| chained.setup.as_ref());
         let client = client.map_or(claimed, |setup| setup.origin.host_key.id());
-        let far_end = spliced.map(|spliced| spliced.client).or_else(|| self.far_end(flow));
+        let far_end = spliced.map(|spliced| spliced.client).or_else(|| flow.far_end(&self.associations));
         if far_end != Some(client) {
             return Some(ErrorCode::NotAllowed);
         }
@@ -432,13 +447,6 @@ impl Sal {
             until: now + STUCK,
         };
         self.reconfigurations.following.insert(session, following);
-    }
-
-    /// The session that a flow was of before it had two ways.
-    pub(crate) fn session_before(&self, flow: &Flow) -> SessionId {
-        let following = self.reconfigurations.following.get(&flow.session).filter(|one| one.ways.old == flow.id);
-        let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced.as_ref());
-        spliced.map_or(flow.session, |spliced| spliced.session)
     }
 
     /// The left anchor awaits nothing more by the old way. Without a cut: for it all is over, since this end had said

@@ -358,7 +358,12 @@ impl Sal {
     ) -> Result<(), DropReason> {
         use ReconfigurationStep as Step;
         if said.step == Step::Wish {
-            return self.wished(now, id, message, said);
+            let is_order = message.order().is_some();
+            return if is_order {
+                self.hear_order(now, id, message, said)
+            } else {
+                self.wished(now, id, message, said)
+            };
         }
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
         let known = self.reconfigurations.leading.get_mut(&session).filter(|one| one.ways.has(id));
@@ -387,7 +392,7 @@ impl Sal {
             Step::Canceled if is_old => self.leader_event(now, session, LeadingEvent::Canceled, ""),
             Step::Left | Step::Leave => {
                 if said.step == Step::Leave {
-                    self.say_left(id, said.number);
+                    self.say_step(id, ReconfigurationStep::Left, said.number);
                 }
                 // Of the session's own way, the peer speaks of something that it has not got.
                 if self.reconfigurations.ways(session, Role::Initiator).is_some_and(|ways| ways.of_program() != id) {
@@ -567,7 +572,8 @@ impl Sal {
             self.counters.reconfiguration_durations[outcome.number()].note(took.to_end);
             took.to_turn.into_iter().for_each(|time| self.counters.reconfiguration_turns.note(time));
         }
-        let change = Reconfigured { at: now, order, edit, boxes, outcome, took };
+        let by = self.tell_over(now, (session, id), order, &outcome);
+        let change = Reconfigured { at: now, order, by, edit, boxes, outcome, took };
         // Who has ordered it hears of it although the flow is gone.
         if self.flows.get(id).is_some() {
             let history = self.reconfigurations.histories.entry(id).or_default();

@@ -29,6 +29,7 @@
 //! is as it was. From then on it goes on by the new one.
 
 mod cut;
+mod distant;
 mod duration;
 mod edit;
 mod following;
@@ -50,8 +51,8 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
-    Chain, CutRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, ReconfigurationRepr, ReconfigurationStep, SessionId,
-    SessionRepr, SpliceRepr,
+    Chain, CutRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, OrderRepr, ReconfigurationRepr, ReconfigurationStep,
+    SessionId, SessionRepr, SpliceRepr,
 };
 
 use crate::act::ending::closing::LINGER;
@@ -65,12 +66,14 @@ use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
+use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
 pub use cut::PeerCut;
+pub use distant::{ORDERING, OrderingEvent, OrderingState};
 pub use duration::{Durations, Took};
 pub use edit::{EDITS, Edit, EditError, SessionBoxes};
 pub use leading::{LEADING, LeadingEvent, LeadingState};
@@ -140,6 +143,8 @@ pub struct Reconfigured {
     pub at: Instant,
     /// The number that [`Sal::reconfigure`] gave; `None`: nobody here has ordered it, a program leaves.
     pub order: Option<u64>,
+    /// The host that has ordered it, where that is not this one.
+    pub by: Option<HostId>,
     /// What was ordered.
     pub edit: Edit,
     /// The boxes that the session was to have between its two ends, in order.
@@ -205,6 +210,10 @@ pub(crate) struct Reconfigurations {
     following: BTreeMap<SessionId, following::Following>,
     /// Orders that wait until the session is free.
     orders: orders::Orders,
+    /// Orders given here that the client's host carries out.
+    givings: distant::Givings,
+    /// Orders that other hosts have given.
+    takings: distant::Takings,
     histories: BTreeMap<FlowId, Vec<Reconfigured>>,
     /// Of sessions that end here, the last reconfiguration that was heard of.
     numbers: BTreeMap<FlowId, u32>,
@@ -228,6 +237,8 @@ impl Reconfigurations {
         leading
             .chain(following)
             .chain(self.orders.next_deadline())
+            .chain(self.givings.next_deadline())
+            .chain(self.takings.next_deadline())
             .chain(self.splices.next_deadline())
             .chain(asked)
             .chain(self.waiting_until())
@@ -261,6 +272,19 @@ impl Reconfigurations {
         self.numbers.remove(&id);
         self.halves_asked.remove(&id);
         self.waiting.remove(&id);
+    }
+
+    /// The flow that a session's program sends by, where this is another one of its two.
+    pub fn way_of_program(&self, flows: &FlowTable, id: FlowId) -> FlowId {
+        let Some(flow) = flows.get(id).filter(|flow| !flow.directions.has_egress()) else { return id };
+        let ways = self.ways(flow.session, flow.role).filter(|ways| ways.has(id));
+        ways.map_or(id, Ways::of_program)
+    }
+
+    /// The five-tuple of a session that ends here.
+    pub fn tuple_of_session(&self, flows: &FlowTable, session: SessionId) -> Option<Tuple> {
+        let old = self.following.get(&session)?.ways.old;
+        flows.get(old).map(|flow| flow.app)
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {
@@ -304,10 +328,14 @@ const fn bare(step: ReconfigurationStep, number: u32) -> ReconfigurationRepr {
 #[derive(Clone, Copy, Debug, Default)]
 struct Beside<'a> {
     code: Option<ErrorCode>,
+    /// Of ERROR, where there is a code.
+    text: &'a str,
     splice: Option<SpliceRepr>,
     chain: Option<Chain<'a>>,
     session: Option<SessionRepr>,
     cut: Option<CutRepr>,
+    order: Option<OrderRepr>,
+    certificate: Option<&'a [u8]>,
 }
 
 impl<'a> Beside<'a> {
@@ -315,21 +343,26 @@ impl<'a> Beside<'a> {
     fn of(message: &'a Verified<'_>) -> Self {
         Self {
             code: message.error().map(|error| error.code),
+            text: message.error().map_or("", |error| error.text),
             splice: message.splice(),
             chain: message.chain(),
             session: message.session(),
             cut: message.cut(),
+            order: message.order(),
+            certificate: message.certificate(),
         }
     }
 
     fn extensions(&self, repr: ReconfigurationRepr) -> Vec<Extension<'a>> {
-        let error = self.code.map(|code| Extension::Error(ErrorRepr { code, text: "" }));
+        let error = self.code.map(|code| Extension::Error(ErrorRepr { code, text: self.text }));
         core::iter::once(Extension::Reconfiguration(repr))
             .chain(error)
             .chain(self.splice.map(Extension::Splice))
             .chain(self.chain.map(Extension::Chain))
             .chain(self.session.map(Extension::Session))
             .chain(self.cut.map(Extension::Cut))
+            .chain(self.order.map(Extension::Order))
+            .chain(self.certificate.map(Extension::Certificate))
             .collect()
     }
 }
@@ -401,19 +434,6 @@ impl Sal {
         let mut draft = Draft::new(kind_of(repr.step), to, from);
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);
-    }
-
-    /// The flow that a session's program sends by, where this is another one of its two.
-    pub(crate) fn way_of_program(&self, id: FlowId) -> FlowId {
-        let Some(flow) = self.flows.get(id).filter(|flow| !flow.directions.has_egress()) else { return id };
-        let ways = self.reconfigurations.ways(flow.session, flow.role).filter(|ways| ways.has(id));
-        ways.map_or(id, Ways::of_program)
-    }
-
-    /// The five-tuple of a session that ends here.
-    pub(crate) fn tuple_of_session(&self, session: SessionId) -> Option<Tuple> {
-        let old = self.reconfigurations.following.get(&session)?.ways.old;
-        self.flows.get(old).map(|flow| flow.app)
     }
 
     /// Something has come by a way whose turn it is not yet: it waits for the last of the other one.
@@ -680,6 +700,8 @@ impl Sal {
         self.leaders_due(now);
         self.followers_due(now);
         self.orders_due(now);
+        self.givings_due(now);
+        self.reconfigurations.takings.forget_due(now);
         self.splices_due(now);
         self.reconfigurations.have_waited(now).into_iter().for_each(|id| self.kept(now, id));
         let halves = self.reconfigurations.halves_to_ask_about(now);

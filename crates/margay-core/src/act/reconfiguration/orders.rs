@@ -8,8 +8,9 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, SessionId};
 
+use super::distant::Asker;
 use super::leading::Wish;
-use super::{Edit, RECONFIGURATIONS_MAX, ReconfigurationOutcome, ReconfigurationRefused};
+use super::{Edit, RECONFIGURATIONS_MAX, ReconfigurationOutcome, ReconfigurationRefused, SessionBoxes};
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::Flow;
@@ -24,10 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(6);
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 /// An order that waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Order {
     number: u64,
     edit: Edit,
+    /// The host that has given it; `None`: this one.
+    asker: Option<Asker>,
     /// The flow that it was given for: the session's program may send by another one when it is carried out.
     flow: FlowId,
 }
@@ -55,17 +58,19 @@ impl Orders {
         self.waiting.values().map(|one| one.next).min()
     }
 
-    const fn fresh_number(&mut self) -> u64 {
+    pub const fn fresh_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 }
 
 impl Sal {
-    /// Has a session of a program here go through other boxes, once the orders before are carried out. Gives the number
-    /// of the order, which no other one of this core has. What becomes of it comes as one
+    /// Has a session go through other boxes, once the orders before are carried out. Gives the number of the order,
+    /// which no other one of this core has. What becomes of it comes as one
     /// [`Event::Reconfigured`](crate::Event::Reconfigured) with that number. Of a session that is being changed, the
     /// boxes are looked at when it is the order's turn.
+    ///
+    /// Of a session that is served here, or passes a box of this host, the client's host is asked to carry it out.
     ///
     /// # Errors
     ///
@@ -73,15 +78,29 @@ impl Sal {
     pub fn reconfigure(&mut self, now: Instant, id: FlowId, edit: Edit) -> Result<u64, ReconfigurationRefused> {
         self.now = now;
         // Another order may just have changed it.
-        let id = self.way_of_program(id);
+        let id = self.reconfigurations.way_of_program(&self.flows, id);
+        match self.flows.get(id) {
+            Some(flow) if flow.is_at_box() || flow.role == Role::Responder => self.give_order(now, id, edit),
+            _ => self.reconfigure_for(now, id, edit, None),
+        }
+    }
+
+    /// The same of a session of a program here; `asker`: the host that has ordered it, where that is not this one.
+    pub(super) fn reconfigure_for(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        edit: Edit,
+        asker: Option<Asker>,
+    ) -> Result<u64, ReconfigurationRefused> {
+        let id = self.reconfigurations.way_of_program(&self.flows, id);
         self.may_go_another_way(id, Role::Initiator)?;
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         let number = self.reconfigurations.orders.fresh_number();
-        let order = Order { number, edit, flow: id };
+        let order = Order { number, edit, asker, flow: id };
         let is_free = self.locks.is_free(session, now).is_ok();
         if is_free && !self.reconfigurations.orders.waiting.contains_key(&session) {
-            let boxes = self.flows.edited(id, &edit).map_err(ReconfigurationRefused::Edit)?;
-            self.begin_leading(now, id, Wish { order: Some(number), edit, boxes }, None)?;
+            self.begin_order(now, id, &order)?;
         } else {
             self.wait_for_session(now, session, order)?;
         }
@@ -128,7 +147,7 @@ impl Sal {
     fn begin_first(&mut self, now: Instant, session: SessionId) {
         let Some(waiting) = self.reconfigurations.orders.waiting.get(&session) else { return };
         let until = waiting.until;
-        let Some(order) = waiting.orders.front().copied() else { return };
+        let Some(order) = waiting.orders.front().cloned() else { return };
         let is_its = |flow: &&Flow| flow.role == Role::Initiator && !flow.is_at_box() && flow.directions.has_egress();
         let id = self.flows.of_session(session).find(is_its).map(|flow| flow.id);
         let outcome = match id.map(|id| self.begin_order(now, id, &order)) {
@@ -161,7 +180,9 @@ impl Sal {
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         // As long as another act has it, its boxes are about to be others.
         self.locks.is_free(session, now).map_err(ReconfigurationRefused::Busy)?;
-        let boxes = self.flows.edited(id, &order.edit).map_err(ReconfigurationRefused::Edit)?;
+        let known = self.flows.get(id).map(SessionBoxes::of).unwrap_or_default();
+        order.asker.as_ref().map_or(Ok(()), |asker| asker.check(&order.edit, &known))?;
+        let boxes = order.edit.of(&known).map_err(ReconfigurationRefused::Edit)?;
         self.begin_leading(now, id, Wish { order: Some(order.number), edit: order.edit, boxes }, None)
     }
 }

@@ -147,7 +147,7 @@ impl Sal {
         let waiting = self.reconfigurations.take_waiting(&mut self.flows, old);
         let Some(flow) = self.flows.get(old) else { return };
         if let Some((step, beside)) = waiting.map(|waiting| waiting.step()) {
-            let other = self.other_half(flow);
+            let other = self.flows.other_half(flow);
             return other.into_iter().for_each(|other| self.say_beside(other, step, &beside));
         }
         let session = flow.session;
@@ -400,7 +400,7 @@ impl Sal {
             own,
             peer: parting.cut.peer(),
             scale: parting.cut.scales().told,
-            before: self.session_before(flow),
+            before: self.reconfigurations.session_before(flow),
             delta: parting.delta.map(|delta| delta.shown_at(now, Instant::ZERO)),
         }))
     }
@@ -433,7 +433,7 @@ impl Sal {
                 self.fail_flow(now, old, RemoveReason::PeerFailed);
                 continue;
             };
-            let far_end = self.far_end(new);
+            let far_end = new.far_end(&self.associations);
             let Some((role, far_end)) = self.flows.get(old).map(|flow| flow.role).zip(far_end) else { continue };
             let delta = record.delta.map(|delta| delta.shown_at(Instant::ZERO, now).ahead(CLOCK_AHEAD_MS));
             let scales = Scales { told: record.scale, own: None };

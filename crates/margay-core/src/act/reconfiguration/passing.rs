@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationRepr, ReconfigurationStep};
 
-use super::{Beside, Reconfigurations, bare};
+use super::{Beside, Reconfigurations};
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -74,11 +74,14 @@ impl Sal {
         if said.step == ReconfigurationStep::Begin {
             return Err(DropReason::Unexpected);
         }
-        if said.step == ReconfigurationStep::Wish && message.splice().is_none() {
-            // A box's host that has started again asks whether this half is there; with it, a program wishes to leave.
+        if said.step == ReconfigurationStep::Wish && message.splice().is_none() && message.order().is_none() {
+            // A box's host that has started again asks whether this half is there.
             return Ok(());
         }
-        let other = self.flows.get(id).and_then(|flow| self.other_half(flow));
+        if said.step == ReconfigurationStep::Told && said.host == self.config.host_id().0 {
+            return self.hear_told(now, id, message, said);
+        }
+        let other = self.flows.get(id).and_then(|flow| self.flows.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
             return match said.step {
                 // Of two halves one alone may have been written down.
@@ -99,7 +102,15 @@ impl Sal {
         }
         self.say_beside(other, said, &Beside::of(message));
         match said.step {
-            ReconfigurationStep::Leave => [id, other].into_iter().for_each(|half| self.begin_to_leave(now, half)),
+            ReconfigurationStep::Leave => {
+                for half in [id, other] {
+                    // With number 0 the session itself is over.
+                    if said.number != 0 {
+                        self.reconfigurations.givings.note_left(half);
+                    }
+                    self.begin_to_leave(now, half);
+                }
+            }
             ReconfigurationStep::Left => self.forget_halves(id),
             _ => {}
         }
@@ -115,7 +126,7 @@ impl Sal {
     /// A session goes another way: nothing is left of it here.
     pub(crate) fn forget_halves(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        if let Some(other) = self.other_half(flow) {
+        if let Some(other) = self.flows.other_half(flow) {
             self.forget_way(other);
         }
         self.forget_way(id);
@@ -142,10 +153,5 @@ impl Sal {
             }
             _ => {}
         }
-    }
-
-    /// This end has forgotten a way, and says so to whoever speaks of it.
-    pub(super) fn say_left(&mut self, id: FlowId, number: u32) {
-        self.say_step_repr(id, bare(ReconfigurationStep::Left, number), None);
     }
 }

@@ -3,6 +3,7 @@
 use margay_wire::{ErrorCode, FlowId};
 
 use super::EditError;
+use crate::association::AssociationTable;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::{Flow, Marks, Setup};
@@ -16,10 +17,10 @@ pub enum ReconfigurationRefused {
     #[error("there is no flow {0}; `margay flow list` shows those that there are")]
     UnknownFlow(FlowId),
     /// It is the server's end.
-    #[error("the boxes of a session are changed at the host of its client, and this flow is served here")]
+    #[error("the host of the session's client leads a change of its boxes, and this flow is served here")]
     Served,
     /// It is a half at a box.
-    #[error("the boxes of a session are changed at the host of its client, and this is the host of a box")]
+    #[error("the host of the session's client leads a change of its boxes, and this is the host of a box")]
     AtBox,
     /// It is being set up, or it is over.
     #[error("only a session that is set up, and that is not over, can go through other boxes")]
@@ -27,6 +28,15 @@ pub enum ReconfigurationRefused {
     /// Client and server are one host.
     #[error("both ends of the session are on this host: nothing of it leaves the host")]
     SameHost,
+    /// The host that orders it is that of a box, and it is not about that box.
+    #[error("the host of a box may take its own out, replace it, or put a box in directly before or behind it")]
+    NotItsBox,
+    /// The host that orders it is neither that of the server nor that of a box.
+    #[error("the host that orders it is neither known to serve the session nor any of its boxes")]
+    NotOfSession,
+    /// The client's host is to put in what its policy does not know.
+    #[error("no chain of the signed policy names {}", .0)]
+    NotNamed(ServiceId),
     /// It goes by several pairs of addresses.
     #[error(
         "the flow is striped over several pairs of addresses; give it another policy first \
@@ -75,21 +85,23 @@ pub(super) const fn refusal_text(code: ErrorCode) -> &'static str {
     }
 }
 
-impl Sal {
+impl Flow {
     /// The host at the other end of a session, at one of its ends.
-    pub(super) fn far_end(&self, flow: &Flow) -> Option<HostId> {
-        match flow.chain.as_deref() {
+    pub(super) fn far_end(&self, associations: &AssociationTable) -> Option<HostId> {
+        match self.chain.as_deref() {
             Some(chained) => chained.far_end,
-            None => self.associations.get(flow.association).map(|peer| peer.host),
+            None => associations.get(self.association).map(|peer| peer.host),
         }
     }
 
     /// The host at the other end of a session, where boxes are before it: they pass its words on.
-    pub(super) fn far_end_by_boxes(&self, flow: &Flow) -> Option<HostId> {
-        let neighbour = self.associations.get(flow.association).map(|peer| peer.host);
-        self.far_end(flow).filter(|far_end| neighbour != Some(*far_end))
+    pub(super) fn far_end_by_boxes(&self, associations: &AssociationTable) -> Option<HostId> {
+        let neighbour = associations.get(self.association).map(|peer| peer.host);
+        self.far_end(associations).filter(|far_end| neighbour != Some(*far_end))
     }
+}
 
+impl Sal {
     /// Whether an end of a session agrees that it goes through other boxes. Gives the host at the other end.
     pub(super) fn may_go_another_way(&self, id: FlowId, role: Role) -> Result<HostId, ReconfigurationRefused> {
         if self.reconfigurations.splices.of(id).is_some() {
@@ -104,7 +116,7 @@ impl Sal {
         let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) && flow.carries_data();
         let is_proved = flow.role == Role::Responder || flow.has(Marks::CONFIRMED);
         let is_set_up = is_proved && !matches!(flow.setup, Setup::Initiator(_) | Setup::Responder(_));
-        let far_end = self.far_end(flow);
+        let far_end = flow.far_end(&self.associations);
         Err(match flow.chain.as_deref() {
             _ if flow.is_at_box() => ReconfigurationRefused::AtBox,
             _ if flow.role != role => ReconfigurationRefused::Served,
@@ -131,7 +143,13 @@ impl ReconfigurationRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::SameHost | Self::BehindProxy | Self::UnknownEnd | Self::Edit(_) => ErrorCode::Refused,
+            Self::NotItsBox
+            | Self::NotOfSession
+            | Self::NotNamed(_)
+            | Self::SameHost
+            | Self::BehindProxy
+            | Self::UnknownEnd
+            | Self::Edit(_) => ErrorCode::Refused,
         }
     }
 }

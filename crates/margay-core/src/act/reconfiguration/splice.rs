@@ -227,7 +227,7 @@ impl Sal {
         let right = splice.right;
         let Some((accepted, opened)) = self.flows.get(left).zip(self.flows.get(right)) else { return };
         let (id, own, other) = if to_left { (left, accepted, opened) } else { (right, opened, accepted) };
-        let Some(host) = self.far_end(other) else { return };
+        let Some(host) = other.far_end(&self.associations) else { return };
         let elapsed_ms = now.since(splice.taken_at).as_millis() as u32;
         let said = SpliceRepr {
             host: host.0,
@@ -346,7 +346,7 @@ impl Sal {
             Step::Leave | Step::Left if said.step == Step::Leave || is_left => {
                 let other = if is_left { right } else { left };
                 if said.step == Step::Leave {
-                    self.say_left(id, said.number);
+                    self.say_step(id, ReconfigurationStep::Left, said.number);
                 }
                 let said = bare(Step::Leave, said.number);
                 self.say_step_repr(other, said, code);
@@ -373,7 +373,7 @@ impl Sal {
             return Err(DropReason::Malformed);
         }
         let asked = Said { number: said.number, to: flow.session, splice: &splice };
-        let vouched = asked.read(message, self.far_end_by_boxes(flow))?;
+        let vouched = asked.read(message, flow.far_end_by_boxes(&self.associations))?;
         match self.begin_leaving(now, id, splice, vouched) {
             // It is asked again.
             Ok(()) | Err(ReconfigurationRefused::Busy(_) | ReconfigurationRefused::UnderWay) => {}

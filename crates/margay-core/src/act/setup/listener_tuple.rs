@@ -33,7 +33,7 @@ impl Sal {
         }
         if arrival.message.reconfiguration().is_some() {
             let session = arrival.message.session().map(|session| session.session);
-            let of_session = session.and_then(|session| self.tuple_of_session(session));
+            let of_session = session.and_then(|session| self.reconfigurations.tuple_of_session(&self.flows, session));
             // Of one that is refused once its sender is proved.
             return Ok(of_session.unwrap_or(tuple_of(id)));
         }

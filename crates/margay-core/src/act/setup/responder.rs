@@ -224,7 +224,7 @@ impl Sal {
         // moved to another port, an old connection has answered.
         let is_silent = setup.answers.is_empty() && setup.moves == 0 && self.now.since(flow.since) >= LISTENER_PATIENCE;
         let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.is_left());
-        if let Some(syn) = setup.syn.clone().filter(|_| self.other_half(flow).is_none()) {
+        if let Some(syn) = setup.syn.clone().filter(|_| self.flows.other_half(flow).is_none()) {
             self.queue.inject(syn);
             if is_silent && !is_at_box {
                 self.flows.turn_answers(&self.associations, id, arrival.reply);

@@ -1,5 +1,6 @@
-//! `contention`: three orders at once want the same running sessions to go through boxes of theirs, again and again.
-//! None is lost, none undoes what another one has done, and none waits for ever.
+//! `contention`: three orders at once want the same running sessions to go through boxes of theirs, again and again:
+//! one at the client's host, one at the server's, one at the host of a box that stays. None is lost, none undoes what
+//! another one has done, and none waits for ever.
 
 use std::path::Path;
 use std::thread;
@@ -21,7 +22,7 @@ use crate::transfers::{Order, Server, Transfers};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "contention",
-    summary: "three orders at once put boxes into the same running sessions and take them out",
+    summary: "orders at the hosts of client, server and a box put boxes into the same running sessions and take them out",
     bounds: &BOUNDS,
     run,
 };
@@ -34,6 +35,8 @@ const BOUNDS: [Bound; 5] = [
     bound("failed", Exactly(0.0)),
 ];
 
+/// The box that stays, at whose host the third order is given: each puts another one before it, or behind all.
+const STAYS: &str = "stays.shop";
 const BOXES: [&str; 3] = ["one.shop", "two.shop", "three.shop"];
 const SERVICE: &str = "bulk.shop";
 const PORT: u16 = 5010;
@@ -54,21 +57,40 @@ struct Seen {
     violations: Vec<String>,
 }
 
+/// Who contends for sessions, with a box of its own.
+#[derive(Clone, Copy)]
+struct Contender<'a> {
+    name: &'static str,
+    /// Where it has the box put in, and before which one.
+    inserts_at: &'a Host,
+    before: Option<&'static str>,
+    /// Where it has it taken out.
+    removes_at: &'a Host,
+}
+
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = build("contention", BOXES.len(), &[], dir)?;
+    let lab = build("contention", BOXES.len() + 1, &[], dir)?;
     let _agents = Agents::start(&lab)?;
-    let [client, server] = [lab.host("client")?, lab.host("server")?];
-    for (name, host) in BOXES.iter().zip(["box1", "box2", "box3"]) {
+    let [client, server, third, stays] = ["client", "server", "box3", "box4"].map(|name| lab.host(name));
+    let [client, server, third, stays] = [client?, server?, third?, stays?];
+    let names = [BOXES[0], BOXES[1], BOXES[2], STAYS];
+    for (name, host) in names.iter().zip(["box1", "box2", "box3", "box4"]) {
         serve(lab.host(host)?, name, "forward", &[])?;
     }
     let hosts: Vec<&Host> = lab.hosts.iter().collect();
-    apply(lab.host("router")?, &chain("known", "nobody.shop", &BOXES, ""), &hosts, &["known"])?;
+    let policy = chain("known", "nobody.shop", &BOXES, "") + &chain("stays", SERVICE, &[STAYS], "");
+    apply(lab.host("router")?, &policy, &hosts, &["known", "stays"])?;
     for host in [client, server] {
         observe::count_virtual_resets(host)?;
     }
-    for name in BOXES {
+    for name in names {
         agent::await_instances(client, name, 1)?;
     }
+    let contenders = [
+        Contender { name: BOXES[0], inserts_at: client, before: None, removes_at: client },
+        Contender { name: BOXES[1], inserts_at: server, before: None, removes_at: server },
+        Contender { name: BOXES[2], inserts_at: stays, before: Some(STAYS), removes_at: third },
+    ];
     for figure in ["violations", "starved", "completed", "wrong_bytes", "failed"] {
         findings.figures.add(figure, 0.0);
     }
@@ -79,7 +101,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut transfers = Transfers::start(client, &mut sink, order)?;
     let until = Instant::now() + Duration::from_secs(if is_long() { 60 } else { 8 });
     let seen: Vec<Result<Seen>> = thread::scope(|scope| {
-        let running = BOXES.map(|name| scope.spawn(move || contend(client, name, until)));
+        let running = contenders.map(|one| scope.spawn(move || contend(client, one, until)));
         let join =
             |one: thread::ScopedJoinHandle<'_, Result<Seen>>| one.join().ok().context("a thread has panicked")?;
         running.into_iter().map(join).collect()
@@ -101,11 +123,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 }
 
 /// Puts a box into all sessions, and takes it out again.
-fn contend(client: &Host, name: &str, until: Instant) -> Result<Seen> {
+fn contend(client: &Host, contender: Contender<'_>, until: Instant) -> Result<Seen> {
+    let name = contender.name;
     let mut seen = Seen::default();
     while Instant::now() < until {
         for act in ["insert", "remove"] {
-            let changed = change(client, act, name, &mut seen)?;
+            let changed = change(contender, act, &mut seen)?;
             // Others change the same sessions meanwhile, but nobody else touches this box. What a session has left is
             // shown until its hosts have forgotten it.
             let is_shown = wait_for("what was done", SHOWN_LIMIT, || {
@@ -123,17 +146,21 @@ fn contend(client: &Host, name: &str, until: Instant) -> Result<Seen> {
         if sessions_through(client, name)?.is_empty() {
             return Ok(seen);
         }
-        change(client, "remove", name, &mut seen)?;
+        change(contender, "remove", &mut seen)?;
     }
     seen.violations.push(format!("{name} is still there"));
     Ok(seen)
 }
 
 /// Gives the sessions that were changed.
-fn change(client: &Host, act: &str, name: &str, seen: &mut Seen) -> Result<Vec<String>> {
+fn change(contender: Contender<'_>, act: &str, seen: &mut Seen) -> Result<Vec<String>> {
+    let Contender { name, inserts_at, before, removes_at } = contender;
     let program = crate::fabric::margay_program()?;
-    let words = [program.to_str().context("a path that is no text")?, "chain", act, name, "--name", SERVICE, "--json"];
-    let output = client.output(words)?;
+    let program = program.to_str().context("a path that is no text")?;
+    let mut words = vec![program, "chain", act, name, "--name", SERVICE, "--json"];
+    let is_insert = act == "insert";
+    words.extend(before.filter(|_| is_insert).into_iter().flat_map(|before| ["--before", before]));
+    let output = if is_insert { inserts_at } else { removes_at }.output(words)?;
     let reply: Value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("{act} of {name}: {}", String::from_utf8_lossy(&output.stderr)))?;
     let mut changed = Vec::new();

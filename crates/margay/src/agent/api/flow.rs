@@ -381,6 +381,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         Event::FlowChanged(_)
         | Event::StackChanged { .. }
         | Event::Reconfigured { .. }
+        | Event::Ordered { .. }
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
         | Event::Twin(_)

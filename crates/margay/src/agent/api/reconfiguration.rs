@@ -1,10 +1,11 @@
-//! Sessions that come to go through other boxes, by order of the operator of their client's host.
+//! Sessions that come to go through other boxes, by order of the operator of this host.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use margay_control::api::v1::{ChainChangeReply, ChainChangeRequest, ChainChanged, ReconfigurationInfo};
 use margay_control::store::AuditEntry;
+use margay_core::chain::ChainPlace;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::reconfiguration::{Edit, ReconfigurationRefused, Reconfigured};
 use margay_core::{Event, FlowInfo, Lifecycle, Role};
@@ -30,8 +31,9 @@ struct Target {
     session: SessionId,
 }
 
-/// Has one session, or all of a name, go through other boxes. Answers when each is changed, or is known not to be. The
-/// audit log has what is ordered before it is done, and afterwards how many sessions have stayed as they were.
+/// Has one session, or all of a name, go through other boxes; those that are served here, or pass a box of this host,
+/// by the hosts of their clients. Answers when each is changed, or is known not to be. The audit log has what is
+/// ordered before it is done, and afterwards how many sessions have stayed as they were.
 pub(super) async fn change(agent: &Agent, request: &ChainChangeRequest) -> Result<ChainChangeReply, Status> {
     let edit = edit_of(request)?;
     let targets = targets_of(&agent.core, request)?;
@@ -76,6 +78,17 @@ fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
     }
 }
 
+/// Of a session's flows here, an order is given for the one with the least number: at its client's end, at its
+/// server's, or before a box. `None`: for no such flow.
+fn rank_of(flow: &FlowInfo) -> Option<u8> {
+    match (flow.chain.as_ref().map(|chain| chain.place), flow.role) {
+        (None | Some(ChainPlace::First), Role::Initiator) => Some(0),
+        (None | Some(ChainPlace::Last), Role::Responder) => Some(1),
+        (Some(ChainPlace::Left), _) => Some(2),
+        _ => None,
+    }
+}
+
 /// The sessions that an order is about.
 fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
     let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
@@ -84,11 +97,17 @@ fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Tar
         // With its keys.
         let prefix = if name.is_service() { name.service_prefix() } else { name.prefix() };
         let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        let is_own = |flow: &FlowInfo| {
-            let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());
-            flow.role == Role::Initiator && !is_at_box && is_open(flow) && prefix.contains(&flow.service)
-        };
-        return Ok(core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(of).collect()));
+        let mut by_session = BTreeMap::new();
+        core.0.with_sal(|sal, _| {
+            for flow in sal.flows().filter(|flow| is_open(flow) && prefix.contains(&flow.service)) {
+                let Some(rank) = rank_of(&flow) else { continue };
+                let best = by_session.entry(flow.session).or_insert((rank, of(flow.clone())));
+                if rank < best.0 {
+                    *best = (rank, of(flow));
+                }
+            }
+        });
+        return Ok(by_session.into_values().map(|(_, target)| target).collect());
     }
     let id = parse_id(&request.flow)?;
     let found = core.0.with_sal(|sal, _| sal.flow(id));
@@ -158,6 +177,7 @@ fn text_of(agent: &Agent, refused: &ReconfigurationRefused) -> String {
     let name = |service: &ServiceId| naming::prefix(agent, &Prefix::from(*service));
     match refused {
         ReconfigurationRefused::Edit(error) => error.text(name),
+        ReconfigurationRefused::NotNamed(service) => format!("no chain of the signed policy names {}", name(service)),
         other => other.to_string(),
     }
 }
@@ -175,6 +195,7 @@ pub(super) fn infos(agent: &Agent, flow: &FlowInfo) -> Vec<ReconfigurationInfo> 
         boxes: change.boxes.iter().map(name).collect(),
         outcome: change.outcome.label().to_owned(),
         why: change.outcome.text().to_owned(),
+        ordered_by: change.by.map(|host| host.to_string()).unwrap_or_default(),
         took_us: change.took.map(|took| micros(took.to_end)),
         turned_us: change.took.and_then(|took| took.to_turn).map(micros),
     };
@@ -193,7 +214,8 @@ mod tests {
 
     fn over(order: Option<u64>, outcome: ReconfigurationOutcome) -> Event {
         let edit = Edit::Remove { service: ServiceId([1; 32]) };
-        let change = Reconfigured { at: CoreInstant::ZERO, order, edit, boxes: Vec::new(), outcome, took: None };
+        let change =
+            Reconfigured { at: CoreInstant::ZERO, order, by: None, edit, boxes: Vec::new(), outcome, took: None };
         Event::Reconfigured { flow: FlowId(3), session: SESSION, change }
     }
 

@@ -223,6 +223,7 @@ impl Teller {
             Event::FlowChanged(_)
             | Event::StackChanged { .. }
             | Event::Reconfigured { .. }
+            | Event::Ordered { .. }
             | Event::AssociationUp(_)
             | Event::PeerRebooted(_)
             | Event::Twin(_)

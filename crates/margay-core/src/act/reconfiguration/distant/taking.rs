@@ -1,0 +1,305 @@
+//! The client's host, which takes orders of the hosts of the session's server and of its boxes, as if its own operator
+//! had given them.
+
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, FlowId, OrderRepr, OrderState, ReconfigurationRepr, ReconfigurationStep, SessionId};
+
+use super::{Beside, Edit, FRESH, ReconfigurationRefused, Word, edit_of, parts_of, reason, step_of};
+use crate::act::chain::service_of;
+use crate::act::reconfiguration::{ReconfigurationOutcome, SessionBoxes};
+use crate::association::auth::Verified;
+use crate::machine::sal::Sal;
+use crate::session::event::Event;
+use crate::types::drop_reason::DropReason;
+use crate::types::key::{HostId, HostPublic};
+use crate::types::name::ServiceId;
+use crate::types::rate::RateLimit;
+use crate::types::rng::Rng;
+use crate::types::time::Instant;
+
+/// Orders of one session that are remembered, and of all.
+const OF_SESSION_MAX: usize = 32;
+const REMEMBERED_MAX: usize = 4096;
+/// What has become of one is told to who asks for so long: longer than anybody asks.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// Signatures that are checked.
+const CHECKED_PER_S: u32 = 1000;
+
+/// Which host has given an order, where it is not this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::act::reconfiguration) struct Asker {
+    pub host: HostId,
+    /// The boxes of the session that it serves, as far as it has shown; `None`: it is the server's.
+    pub boxes: Option<Vec<ServiceId>>,
+}
+
+impl Asker {
+    /// Whether it may have a session through these boxes changed so.
+    pub fn check(&self, edit: &Edit, known: &SessionBoxes) -> Result<(), ReconfigurationRefused> {
+        self.boxes.as_ref().map_or(Ok(()), |own| edit.check_host_of(own, known))
+    }
+}
+
+/// An order of another host.
+#[derive(Debug)]
+struct Taking {
+    by: HostId,
+    /// That host's number.
+    number: u32,
+    edit: Edit,
+    /// This host's; `None`: it was refused at once.
+    order: Option<u64>,
+    /// The flow that it was last asked about by.
+    flow: FlowId,
+    state: OrderState,
+    /// Why not.
+    why: String,
+    /// Since when what has become of it is known.
+    over_at: Option<Instant>,
+}
+
+/// What is told of an order.
+struct Told {
+    session: SessionId,
+    by: HostId,
+    number: u32,
+    edit: Edit,
+    state: OrderState,
+    why: String,
+}
+
+impl Told {
+    fn of(session: SessionId, taking: &Taking) -> Self {
+        let Taking { by, number, edit, state, .. } = *taking;
+        Self { session, by, number, edit, state, why: taking.why.clone() }
+    }
+}
+
+/// The orders of other hosts, by the session that they are about.
+#[derive(Debug)]
+pub(in crate::act::reconfiguration) struct Takings {
+    /// Which start of the agent this is: random; zero until somebody wants to know.
+    start: u64,
+    by_session: BTreeMap<SessionId, Vec<Taking>>,
+    checks: RateLimit,
+}
+
+impl Default for Takings {
+    fn default() -> Self {
+        Self { start: 0, by_session: BTreeMap::new(), checks: RateLimit::new(CHECKED_PER_S, Instant::ZERO) }
+    }
+}
+
+impl Takings {
+    /// When something is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let over = self.by_session.values().flatten().filter_map(|one| one.over_at);
+        over.min().map(|at| at + REMEMBERED_FOR)
+    }
+
+    /// Forgets what was over long ago.
+    pub fn forget_due(&mut self, now: Instant) {
+        let is_asked_for = |one: &Taking| one.over_at.is_none_or(|at| at + REMEMBERED_FOR > now);
+        self.by_session.retain(|_, orders| {
+            orders.retain(is_asked_for);
+            !orders.is_empty()
+        });
+    }
+
+    fn start(&mut self, rng: &mut Rng) -> u64 {
+        while self.start == 0 {
+            self.start = rng.u64();
+        }
+        self.start
+    }
+
+    /// One that is known; it was asked about by `flow`.
+    fn known(&mut self, session: SessionId, by: HostId, number: u32, flow: FlowId) -> Option<&Taking> {
+        let orders = self.by_session.get_mut(&session)?;
+        let known = orders.iter_mut().find(|one| one.by == by && one.number == number)?;
+        known.flow = flow;
+        Some(known)
+    }
+
+    /// Whether there is room for another one, that no later one of its host has come before.
+    fn check(&self, session: SessionId, by: HostId, number: u32) -> Result<(), DropReason> {
+        let orders = self.by_session.get(&session).map(|orders| &orders[..]).unwrap_or_default();
+        let is_later = |one: &&Taking| one.by == by && number.wrapping_sub(one.number).cast_signed() < 0;
+        if orders.iter().any(|one| is_later(&one)) {
+            return Err(DropReason::Stale);
+        }
+        let all: usize = self.by_session.values().map(Vec::len).sum();
+        if orders.len() >= OF_SESSION_MAX || all >= REMEMBERED_MAX { Err(DropReason::Full) } else { Ok(()) }
+    }
+
+    /// What has become of an order, where another host has given it. Gives that host.
+    fn note_over(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        order: u64,
+        outcome: &ReconfigurationOutcome,
+    ) -> Option<&Taking> {
+        let orders = self.by_session.get_mut(&session)?;
+        let taking = orders.iter_mut().find(|one| one.order == Some(order))?;
+        taking.state = match outcome {
+            ReconfigurationOutcome::Done => OrderState::Done,
+            ReconfigurationOutcome::Refused(_) => OrderState::Refused,
+            ReconfigurationOutcome::Failed(_) => OrderState::Failed,
+            ReconfigurationOutcome::Ended => OrderState::Ended,
+        };
+        if !matches!(outcome, ReconfigurationOutcome::Done | ReconfigurationOutcome::Ended) {
+            taking.why = reason(outcome.text());
+        }
+        taking.over_at = Some(now);
+        Some(taking)
+    }
+}
+
+impl Sal {
+    /// Another host wishes that an order of its be carried out.
+    pub(in crate::act::reconfiguration) fn hear_order(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        message: &Verified<'_>,
+        said: ReconfigurationRepr,
+    ) -> Result<(), DropReason> {
+        let order = message.order().ok_or(DropReason::Malformed)?;
+        let session = self.flows.get(id).map(|flow| flow.session).ok_or(DropReason::UnknownFlow)?;
+        let edit = edit_of(&order).ok_or(DropReason::Malformed)?;
+        if order.state != OrderState::Wished || order.session != session {
+            return Err(DropReason::Malformed);
+        }
+        let by = HostId(said.host);
+        let number = said.number;
+        let takings = &mut self.reconfigurations.takings;
+        if !takings.checks.take(now) {
+            return Err(DropReason::RateLimited);
+        }
+        if !(Word { number, by, code: 0, text: "" }).is_of(by, &order) {
+            return Err(DropReason::BadCertificate);
+        }
+        if let Some(known) = takings.known(session, by, number, id) {
+            let told = Told::of(session, known);
+            if known.edit != edit {
+                return Err(DropReason::Stale);
+            }
+            self.tell_asker(now, id, &told);
+            return Ok(());
+        }
+        takings.check(session, by, number)?;
+        let start = takings.start(&mut self.rng);
+        let of = Told { session, by, number, edit, state: OrderState::ToSign, why: String::new() };
+        let asker = match self.asker_of(id, by, &order, message.certificate().unwrap_or_default()) {
+            Ok(asker) => asker,
+            // It is asked again by nobody who has anything to say here.
+            Err(refused) => {
+                self.tell_asker(now, id, &Told { state: OrderState::Refused, why: reason(&refused.to_string()), ..of });
+                return Ok(());
+            }
+        };
+        let age = clock_ms(now).wrapping_sub(order.said_at_ms);
+        if order.start != start || u128::from(age) > FRESH.as_millis() {
+            self.tell_asker(now, id, &of);
+            return Ok(());
+        }
+        self.take_order(now, id, asker, of);
+        Ok(())
+    }
+
+    /// Has an order of another host carried out, and tells it so.
+    fn take_order(&mut self, now: Instant, id: FlowId, asker: Asker, of: Told) {
+        let Told { session, by, number, edit, .. } = of;
+        let named = edit.check_policy(&self.chains.policy);
+        let taken = named.and_then(|()| self.reconfigure_for(now, id, edit, Some(asker)));
+        let (state, why) = match &taken {
+            Ok(_) => (OrderState::Taken, String::new()),
+            Err(refused) => (OrderState::Refused, reason(&refused.to_string())),
+        };
+        let over_at = taken.is_err().then_some(now);
+        let taking = Taking { by, number, edit, order: taken.ok(), flow: id, state, why, over_at };
+        let told = Told::of(session, &taking);
+        self.reconfigurations.takings.by_session.entry(session).or_default().push(taking);
+        self.events.push(Event::Ordered { flow: id, session, by, edit, refused: told.why.clone() });
+        if state == OrderState::Refused {
+            self.counters.orders_of_others[ReconfigurationOutcome::Refused(String::new()).number()] += 1;
+        }
+        self.tell_asker(now, id, &told);
+    }
+
+    /// Who has signed an order: the host of the session's server, or that of boxes which it goes through.
+    fn asker_of(
+        &mut self,
+        id: FlowId,
+        by: HostId,
+        order: &OrderRepr,
+        certificate: &[u8],
+    ) -> Result<Asker, ReconfigurationRefused> {
+        let flow = self.flows.get(id).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
+        if flow.far_end(&self.associations) == Some(by) {
+            return Ok(Asker { host: by, boxes: None });
+        }
+        let chained = flow.chain.as_deref().ok_or(ReconfigurationRefused::NotOfSession)?;
+        let passed = chained.boxes.iter().filter(|one| one.flags.contains(margay_wire::BoxFlags::PASSED));
+        let of_host = passed.zip(&chained.hosts).filter(|(_, host)| **host == by);
+        let boxes: Vec<ServiceId> = of_host.map(|(one, _)| service_of(one)).collect();
+        let key = HostPublic(order.host_key);
+        let boxes: Vec<ServiceId> =
+            boxes.into_iter().filter(|one| self.may_serve(one, &key, certificate).is_ok()).collect();
+        if boxes.is_empty() {
+            return Err(ReconfigurationRefused::NotOfSession);
+        }
+        Ok(Asker { host: by, boxes: Some(boxes) })
+    }
+
+    /// Tells the host that has given an order how that is.
+    fn tell_asker(&mut self, now: Instant, id: FlowId, told: &Told) {
+        let Some((act, service, other)) = parts_of(&told.edit) else { return };
+        let order = OrderRepr {
+            state: told.state,
+            act,
+            session: told.session,
+            service,
+            other,
+            start: self.reconfigurations.takings.start(&mut self.rng),
+            said_at_ms: clock_ms(now),
+            host_key: [0; 32],
+            signature: [0; 64],
+        };
+        let code = (!told.why.is_empty()).then_some(ErrorCode::Refused);
+        let word = Word { number: told.number, by: told.by, code: code.map_or(0, u16::from), text: &told.why };
+        let order = word.sign(&self.config.host_key, order);
+        let beside = Beside { code, text: &told.why, ..Beside::order(order, &[]) };
+        self.say_beside(id, step_of(ReconfigurationStep::Told, told.number, told.by), &beside);
+    }
+
+    /// An order is over. Where another host has given it, that one is told: by the flow `id`, and by the one that it
+    /// has asked by, since what a box was taken out of goes by another way now. Gives that host.
+    pub(in crate::act::reconfiguration) fn tell_over(
+        &mut self,
+        now: Instant,
+        (session, id): (SessionId, FlowId),
+        order: Option<u64>,
+        outcome: &ReconfigurationOutcome,
+    ) -> Option<HostId> {
+        let taking = self.reconfigurations.takings.note_over(now, session, order?, outcome)?;
+        let told = Told::of(session, taking);
+        let asked_by = taking.flow;
+        self.counters.orders_of_others[outcome.number()] += 1;
+        self.tell_asker(now, id, &told);
+        if asked_by != id {
+            self.tell_asker(now, asked_by, &told);
+        }
+        Some(told.by)
+    }
+}
+
+/// This host's clock as it is told to others: any that goes on will do.
+const fn clock_ms(now: Instant) -> u32 {
+    (now.micros() / 1000) as u32
+}

@@ -21,11 +21,11 @@ use crate::agent::{Agent, Host, core::CoreHandle, naming};
 /// Longer than an order waits for its session and is then carried out.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Sessions that are changed at once.
-const AT_ONCE: usize = 256;
+pub(in crate::agent) const AT_ONCE: usize = 256;
 
 /// A session, and the flow by which its program sends.
 #[derive(Clone, Copy)]
-struct Target {
+pub(in crate::agent) struct Target {
     flow: FlowId,
     session: SessionId,
 }
@@ -63,7 +63,8 @@ fn box_of(text: &str) -> Result<ServiceId, Status> {
     Ok(name.service_id())
 }
 
-fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
+/// What is to be done with sessions.
+pub(in crate::agent) fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
     let service = box_of(&request.r#box)?;
     let other = if request.other.is_empty() { None } else { Some(box_of(&request.other)?) };
     match (request.act.as_str(), other) {
@@ -76,28 +77,40 @@ fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
     }
 }
 
+fn target(flow: FlowInfo) -> Target {
+    Target { flow: flow.flow, session: flow.session }
+}
+
+/// Those of the sessions of programs here that are wanted.
+pub(in crate::agent) fn own_sessions(core: &CoreHandle, is_wanted: impl Fn(&FlowInfo) -> bool) -> Vec<Target> {
+    let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+    let is_own = |flow: &FlowInfo| {
+        let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());
+        flow.role == Role::Initiator && !is_at_box && is_open(flow) && is_wanted(flow)
+    };
+    core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(target).collect())
+}
+
 /// The sessions that an order is about.
 fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
-    let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
     if request.flow.is_empty() {
         let name = request.name.parse::<Name>().map_err(misuse)?;
         // With its keys.
         let prefix = if name.is_service() { name.service_prefix() } else { name.prefix() };
-        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        let is_own = |flow: &FlowInfo| {
-            let is_at_box = flow.chain.as_ref().is_some_and(|chain| chain.box_here().is_some());
-            flow.role == Role::Initiator && !is_at_box && is_open(flow) && prefix.contains(&flow.service)
-        };
-        return Ok(core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(of).collect()));
+        return Ok(own_sessions(core, |flow| prefix.contains(&flow.service)));
     }
     let id = parse_id(&request.flow)?;
     let found = core.0.with_sal(|sal, _| sal.flow(id));
     let found = found.ok_or_else(|| not_found(ReconfigurationRefused::UnknownFlow(id)))?;
-    Ok(vec![of(found)])
+    Ok(vec![target(found)])
 }
 
 /// Orders what is wanted of some sessions, and waits until it is over.
-async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<ChainChanged>, Status> {
+pub(in crate::agent) async fn change_some(
+    agent: &Agent,
+    some: &[Target],
+    edit: Edit,
+) -> Result<Vec<ChainChanged>, Status> {
     // Before the orders: what comes of them may be told at once.
     let heard = agent.process.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let mut changed = Vec::new();

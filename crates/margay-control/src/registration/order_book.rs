@@ -65,7 +65,8 @@ impl OrderBook {
     ) -> watch::Receiver<OrderReport> {
         let mut begun = self.begun.lock();
         let unix_s = self.clock.unix_s();
-        begun.retain(|_, known| !known.report.borrow().over || known.until_s >= unix_s);
+        let is_at_work = |known: &Begun| !known.report.borrow().over && known.report.has_changed().is_ok();
+        begun.retain(|_, known| known.until_s >= unix_s || is_at_work(known));
         if let Some(known) = begun.get_mut(&signed.key) {
             known.told_by.insert(router);
             return known.report.clone();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::api::v1::*;
-use margay_control::chain_order::{OrderWords, SignedOrder, is_for, numbers_of, rule_of};
+use margay_control::chain_order::{OrderKey, OrderReason, OrderWords, SignedOrder, is_for, numbers_of, rule_of};
 use margay_control::chains::authority_of;
 use margay_control::entropy;
 use margay_control::keyring::Authority;
@@ -30,8 +30,8 @@ const NAMED_MAX: usize = 20;
 
 /// An order that was issued, and the hosts that are asked.
 struct Issued {
-    router: Arc<Router>,
-    order: SignedOrder,
+    key: OrderKey,
+    /// The name that its sessions are to.
     name: String,
     asked: BTreeMap<HostId, String>,
 }
@@ -68,9 +68,9 @@ pub(super) async fn order(
         return Err(environment(error));
     }
     let until = Instant::now() + Duration::from_secs(words.life_s.into());
-    let issued = Issued { router, order, name: words.services, asked };
+    let issued = Issued { key: order.key, name: words.services, asked };
     let (sender, reports) = mpsc::channel(16);
-    agent.connections.orders.wait(follow(Arc::clone(agent), issued, heard, until, sender));
+    agent.connections.orders.wait(follow(Arc::clone(agent), router, issued, (heard, until), sender));
     Ok(Box::pin(futures_util::stream::unfold(reports, |mut reports| async move {
         let report = reports.recv().await?;
         Some((Ok(report), reports))
@@ -128,9 +128,9 @@ fn hosts_of(
 /// when nobody hears: the audit log has the outcome.
 async fn follow(
     agent: Arc<Agent>,
+    router: Arc<Router>,
     issued: Issued,
-    mut heard: watch::Receiver<Heard>,
-    until: Instant,
+    (mut heard, until): (watch::Receiver<Heard>, Instant),
     reports: mpsc::Sender<ChainOrderReport>,
 ) {
     loop {
@@ -146,11 +146,11 @@ async fn follow(
         let _ = timeout_at(until, heard.changed()).await;
     }
     let last = heard.borrow().clone();
-    issued.router.forget_order(&issued.order.key);
-    let hosts: Vec<ChainOrderHost> = issued.hosts(&last);
+    router.forget_order(&issued.key);
+    let hosts = issued.hosts(&last, |host| router.connected(host).is_some());
     let going = issued.going(&last);
     let entry = issued.entry(agent.host.clock.unix_s(), &going, &hosts);
-    let (store, key) = (Arc::clone(&agent.host.store), issued.order.key);
+    let (store, key) = (Arc::clone(&agent.host.store), issued.key);
     match tokio::task::spawn_blocking(move || store.end_order(&key, &entry)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "an order that is over ends with its life"),
@@ -168,7 +168,7 @@ impl Issued {
     /// How far it is, of all hosts.
     fn going(&self, heard: &Heard) -> ChainOrderReport {
         let mut report = ChainOrderReport {
-            number: self.order.key.digits(),
+            number: self.key.digits(),
             phase: "going".to_owned(),
             asked: u32::try_from(self.asked.len()).unwrap_or(u32::MAX),
             ..ChainOrderReport::default()
@@ -183,22 +183,18 @@ impl Issued {
     }
 
     /// What has become of it on each host that has such sessions, or has not carried it out.
-    fn hosts(&self, heard: &Heard) -> Vec<ChainOrderHost> {
+    fn hosts(&self, heard: &Heard, is_registered: impl Fn(HostId) -> bool) -> Vec<ChainOrderHost> {
         let row = |(host, name): (&HostId, &String)| {
             let said = heard.get(host).cloned().unwrap_or_default();
-            let is_registered = || self.router.connected(*host).is_some();
             let (state, why) = match heard.get(host) {
-                None if is_registered() => ("silent", "it has not answered in time".to_owned()),
+                None if is_registered(*host) => ("silent", "it has not answered in time".to_owned()),
                 None => ("silent", "it has not answered in time, and is not registered here now".to_owned()),
                 Some(said) if said.older => ("older", "its version knows no orders; update it".to_owned()),
                 Some(said) if !said.refused.is_empty() => ("refused", said.refused.clone()),
                 Some(said) if said.over => ("done", String::new()),
                 Some(_) => ("unfinished", "it has begun, and was not over in time; it goes on".to_owned()),
             };
-            let reason = |one: &margay_control::chain_order::OrderReason| ChainOrderReason {
-                why: one.why.clone(),
-                sessions: one.sessions,
-            };
+            let reason = |one: &OrderReason| ChainOrderReason { why: one.why.clone(), sessions: one.sessions };
             ChainOrderHost {
                 host_id: host.to_string(),
                 host_name: name.clone(),
@@ -230,5 +226,65 @@ impl Issued {
             detail += &format!(" and {} others", undone.len() - NAMED_MAX);
         }
         AuditEntry::once(unix_s, "chain-order-over", self.name.clone(), detail)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use margay_control::chain_order::OrderReport;
+
+    use super::*;
+
+    fn host(number: u8) -> HostId {
+        HostId([number; 16])
+    }
+
+    #[test]
+    fn every_host_that_has_not_done_it_is_named_with_the_reason() {
+        let asked = (1..=8).map(|number| (host(number), format!("web{number}"))).collect();
+        let key = OrderKey { authority: [1; 8], number: [0xab; 16] };
+        let issued = Issued { key, name: "web.shop".to_owned(), asked };
+        let reason = OrderReason { why: "nobody serves the box".to_owned(), sessions: 2 };
+        let heard = Heard::from([
+            (
+                host(1),
+                OrderReport { sessions: 5, changed: 3, as_before: vec![reason], over: true, ..Default::default() },
+            ),
+            (host(2), OrderReport { over: true, ..Default::default() }),
+            (host(3), OrderReport { over: true, older: true, ..Default::default() }),
+            (host(4), OrderReport { over: true, refused: "no".to_owned(), ..Default::default() }),
+            (host(5), OrderReport { sessions: 4, changed: 1, ..Default::default() }),
+            // Whoever was not asked is not counted.
+            (host(9), OrderReport { sessions: 100, changed: 100, over: true, ..Default::default() }),
+        ]);
+        let going = issued.going(&heard);
+        assert_eq!((going.asked, going.over, going.sessions, going.changed, going.as_before), (8, 4, 9, 4, 2));
+        assert_eq!(going.number, "ab".repeat(16));
+        let hosts = issued.hosts(&heard, |one| one != host(7));
+        let states: Vec<(&str, &str)> = hosts.iter().map(|one| (one.host_name.as_str(), one.state.as_str())).collect();
+        let wanted = [
+            ("web1", "done"),
+            ("web3", "older"),
+            ("web4", "refused"),
+            ("web5", "unfinished"),
+            ("web6", "silent"),
+            ("web7", "silent"),
+            ("web8", "silent"),
+        ];
+        assert_eq!(states, wanted, "who has no such session and is done is left out");
+        assert!(hosts[5].why.contains("not registered here") && !hosts[4].why.contains("not registered here"));
+        let entry = issued.entry(7, &going, &hosts);
+        let detail = format!(
+            "order {}: 8 hosts asked, 4 sessions changed, 2 as before; not done at web3, web4, web5, web6, web7, web8",
+            going.number
+        );
+        assert_eq!(
+            (entry.act.as_str(), entry.subject.as_str(), entry.detail),
+            ("chain-order-over", "web.shop", detail)
+        );
+        let many = (0..30).map(|number| (host(number), format!("h{number}"))).collect();
+        let issued = Issued { asked: many, ..issued };
+        let entry = issued.entry(7, &going, &issued.hosts(&Heard::new(), |_| true));
+        assert!(entry.detail.ends_with("h19 and 10 others"), "{}", entry.detail);
     }
 }

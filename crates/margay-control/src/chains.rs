@@ -1,20 +1,17 @@
 //! Which sessions go through which boxes, as an authority says: rules that routers sign, and that hosts go by
 //! (docs/decisions/0074).
 
-use std::ops::RangeInclusive;
+use std::ops::{Deref, RangeInclusive};
 
-use margay_core::certificate::{CertificateKind, decode_chain, encode_chain, verify_delegation};
 use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Client, Filter, PolicyError, Program, Requirement};
-use margay_core::key::VerifyingKey;
-use margay_core::key_revocation::KeyRevocation;
-use margay_core::name::{AUTHORITY_BITS, Name, NameError, Prefix, ServiceId, group_number};
+use margay_core::name::{AUTHORITY_BITS, Name, NameError, Prefix, group_number};
 use prost::Message;
 
 use crate::api::v1::{PolicyChain, PolicyRequirement};
 use crate::keyring::Authority;
 use crate::lineage::Lineage;
-use crate::registration::proto;
 pub use crate::registration::proto::ChainRules;
+use crate::statement::Statement;
 
 /// Encoded rules of one authority: with all around them they fit into one message to a host.
 const RULES_LEN_MAX: usize = 57_344;
@@ -23,21 +20,17 @@ const CONTEXT: &[u8] = b"margay 2026 chains";
 pub const FILTER_LEN_MAX: usize = 1024;
 /// Rules that were signed by a clock that is ahead by less are taken: others could not be replaced for long.
 const AHEAD_MAX_S: u64 = 24 * 60 * 60;
-const MS_PER_S: u64 = 1000;
 
-/// Rules that an authority has signed.
+/// Rules that an authority has signed; of two, the later count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignedChains {
-    /// The authority's block.
-    pub authority: [u8; 8],
-    /// When, in milliseconds since 1970; of two, the later counts.
-    pub signed_ms: u64,
-    /// The key that has signed.
-    pub signer: VerifyingKey,
-    /// As they were signed, by whatever version: they are passed on so.
-    rules: Vec<u8>,
-    delegations: Vec<u8>,
-    signature: [u8; 64],
+pub struct SignedChains(Statement);
+
+impl Deref for SignedChains {
+    type Target = Statement;
+
+    fn deref(&self) -> &Statement {
+        &self.0
+    }
 }
 
 /// Why rules are none.
@@ -98,47 +91,17 @@ impl SignedChains {
     /// The rules are none.
     pub fn sign(by: &Authority, rules: &ChainRules, before: Option<&Self>, unix_ms: u64) -> Result<Self, RulesError> {
         compile(rules, by.block())?;
-        let rules = rules.encode_to_vec();
         let signed_ms = unix_ms.max(before.map_or(0, |before| before.signed_ms.saturating_add(1)));
-        let signature = by.key.sign(&signed_bytes(by.block(), signed_ms, &rules));
-        let delegations = by.delegations(CertificateKind::Service);
-        let delegations = if delegations.is_empty() { Vec::new() } else { encode_chain(delegations) };
-        Ok(Self { authority: by.block(), signed_ms, rules, signer: by.key.public(), delegations, signature })
+        Ok(Self(Statement::sign(CONTEXT, by, rules.encode_to_vec(), signed_ms)))
     }
 
-    /// As it is kept, and told to hosts.
-    pub fn encode(&self) -> Vec<u8> {
-        let encoded = proto::SignedChains {
-            authority: self.authority.to_vec(),
-            signed_unix_ms: self.signed_ms,
-            rules: self.rules.clone(),
-            signer: self.signer.0.to_vec(),
-            delegations: self.delegations.clone(),
-            signature: self.signature.to_vec(),
-        };
-        encoded.encode_to_vec()
-    }
-
-    /// From [`encode`](Self::encode).
+    /// From [`Statement::encode`].
     ///
     /// # Errors
     ///
     /// It is nothing of that kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, Doubt> {
-        let read = proto::SignedChains::decode(bytes).map_err(|_| Doubt::Malformed)?;
-        Ok(Self {
-            authority: read.authority.try_into().map_err(|_| Doubt::Malformed)?,
-            signed_ms: read.signed_unix_ms,
-            rules: read.rules,
-            signer: VerifyingKey(read.signer.try_into().map_err(|_| Doubt::Malformed)?),
-            delegations: read.delegations,
-            signature: read.signature.try_into().map_err(|_| Doubt::Malformed)?,
-        })
-    }
-
-    /// When it was signed, in seconds since 1970.
-    pub const fn signed_s(&self) -> u64 {
-        self.signed_ms / MS_PER_S
+        Statement::decode(bytes).map(Self).ok_or(Doubt::Malformed)
     }
 
     /// The rules.
@@ -147,8 +110,8 @@ impl SignedChains {
     ///
     /// They are none, or say more than this version knows: what it left out could be what a rule is not for.
     pub fn rules(&self) -> Result<ChainRules, Doubt> {
-        let rules = ChainRules::decode(&self.rules[..]).map_err(|_| Doubt::Malformed)?;
-        if rules.encode_to_vec() == self.rules { Ok(rules) } else { Err(Doubt::Newer) }
+        let rules = ChainRules::decode(&self.body[..]).map_err(|_| Doubt::Malformed)?;
+        if rules.encode_to_vec() == self.body { Ok(rules) } else { Err(Doubt::Newer) }
     }
 
     /// The policy, if the authority whose keys are `line` has signed it: by a key that was believed at that time.
@@ -157,50 +120,14 @@ impl SignedChains {
     ///
     /// Why nobody goes by it.
     pub fn policy(&self, line: &Lineage, unix_s: u64) -> Result<ChainPolicy, Doubt> {
-        let signed = signed_bytes(self.authority, self.signed_ms, &self.rules);
-        if line.authority != self.authority || !self.signer.verify(&signed, &self.signature) {
+        if !self.is_signed(CONTEXT, line) {
             return Err(Doubt::Unsigned);
         }
         if self.signed_s() > unix_s.saturating_add(AHEAD_MAX_S) {
             return Err(Doubt::Ahead);
         }
-        let root = self.root(self.signed_s()).ok_or(Doubt::Unsigned)?;
-        if line.until_s(&root).is_none_or(|until_s| until_s < self.signed_s()) {
-            return Err(Doubt::Unsigned);
-        }
         Ok(compile(&self.rules()?, self.authority)?)
     }
-
-    /// The authority's key that the signature rests on.
-    fn root(&self, unix_s: u64) -> Option<VerifyingKey> {
-        if self.delegations.is_empty() {
-            return Some(self.signer);
-        }
-        let chain = decode_chain(&self.delegations).ok()?;
-        let root = chain.first()?.issuer;
-        let whole = Prefix::new(id_of(self.authority), AUTHORITY_BITS);
-        verify_delegation(&chain, (CertificateKind::Service, &whole), &root, &self.signer, unix_s).ok()?;
-        Some(root)
-    }
-
-    /// Whether a key that it rests on was taken back: what such a key has signed and was not known before is not taken.
-    pub fn is_by_any_of(&self, revoked: &[KeyRevocation]) -> bool {
-        let links = decode_chain(&self.delegations).unwrap_or_default();
-        let keys = links.iter().filter_map(|link| link.delegate).chain([self.signer]);
-        let is_revoked =
-            |key: VerifyingKey| revoked.iter().any(|known| known.authority == self.authority && known.key == key);
-        keys.into_iter().any(is_revoked)
-    }
-}
-
-fn id_of(authority: [u8; 8]) -> ServiceId {
-    let mut id = ServiceId::default();
-    id.0[..8].copy_from_slice(&authority);
-    id
-}
-
-fn signed_bytes(authority: [u8; 8], signed_ms: u64, rules: &[u8]) -> Vec<u8> {
-    [CONTEXT, &authority, &signed_ms.to_be_bytes(), rules].concat()
 }
 
 /// Which names are meant: a name, with its keys and partitions, or by `*.authority` all of an authority.
@@ -230,7 +157,7 @@ pub fn compile(rules: &ChainRules, authority: [u8; 8]) -> Result<ChainPolicy, Ru
         }
     }
     let policy = ChainPolicy {
-        rules: rules.chains.iter().map(|chain| rule(chain, authority)).collect::<Result<_, _>>()?,
+        rules: rules.chains.iter().map(|chain| rule(chain, place_of(chain), authority)).collect::<Result<_, _>>()?,
         required: rules.required.iter().map(|one| requirement(one, authority)).collect::<Result<_, _>>()?,
     };
     policy.check()?;
@@ -276,8 +203,8 @@ fn boxes_of(chain: &PolicyChain, place: &str) -> Result<Vec<BoxWanted>, RulesErr
     Ok(all)
 }
 
-fn rule(chain: &PolicyChain, authority: [u8; 8]) -> Result<ChainRule, RulesError> {
-    let place = place_of(chain);
+/// A rule as the core goes by it; `place` is how errors call it.
+pub(crate) fn rule(chain: &PolicyChain, place: String, authority: [u8; 8]) -> Result<ChainRule, RulesError> {
     let wrong = |what: String| RulesError::Wrong { place: place.clone(), what };
     if chain.name.is_empty() {
         return Err(wrong("it has no name; write one, by which errors call it".to_owned()));
@@ -420,6 +347,7 @@ pub fn written(chain: &PolicyChain) -> String {
 #[cfg(test)]
 mod tests {
     use margay_core::key::SigningKey;
+    use margay_core::key_revocation::KeyRevocation;
     use margay_core::name::authority_block;
     use margay_core::rng::Rng;
     use margay_core::succession::Succession;
@@ -430,7 +358,7 @@ mod tests {
     use crate::warrant::{Request, Warrant};
 
     const NOW_S: u64 = 1_700_000_000;
-    const NOW_MS: u64 = NOW_S * MS_PER_S;
+    const NOW_MS: u64 = NOW_S * 1000;
 
     fn key(n: u8) -> SigningKey {
         SigningKey::generate(&mut Rng::new([n; 32]))
@@ -593,7 +521,7 @@ mod tests {
         assert_eq!(read.policy(&line, NOW_S).expect("signed").rules.len(), 1);
         assert_eq!(sign(&authority(2)).policy(&line, NOW_S), Err(Doubt::Unsigned), "another's key");
         let mut changed = signed.clone();
-        changed.signed_ms += 1;
+        changed.0.signed_ms += 1;
         assert_eq!(changed.policy(&line, NOW_S), Err(Doubt::Unsigned));
         assert_eq!(signed.policy(&line, NOW_S - 2 * AHEAD_MAX_S), Err(Doubt::Ahead));
         assert_eq!(SignedChains::decode(b"abc"), Err(Doubt::Malformed));
@@ -642,8 +570,8 @@ mod tests {
         let by = authority(1);
         let mut newer = sign(&by);
         // Field 15 of the rules, which nobody knows.
-        newer.rules.extend_from_slice(&[15 << 3, 1]);
-        newer.signature = by.key.sign(&signed_bytes(newer.authority, newer.signed_ms, &newer.rules));
+        let rules = [&newer.body[..], &[15 << 3, 1]].concat();
+        newer = SignedChains(Statement::sign(CONTEXT, &by, rules, NOW_MS));
         let read = SignedChains::decode(&newer.encode()).expect("readable");
         assert_eq!(read, newer);
         assert_eq!(read.policy(&line, NOW_S), Err(Doubt::Newer));

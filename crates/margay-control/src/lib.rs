@@ -6,6 +6,7 @@
 
 pub mod api;
 mod armor;
+pub mod chain_order;
 pub mod chains;
 pub mod clock;
 pub mod cluster;
@@ -22,6 +23,7 @@ pub mod relocation;
 pub mod resolver;
 pub mod sal_control;
 pub mod state_dir;
+pub mod statement;
 pub mod store;
 pub mod token;
 pub mod warrant;

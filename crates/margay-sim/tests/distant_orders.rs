@@ -8,7 +8,7 @@ use line::{Line, name, open_line};
 use margay_core::Event;
 use margay_core::chain::ChainPolicy;
 use margay_core::name::ServiceId;
-use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured};
+use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured, SessionBoxes};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
@@ -254,7 +254,8 @@ fn contend(seed: u64) -> Result<usize, String> {
         for change in told(&mut line, client).into_iter().skip(heard) {
             heard += 1;
             if change.outcome == ReconfigurationOutcome::Done {
-                is_now = change.edit.of(&is_now).map_err(|error| format!("{change:?} of {is_now:?}: {error}"))?;
+                let known = SessionBoxes { between: is_now.clone(), ..SessionBoxes::default() };
+                is_now = change.edit.of(&known).map_err(|error| format!("{change:?} of {is_now:?}: {error}"))?;
                 if is_now != change.boxes {
                     return Err(format!("an update was lost: {change:?}, and {is_now:?} was wanted"));
                 }

@@ -56,12 +56,14 @@ impl RowNews {
                     (place, member)
                 })),
                 SharedTable::Revoked => news.revoked = true,
-                // Of keys and chains the store itself tells.
+                // Of keys, chains and orders the store itself tells.
                 SharedTable::Tokens
                 | SharedTable::Names
                 | SharedTable::RevokedKeys
                 | SharedTable::Successions
-                | SharedTable::Chains => {}
+                | SharedTable::Chains
+                | SharedTable::Orders
+                | SharedTable::OrderReports => {}
             }
         }
         news

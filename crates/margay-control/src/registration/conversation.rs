@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Instance;
 use super::host::{ClusterRouter, End, Order, RegistrationState, Shared, refused};
+use super::order_book::Reports;
 use super::proto::{self, from_host, from_router};
 use super::retry::Retries;
 use super::silence::Silence;
@@ -28,6 +29,8 @@ use crate::wide_area::{Attachment, Link, Words, due};
 
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
+/// Orders that wait; a router tells no more at once.
+const ORDERS_MAX: usize = 64;
 /// Bounds of what a router may ask for.
 const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -62,8 +65,6 @@ pub(super) struct Conversation<'a> {
     certified: BTreeSet<Prefix>,
     /// Those among them that are to be registered now.
     to_register: Vec<Prefix>,
-    /// The router answers questions about first packets, and has its own answered.
-    traces: bool,
     desk: Desk,
     /// What the router's site is called, if it has one.
     site: String,
@@ -79,6 +80,9 @@ pub(super) struct Conversation<'a> {
     told_keys: Option<proto::Keys>,
     /// Which sessions go through boxes, as was heard.
     told_chains: Option<proto::Chains>,
+    /// Orders of its authority, as were heard, and how it goes with those that are carried out.
+    told_orders: Vec<proto::Order>,
+    reports: Reports,
     keys_known: usize,
     revoked_keys: usize,
 }
@@ -87,6 +91,7 @@ impl<'a> Conversation<'a> {
     /// Of a host that was welcomed, from this address.
     pub fn new(shared: &'a Arc<Shared>, local: IpAddr, writer: Writer, welcome: &proto::Welcome) -> Self {
         let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
+        let router = shared.config.router_key.id();
         let mut this = Self {
             shared,
             local,
@@ -101,8 +106,9 @@ impl<'a> Conversation<'a> {
             parts: BTreeMap::new(),
             certified: BTreeSet::new(),
             to_register: Vec::new(),
-            traces: welcome.traces,
-            desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
+            desk: Desk::new(authority_block(&shared.config.authority), router, welcome.traces),
+            reports: Reports::new(router),
+            told_orders: Vec::new(),
             site: welcome.site.clone(),
             attachment: None,
             to_say: Vec::new(),
@@ -174,6 +180,7 @@ impl<'a> Conversation<'a> {
                     None => Ok(()),
                 },
                 answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
+                report = self.reports.next() => self.send(from_host::Body::OrderReport(report)).await,
                 answer = answers.recv() => {
                     silence.broken();
                     match answer {
@@ -287,10 +294,16 @@ impl<'a> Conversation<'a> {
         if let Some(keys) = self.told_keys.take() {
             self.shared.heed(keys).await?;
         }
-        match self.told_chains.take() {
-            Some(chains) => self.shared.heed_chains(chains).await,
-            None => Ok(()),
+        if let Some(chains) = self.told_chains.take() {
+            self.shared.heed_chains(chains).await?;
         }
+        // The agent may be starting yet: then they wait for the next word of the router. A link between two routers has
+        // no book, and carries nothing out.
+        let Some(book) = self.shared.order_book.get() else { return Ok(()) };
+        for order in std::mem::take(&mut self.told_orders) {
+            self.shared.heed_order(&order, &self.membership, self.reports.taking(book)).await?;
+        }
+        Ok(())
     }
 
     /// What follows from an answer.
@@ -348,7 +361,7 @@ impl<'a> Conversation<'a> {
         question: &Question,
         done: oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>,
     ) -> Result<(), StreamError> {
-        if !self.traces {
+        if !self.desk.is_answered {
             // Whoever asked has stopped waiting.
             let _ = done.send(Err(TraceError::Older));
             return Ok(());
@@ -518,6 +531,8 @@ impl<'a> Conversation<'a> {
             Body::Revoked(revoked) => self.put_out(revoked),
             Body::Keys(keys) => self.told_keys = Some(keys),
             Body::Chains(chains) => self.told_chains = Some(chains),
+            Body::Order(order) if self.told_orders.len() < ORDERS_MAX => self.told_orders.push(order),
+            Body::Order(_) => {}
             Body::Granted(granted) => self.granted(granted),
             Body::Routers(routers) => self.of_cluster(routers),
             Body::Announce(announce) => self.heard_words(Words::Announce(announce)),

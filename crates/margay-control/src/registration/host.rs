@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::conversation::Conversation;
+use super::order_book::OrderBook;
 use super::proto::{self, Code, from_host, from_router};
 use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::tenure::{Tenure, Tenures};
@@ -211,6 +212,8 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     pub tracer: OnceLock<Tracer>,
     pub traces_refused: AtomicU64,
+    /// What carries orders out on this host, if they are.
+    pub order_book: OnceLock<Arc<OrderBook>>,
     pub area: Option<Arc<WideArea>>,
     /// The authority's own keys, and those that may sign no longer.
     pub line: Mutex<Lineage>,
@@ -285,6 +288,7 @@ impl Home {
             heard: watch::Sender::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
+            order_book: OnceLock::new(),
             area,
             line: Mutex::new(line),
             revoked: Mutex::default(),
@@ -445,6 +449,12 @@ impl Home {
     pub fn set_tracer(&self, tracer: Tracer) {
         // Set once, at the start.
         let _ = self.shared.tracer.set(tracer);
+    }
+
+    /// Lets the authority order changes of this host's sessions.
+    pub fn set_order_book(&self, book: Arc<OrderBook>) {
+        // Set once, at the start.
+        let _ = self.shared.order_book.set(book);
     }
 
     /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch) by the
@@ -656,6 +666,7 @@ async fn meet(
         host_name: shared.local.host_name.clone(),
         software: shared.local.software.clone(),
         traces: true,
+        orders: true,
     };
     writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
     let answer: proto::FromRouter = reader.read().await?;

@@ -1,14 +1,18 @@
 //! The host's end of what an authority says: what becomes of its keys (the host follows the one that it knows to those
-//! after it, and leaves what may sign no longer), and which sessions go through boxes.
+//! after it, and leaves what may sign no longer), which sessions go through boxes, and what it
+//! orders.
 
 use std::sync::Arc;
 
+use margay_core::certificate::decode_chain;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::authority_block;
 use margay_core::succession::Succession;
 
 use super::host::{End, Shared};
+use super::order_book::{Standing, Taking};
 use super::proto;
+use crate::chain_order::SignedOrder;
 use crate::chains::{Doubt, SignedChains};
 use crate::lineage::Lineage;
 use crate::store::{Kept, StoreError};
@@ -80,14 +84,44 @@ impl Shared {
         }
     }
 
+    /// Takes an order, and begins with it if it counts.
+    pub async fn heed_order(
+        self: &Arc<Self>,
+        order: &proto::Order,
+        membership: &[u8],
+        taking: Taking,
+    ) -> Result<(), End> {
+        let Some(signed) = SignedOrder::decode(&order.signed) else {
+            tracing::warn!(router = self.config.router_address, "an order that the router tells is malformed");
+            return Ok(());
+        };
+        let groups = decode_chain(membership).unwrap_or_default().pop().map(|own| own.groups).unwrap_or_default();
+        let this = Arc::clone(self);
+        let taken = tokio::task::spawn_blocking(move || {
+            let (line, revoked) = this.signers(this.clock.unix_s())?;
+            taking.take(&signed, &Standing { line: &line, revoked: &revoked, groups: &groups });
+            Ok::<_, StoreError>(())
+        });
+        match taken.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(End::Broke(error.to_string())),
+            Err(_) => Err(End::Broke("the store ended badly".to_owned())),
+        }
+    }
+
+    /// The authority's own keys, and those that may sign for it no longer, as they are on disk.
+    fn signers(&self, unix_s: u64) -> Result<(Lineage, Vec<KeyRevocation>), StoreError> {
+        let line = Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key);
+        let revoked = self.store.key_revocations(unix_s)?.into_iter().filter(|kept| line.says(kept, unix_s)).collect();
+        Ok((line, revoked))
+    }
+
     /// What does not count is left aside, and the one before stays.
     fn keep_chains(&self, chains: &proto::Chains) -> Result<(), StoreError> {
         let config = &self.config;
         let unix_s = self.clock.unix_s();
         let authority = &config.authority;
-        let line = Lineage::of(&self.store, authority_block(authority), config.authority_key);
-        let revoked: Vec<KeyRevocation> =
-            self.store.key_revocations(unix_s)?.into_iter().filter(|kept| line.says(kept, unix_s)).collect();
+        let (line, revoked) = self.signers(unix_s)?;
         let counts = SignedChains::decode(&chains.signed).and_then(|signed| {
             if signed.is_by_any_of(&revoked) {
                 return Err(Doubt::Revoked);

@@ -8,7 +8,7 @@
 //! late, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a
 //! cluster tell each other, [`elsewhere`] who is registered with the others, [`ways`] which router first packets go
 //! to, [`silence`] when either end counts the other as gone, [`trace`] what either end asks the other of a first
-//! packet's way.
+//! packet's way, [`orders`] what hosts say of an authority's orders, and [`order_book`] how they carry them out.
 
 mod allotment;
 mod conversation;
@@ -20,6 +20,8 @@ mod instance;
 mod keys;
 mod leave;
 mod ledger;
+mod order_book;
+mod orders;
 pub mod partition;
 mod recent;
 mod refusal;
@@ -44,6 +46,8 @@ pub use host::{
 };
 pub use instance::Instance;
 pub(crate) use ledger::{Act, Ledger};
+pub use order_book::{Carry, OrderBook};
+pub use orders::Heard;
 pub use roll::{OwnService, Place, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 pub use tenure::Tenure;

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::fence::FENCE_HOLD_MS;
 use super::leave::{Departure, Leave};
 use super::ledger::{Act, Ledger};
+use super::orders::{self, Orders, Told};
 use super::proto::{self, Code, from_host, from_router};
 use super::refusal::{No, invalid, prefix_of, refusal, shown};
 use super::rights::{Claim, by_grant};
@@ -39,8 +40,6 @@ use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Signs of life by which a host is there, when another one comes with its key.
-const SIGNS: usize = 2;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand
@@ -54,11 +53,13 @@ mod authority;
 mod error;
 mod exclusive;
 mod site;
+mod twin;
 mod watching;
 
 pub(super) use authority::News;
 use authority::{authority_of, membership_of};
 pub use error::RouterError;
+use twin::make_way;
 use watching::Watches;
 
 /// How the router is set up.
@@ -102,6 +103,7 @@ pub(super) struct Shared {
     pub signs: Notify,
     /// Hosts are to send first packets to other routers.
     leaving: watch::Sender<bool>,
+    pub orders: Orders,
 }
 
 /// A service router.
@@ -163,13 +165,15 @@ impl Router {
             routers: watch::Sender::default(),
             signs: Notify::new(),
             leaving: watch::Sender::default(),
+            orders: Orders::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
         let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
         let keys = sharing::follow_keys(Arc::clone(&shared));
         let kept = exclusive::follow_kept_fences(Arc::clone(&shared));
-        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys, kept) });
+        let orders = orders::follow_orders(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys, kept, orders) });
         Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
@@ -418,11 +422,10 @@ struct Guest {
     stands_by: BTreeSet<Prefix>,
     /// What it has registered because it was granted.
     granted: BTreeSet<Prefix>,
-    /// The host answers questions about first packets, and has its own answered.
-    traces: bool,
     desk: Desk,
     /// It is the router of another site.
     attachment: Option<Attachment>,
+    orders: Told,
 }
 
 impl Guest {
@@ -487,11 +490,11 @@ impl Guest {
             site: shared.area.as_ref().map(|area| area.policy().site.clone()).unwrap_or_default(),
             keys: shared.news.borrow().keys(authority),
         };
-        let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
+        let desk = Desk::new(authority, place.host, hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), Watches::default(), BTreeSet::new());
-        let (granted, attachment) = (BTreeSet::new(), None);
-        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk, attachment })
+        let (granted, attachment, orders) = (BTreeSet::new(), None, Told::new(hello.orders));
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, desk, attachment, orders })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -503,13 +506,13 @@ impl Guest {
         }
         let (sender, mut messages) = tokio::sync::mpsc::channel(64);
         let reading = tokio::spawn(read_all(reader, sender));
-        let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
+        let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.desk.is_answered);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut news, mut routers) = (unheard(&self.shared.news), unheard(&self.shared.routers));
         // They may have changed since it was let in.
         let (mut grants, mut leaving) = (unheard(&self.shared.grants), unheard(&self.shared.leaving));
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
-        let mut swept = false;
+        let (mut orders, mut swept) = (unheard(&self.shared.orders.live), false);
         let gone = loop {
             let answers = tokio::select! {
                 // What has come is heard before the lease may end.
@@ -554,6 +557,7 @@ impl Guest {
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
                 _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None, 0))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
+                _ = orders.changed() => self.orders.tell(&self.shared, self.place),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
             if let Some(end) = say(&mut writer, &answers, lease).await {
@@ -621,6 +625,10 @@ impl Guest {
                 return Vec::new();
             }
             Some(Asked::Fence(asked)) => return self.fence(&asked),
+            Some(Asked::OrderReport(report)) => {
+                self.orders.hear(&self.shared, self.place, report);
+                return Vec::new();
+            }
             Some(Asked::Site(site)) => return self.attach(&site),
             Some(asked @ (Asked::Announce(_) | Asked::Retract(_) | Asked::Declined(_))) => return self.hear(asked),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
@@ -753,26 +761,6 @@ impl Guest {
         let instances = found.into_iter().take(INSTANCES_MAX).map(proto::Instance::from);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
     }
-}
-
-/// A host has come whose key another one uses that is here. Where that one gives signs of life, it stays, is told,
-/// and the later one is refused; where it gives none within a lease, it is gone, since a host is heard four times in
-/// that: then the later one is the same, and has booted anew.
-async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: SocketAddr) -> Result<(), No> {
-    let Some(mut elder) = shared.roll.lock().elder(place, boot_id) else { return Ok(()) };
-    let signs = async {
-        // One may have been on its way when its host went.
-        for _ in 0..SIGNS {
-            elder.signs.changed().await.map_err(drop)?;
-        }
-        Ok::<_, ()>(())
-    };
-    let lease = Duration::from_millis(shared.config.lease_ms.into());
-    if !matches!(timeout(lease, signs).await, Ok(Ok(()))) {
-        return Ok(());
-    }
-    *elder.twin.lock() = Some(from);
-    Err(RollError::Clone.into())
 }
 
 /// Gives why the host has left, where it cannot be told.

@@ -28,6 +28,7 @@ use crate::{Clock, SalControl, StateDir};
 mod chains;
 mod fenced;
 mod found;
+mod orders;
 mod revoked;
 mod site;
 mod succession;
@@ -561,23 +562,7 @@ async fn a_host_that_falls_silent_is_gone_after_its_lease() {
     let at = router.route(200).await;
     let secret = router.token(1, 9, vec![authority_prefix(&authority)]);
     // A host that says hello, and then nothing.
-    let stream = TcpStream::connect(at.local_address()).await.expect("connected");
-    let opened = super::stream::open(stream, &host.local.host_key, &router.local.host_key.public()).await;
-    let (_reader, mut writer) = opened.expect("opened");
-    let hello = super::proto::Hello {
-        version: VERSION,
-        secret: secret.as_bytes().to_vec(),
-        authority: authority_block("shop").to_vec(),
-        epoch: 1,
-        boot_id: vec![2; 16],
-        association_id: 5,
-        sal_port: 54_324,
-        host_name: "web1".to_owned(),
-        software: String::new(),
-        traces: false,
-    };
-    let body = Some(super::proto::from_host::Body::Hello(hello));
-    writer.write(&super::proto::FromHost { body }).await.expect("written");
+    let (_reader, mut writer) = orders::bare(&router, &at, &host, &secret).await;
     until("the host's arrival", || at.host_count() == 1).await;
     // It did not say that it can be asked, so it is not.
     let (id, question) = (host.local.host_key.public().id(), question("web.shop", &[&router]));

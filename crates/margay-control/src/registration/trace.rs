@@ -145,6 +145,8 @@ pub(super) fn heard(answer: proto::Traced) -> Result<Vec<TraceHop>, TraceError> 
 
 /// Answers the questions that come by one stream.
 pub(super) struct Desk {
+    /// The other end answers questions, too.
+    pub is_answered: bool,
     authority: [u8; 8],
     peer: HostId,
     limit: RateLimit,
@@ -156,9 +158,10 @@ pub(super) struct Desk {
 
 impl Desk {
     /// For a stream with `peer`, for an authority.
-    pub fn new(authority: [u8; 8], peer: HostId) -> Self {
+    pub fn new(authority: [u8; 8], peer: HostId, is_answered: bool) -> Self {
         let (sender, answers) = mpsc::channel(2 * AT_ONCE_MAX);
         Self {
+            is_answered,
             authority,
             peer,
             limit: RateLimit::new(PER_S_MAX, margay_core::Instant::ZERO),

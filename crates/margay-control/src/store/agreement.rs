@@ -117,7 +117,7 @@ impl Store {
                     // Where the others' changes were followed that far already, it is among them.
                     let is_news = self.replica_marks()?.revision < revision;
                     self.write(|transaction| draft.apply(transaction, is_news))?;
-                    self.tell_keys(draft.changes.iter().map(|change| change.table));
+                    self.tell(draft.changes.iter().map(|change| change.table));
                     return Ok(value);
                 }
                 Err(Dissent::Outdated(rows)) => self.take_up(&rows)?,
@@ -138,7 +138,7 @@ impl Store {
             draft.apply(transaction, true)?;
             Ok((!draft.changes.is_empty() || !draft.notes.is_empty(), value))
         })?;
-        self.tell_keys(draft.changes.iter().map(|change| change.table));
+        self.tell(draft.changes.iter().map(|change| change.table));
         Ok(value)
     }
 

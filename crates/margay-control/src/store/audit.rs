@@ -20,8 +20,9 @@ pub struct AuditEntry {
     /// When, in seconds since 1970; the first time, where it stands for several.
     pub unix_s: u64,
     /// What was done: `token-create`, `token-revoke`, `join`, `member-grant`, `member-remove`, `key-revoke`,
-    /// `key-succeed`, `chains`, `register`, `rebalance`, `stack-set`, `stack-release`, `fact-set`, `fact-clear`; or
-    /// what was not: `stream-refused`, `host-refused`, `register-refused`, `message-refused`, `stack-refused`.
+    /// `key-succeed`, `chains`, `chain-order`, `chain-order-over`, `chain-order-failed`, `register`, `rebalance`,
+    /// `stack-set`, `stack-release`, `fact-set`, `fact-clear`; or what was not: `stream-refused`, `host-refused`,
+    /// `register-refused`, `message-refused`, `stack-refused`.
     pub act: String,
     /// To whom: a token's or a host's identifier, or an address.
     pub subject: String,

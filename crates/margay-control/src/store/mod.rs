@@ -11,6 +11,7 @@ mod join;
 mod lease;
 mod member;
 mod name;
+mod order;
 mod record;
 mod replica;
 mod revoked_key;
@@ -113,6 +114,8 @@ pub struct Store {
     /// Rises with every change of what authorities have said: which keys follow each other, which may sign no longer,
     /// and which sessions go through boxes.
     keys: watch::Sender<u64>,
+    /// Rises with every change of orders that are under way, and of what was passed on of them.
+    orders: watch::Sender<u64>,
 }
 
 /// What goes wrong inside a transaction.
@@ -154,8 +157,8 @@ impl Store {
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
         let (claims, agreement) = (name::Claims::default(), OnceLock::new());
-        let (database, keys) = (Mutex::new(None), watch::Sender::default());
-        let store = Self { path, open, database, claims, agreement, keys };
+        let (database, keys, orders) = (Mutex::new(None), watch::Sender::default(), watch::Sender::default());
+        let store = Self { path, open, database, claims, agreement, keys, orders };
         store.write(|transaction| {
             audit::create(transaction)?;
             chains::create(transaction)?;
@@ -164,6 +167,7 @@ impl Store {
             lease::create(transaction)?;
             member::create(transaction)?;
             name::create(transaction)?;
+            order::create(transaction)?;
             revoked_key::create(transaction)?;
             succession::create(transaction)?;
             rule::create(transaction)?;

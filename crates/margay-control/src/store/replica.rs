@@ -9,6 +9,7 @@ use super::agreement::Row;
 use super::chains::CHAINS;
 use super::member::{MEMBERS, REVOKED, TOKENS};
 use super::name::NAMES;
+use super::order::{ORDER_REPORTS, ORDERS};
 use super::record::{PrefixKey, bytes};
 use super::revoked_key::REVOKED_KEYS;
 use super::succession::SUCCESSIONS;
@@ -34,6 +35,10 @@ pub enum SharedTable {
     Successions,
     /// Which sessions go through which boxes.
     Chains,
+    /// Orders to all hosts of an authority that are under way.
+    Orders,
+    /// What hosts have said of them to another router than the one that has issued them.
+    OrderReports,
 }
 
 /// How far a router has followed which cluster.
@@ -47,8 +52,17 @@ pub struct Marks {
 
 impl SharedTable {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys, Self::Successions, Self::Chains];
+    pub const ALL: [Self; 9] = [
+        Self::Tokens,
+        Self::Members,
+        Self::Revoked,
+        Self::Names,
+        Self::RevokedKeys,
+        Self::Successions,
+        Self::Chains,
+        Self::Orders,
+        Self::OrderReports,
+    ];
 
     /// As keys name it.
     pub fn label(self) -> &'static str {
@@ -60,6 +74,8 @@ impl SharedTable {
             Self::RevokedKeys => "revoked-keys",
             Self::Successions => "successions",
             Self::Chains => "chains",
+            Self::Orders => "orders",
+            Self::OrderReports => "order-reports",
         }
     }
 
@@ -84,6 +100,8 @@ impl SharedTable {
             Self::RevokedKeys => put!(REVOKED_KEYS, bytes::<40>("a key and its authority", key)?, same),
             Self::Successions => put!(SUCCESSIONS, bytes::<40>("a key and its authority", key)?, same),
             Self::Chains => put!(CHAINS, bytes::<8>("an authority's block", key)?, same),
+            Self::Orders => put!(ORDERS, bytes::<24>("an order's key", key)?, same),
+            Self::OrderReports => put!(ORDER_REPORTS, bytes::<40>("an order's key and a host-ID", key)?, same),
         }
         Ok(())
     }
@@ -107,6 +125,8 @@ impl SharedTable {
             Self::RevokedKeys => rows!(REVOKED_KEYS, <[u8]>::to_vec),
             Self::Successions => rows!(SUCCESSIONS, <[u8]>::to_vec),
             Self::Chains => rows!(CHAINS, <[u8]>::to_vec),
+            Self::Orders => rows!(ORDERS, <[u8]>::to_vec),
+            Self::OrderReports => rows!(ORDER_REPORTS, <[u8]>::to_vec),
         })
     }
 }
@@ -162,14 +182,14 @@ impl Store {
             meta.insert(REVISION, marks.revision.cast_unsigned())?;
             Ok(())
         })?;
-        self.tell_keys(rows.iter().map(|row| row.0));
+        self.tell(rows.iter().map(|row| row.0));
         Ok(())
     }
 
     /// Takes up some rows.
     pub(super) fn take_up(&self, rows: &[Row]) -> Result<(), StoreError> {
         self.write(|transaction| put_all(transaction, rows))?;
-        self.tell_keys(rows.iter().map(|row| row.0));
+        self.tell(rows.iter().map(|row| row.0));
         Ok(())
     }
 }
@@ -195,6 +215,8 @@ mod tests {
             (SharedTable::RevokedKeys, vec![4; 40], Some(vec![5; 145])),
             (SharedTable::Successions, vec![6; 40], Some(vec![7; 217])),
             (SharedTable::Chains, vec![8; 8], Some(vec![9; 100])),
+            (SharedTable::Orders, vec![10; 24], Some(vec![11; 100])),
+            (SharedTable::OrderReports, vec![12; 40], Some(vec![13; 20])),
         ];
         let marks = Marks { cluster: u64::MAX, revision: 17 };
         let changes = store.key_changes();

@@ -96,10 +96,15 @@ impl Store {
     }
 
     /// Rows of these tables have changed.
-    pub(super) fn tell_keys(&self, mut tables: impl Iterator<Item = SharedTable>) {
-        let tells = |table| matches!(table, SharedTable::RevokedKeys | SharedTable::Successions | SharedTable::Chains);
-        if tables.any(tells) {
-            self.keys.send_modify(|version| *version = version.wrapping_add(1));
+    pub(super) fn tell(&self, tables: impl Iterator<Item = SharedTable>) {
+        let (mut tells_keys, mut tells_orders) = (false, false);
+        for table in tables {
+            tells_keys |= matches!(table, SharedTable::RevokedKeys | SharedTable::Successions | SharedTable::Chains);
+            tells_orders |= matches!(table, SharedTable::Orders | SharedTable::OrderReports);
+        }
+        for (_, version) in [(tells_keys, &self.keys), (tells_orders, &self.orders)].iter().filter(|(tells, _)| *tells)
+        {
+            version.send_modify(|version| *version = version.wrapping_add(1));
         }
     }
 }

@@ -233,6 +233,7 @@ pub const ALL: &[Scenario] = &[
     chain::insert_remove::SCENARIO,
     chain::ends::SCENARIO,
     chain::contention::SCENARIO,
+    chain::orders::SCENARIO,
     chain::weather::SCENARIO,
     chain::nat::SCENARIO,
     chain::leaving::REMOVAL,

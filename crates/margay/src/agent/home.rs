@@ -20,7 +20,7 @@ use parking_lot::RwLock;
 
 use super::core::CoreHandle;
 use super::service::Services;
-use super::{Agent, spread, trace};
+use super::{Agent, orders, spread, trace};
 use crate::config::Config;
 use crate::host::{RESOLV_CONF, resolv_conf};
 
@@ -105,6 +105,7 @@ pub fn add(agent: &Arc<Agent>, config: HomeConfig) -> Arc<Home> {
         agent.routing.area.as_ref(),
     );
     home.set_tracer(trace::tracer(agent));
+    home.set_order_book(orders::book(agent));
     spread::hear(agent, &home);
     agent.publishing.services.add_home(Arc::clone(&home));
     home

@@ -32,6 +32,7 @@ pub mod lookup;
 pub mod metrics;
 pub mod naming;
 mod network;
+pub mod orders;
 mod orphans;
 pub mod parts;
 pub mod programs;

@@ -37,6 +37,7 @@ use super::host_changes;
 use super::keepsake::Keepsake;
 use super::naming::Naming;
 use super::network::Network;
+use super::orders::{self, Orders};
 use super::programs::{self, Programs};
 use super::quiet;
 use super::rebalance::{self, Rebalances};
@@ -160,7 +161,12 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let way = Way::default();
     let searches = Searches::default();
     Ok(Arc::new(Agent {
-        connections: Connections { programs: Programs::new(&config), relocations, rebalances: Rebalances::default() },
+        connections: Connections {
+            programs: Programs::new(&config),
+            relocations,
+            rebalances: Rebalances::default(),
+            orders: Orders::default(),
+        },
         process: Process::new(Configuration::new(config, started_with), watchers, warnings),
         host: Host { identity, local, keyring, store, clock: clock_of_wall },
         kernel: Kernel { network, direct, way, router: kernel_router, spreads },
@@ -378,6 +384,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let reloads = tokio::spawn(reload_on_hangup(Arc::clone(agent), signal(SignalKind::hangup()).into_diagnostic()?));
     agent.publishing.services.homes().iter().for_each(|home| home.set_tracer(trace::tracer(agent)));
     agent.routing.router.iter().for_each(|router| router.set_tracer(trace::tracer(agent)));
+    orders::begin(agent);
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
@@ -419,6 +426,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.process.watchers.close();
         agent.publishing.drains.close();
         agent.connections.rebalances.close();
+        agent.connections.orders.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     let tasks = [upkeep, rules, reloads, chains, distant_orders, programs, splices, health, rebalances];

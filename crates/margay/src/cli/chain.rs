@@ -6,7 +6,7 @@ use margay_control::chains::written;
 use miette::{Result, miette};
 
 use super::output::moment;
-use super::{Client, Json, Out, flow, refused};
+use super::{Client, Json, Out, flow, order, refused};
 use crate::listener::ServiceName;
 
 #[derive(Subcommand)]
@@ -51,9 +51,12 @@ pub struct OfSessions {
     /// One flow, as `margay flow list` shows it
     #[arg(required_unless_present = "service")]
     flow: Option<String>,
-    /// All sessions to this name: of programs here, of those served here, and of those that pass a box here
+    /// All sessions to this name: of programs here, of those served here, and of those that pass a box here; with
+    /// --everywhere also *.shop: to all names of the authority
     #[arg(long = "name", value_name = "NAME", conflicts_with = "flow")]
-    service: Option<ServiceName>,
+    service: Option<order::Services>,
+    #[command(flatten)]
+    whose: order::Everywhere,
     #[command(flatten)]
     json: Json,
 }
@@ -81,6 +84,9 @@ async fn change(
         r#box: name.to_string(),
         other: other.map(ToString::to_string).unwrap_or_default(),
     };
+    if of.whose.is_meant() {
+        return order::order(client, &request, of.whose, of.json.json, out).await;
+    }
     let reply = client.chain_change(request).await.map_err(refused)?.into_inner();
     let failed: Vec<&ChainChanged> = reply.changed.iter().filter(|one| one.outcome != "done").collect();
     let total = reply.changed.len();

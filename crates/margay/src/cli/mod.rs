@@ -13,6 +13,7 @@ mod flow;
 mod help;
 mod id;
 mod middlebox;
+mod order;
 mod output;
 mod path;
 mod policy;

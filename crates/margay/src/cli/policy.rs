@@ -4,6 +4,7 @@ mod filter;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -124,10 +125,23 @@ struct ChainSection {
     ordered: bool,
 }
 
+/// Ports of a service: one, or from one to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ports {
-    first: u16,
-    last: u16,
+pub struct Ports {
+    /// The first one.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+}
+
+impl FromStr for Ports {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let one = |text: &str| port_number(text.trim());
+        Ok(Self { first: one(first)?, last: one(last)? })
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
@@ -157,18 +171,11 @@ fn ports<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Ports>, D::
         Number(u16),
         Text(String),
     }
-    let one = |text: &str| port_number(text.trim()).map_err(serde::de::Error::custom);
-    let ports = match Written::deserialize(from)? {
-        Written::Number(number) => {
-            let port = one(&number.to_string())?;
-            Ports { first: port, last: port }
-        }
-        Written::Text(text) => {
-            let (first, last) = text.split_once('-').unwrap_or((&text, &text));
-            Ports { first: one(first)?, last: one(last)? }
-        }
+    let text = match Written::deserialize(from)? {
+        Written::Number(number) => number.to_string(),
+        Written::Text(text) => text,
     };
-    Ok(Some(ports))
+    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {

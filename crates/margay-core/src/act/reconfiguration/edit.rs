@@ -5,10 +5,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use margay_wire::{BOXES_MAX, FlowId};
+use margay_wire::BOXES_MAX;
 
 use crate::act::chain::Chained;
-use crate::session::flow::{Flow, FlowTable};
+use crate::session::flow::Flow;
 use crate::types::name::ServiceId;
 
 /// Kinds of [`Edit`].
@@ -154,13 +154,6 @@ impl SessionBoxes {
     fn is_new(&self, service: &ServiceId) -> Result<(), EditError> {
         let is_known = self.proxies().chain(&self.between).any(|one| one == service);
         if is_known { Err(EditError::Present(*service)) } else { Ok(()) }
-    }
-}
-
-impl FlowTable {
-    /// The boxes that a session is to have between its two ends, in order.
-    pub(super) fn edited(&self, id: FlowId, edit: &Edit) -> Result<Vec<ServiceId>, EditError> {
-        edit.of(&self.get(id).map(SessionBoxes::of).unwrap_or_default())
     }
 }
 

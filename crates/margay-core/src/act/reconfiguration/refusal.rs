@@ -8,6 +8,7 @@ use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::{Flow, Marks, Setup};
 use crate::types::key::HostId;
+use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 
 /// Why not; nothing has changed.

@@ -10,6 +10,7 @@ pub mod insert_remove;
 pub mod leaving;
 pub mod leaving_boxes;
 pub mod nat;
+pub mod orders;
 pub mod policy;
 pub mod setup;
 pub mod weather;

@@ -109,7 +109,7 @@ impl Session {
                 // Nobody asked for these.
                 Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) | Body::Granted(_) => {}
                 Body::Trace(_) | Body::Traced(_) | Body::Routers(_) | Body::Keys(_) => {}
-                Body::Announce(_) | Body::Retract(_) | Body::Declined(_) | Body::Chains(_) => {}
+                Body::Announce(_) | Body::Retract(_) | Body::Declined(_) | Body::Chains(_) | Body::Order(_) => {}
             }
         }
     }

@@ -9,12 +9,13 @@ mod flow;
 mod health;
 mod identity;
 mod legs;
+mod order;
 mod path;
 mod places;
 mod policy;
 mod program;
 mod rebalance;
-mod reconfiguration;
+pub(super) mod reconfiguration;
 pub(super) mod route;
 mod router;
 mod service;
@@ -67,6 +68,7 @@ fn blocking<R>(act: impl FnOnce() -> R) -> R {
 
 #[tonic::async_trait]
 impl Calls for Api {
+    type ChainOrderStream = Streamed<ChainOrderReport>;
     type CheckStream = Streamed<CheckStep>;
     type DrainStream = Streamed<DrainReport>;
     type FlowWatchStream = Streamed<FlowEvent>;
@@ -184,6 +186,10 @@ impl Calls for Api {
 
     async fn chain_change(&self, request: Request<ChainChangeRequest>) -> Answer<ChainChangeReply> {
         reconfiguration::change(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn chain_order(&self, request: Request<ChainOrderRequest>) -> Answer<Self::ChainOrderStream> {
+        order::order(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {

@@ -22,11 +22,11 @@ use crate::agent::{Agent, Host, core::CoreHandle, naming};
 /// Longer than an order waits for its session and is then carried out.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Sessions that are changed at once.
-const AT_ONCE: usize = 256;
+pub(in crate::agent) const AT_ONCE: usize = 256;
 
 /// A session, and the flow by which its program sends.
 #[derive(Clone, Copy)]
-struct Target {
+pub(in crate::agent) struct Target {
     flow: FlowId,
     session: SessionId,
 }
@@ -65,7 +65,8 @@ fn box_of(text: &str) -> Result<ServiceId, Status> {
     Ok(name.service_id())
 }
 
-fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
+/// What is to be done with sessions.
+pub(in crate::agent) fn edit_of(request: &ChainChangeRequest) -> Result<Edit, Status> {
     let service = box_of(&request.r#box)?;
     let other = if request.other.is_empty() { None } else { Some(box_of(&request.other)?) };
     match (request.act.as_str(), other) {
@@ -89,21 +90,33 @@ fn rank_of(flow: &FlowInfo) -> Option<u8> {
     }
 }
 
+const fn is_open(flow: &FlowInfo) -> bool {
+    matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed)
+}
+
+fn target(flow: FlowInfo) -> Target {
+    Target { flow: flow.flow, session: flow.session }
+}
+
+/// Those of the sessions of programs here that are wanted.
+pub(in crate::agent) fn own_sessions(core: &CoreHandle, is_wanted: impl Fn(&FlowInfo) -> bool) -> Vec<Target> {
+    let is_own = |flow: &FlowInfo| is_open(flow) && rank_of(flow) == Some(0) && is_wanted(flow);
+    core.0.with_sal(|sal, _| sal.flows().filter(is_own).map(target).collect())
+}
+
 /// The sessions that an order is about.
 fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Target>, Status> {
-    let of = |flow: FlowInfo| Target { flow: flow.flow, session: flow.session };
     if request.flow.is_empty() {
         let name = request.name.parse::<Name>().map_err(misuse)?;
         // With its keys.
         let prefix = if name.is_service() { name.service_prefix() } else { name.prefix() };
-        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         let mut by_session = BTreeMap::new();
         core.0.with_sal(|sal, _| {
             for flow in sal.flows().filter(|flow| is_open(flow) && prefix.contains(&flow.service)) {
                 let Some(rank) = rank_of(&flow) else { continue };
-                let best = by_session.entry(flow.session).or_insert((rank, of(flow.clone())));
+                let best = by_session.entry(flow.session).or_insert((rank, target(flow.clone())));
                 if rank < best.0 {
-                    *best = (rank, of(flow));
+                    *best = (rank, target(flow));
                 }
             }
         });
@@ -112,11 +125,15 @@ fn targets_of(core: &CoreHandle, request: &ChainChangeRequest) -> Result<Vec<Tar
     let id = parse_id(&request.flow)?;
     let found = core.0.with_sal(|sal, _| sal.flow(id));
     let found = found.ok_or_else(|| not_found(ReconfigurationRefused::UnknownFlow(id)))?;
-    Ok(vec![of(found)])
+    Ok(vec![target(found)])
 }
 
 /// Orders what is wanted of some sessions, and waits until it is over.
-async fn change_some(agent: &Agent, some: &[Target], edit: Edit) -> Result<Vec<ChainChanged>, Status> {
+pub(in crate::agent) async fn change_some(
+    agent: &Agent,
+    some: &[Target],
+    edit: Edit,
+) -> Result<Vec<ChainChanged>, Status> {
     // Before the orders: what comes of them may be told at once.
     let heard = agent.process.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
     let mut changed = Vec::new();

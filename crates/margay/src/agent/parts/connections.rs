@@ -1,4 +1,4 @@
-use crate::agent::{programs, rebalance, relocation};
+use crate::agent::{orders, programs, rebalance, relocation};
 
 /// Programs that speak to the agent, and their connections that change hosts.
 ///
@@ -11,4 +11,6 @@ pub struct Connections {
     pub relocations: relocation::Relocations,
     /// Orders to give connections to instances that have fewer than their share.
     pub rebalances: rebalance::Rebalances,
+    /// Orders of an authority to change the boxes of sessions.
+    pub orders: orders::Orders,
 }

@@ -111,8 +111,8 @@ pub struct Transfers<'a> {
 }
 
 impl<'a> Transfers<'a> {
-    /// Starts transfers with a server, from another host, [`AT_ONCE`] at a time: the next ones when each of those before
-    /// has brought something. Returns when all have.
+    /// Starts transfers with a server, from another host, [`AT_ONCE`] at a time: the next ones when each of those
+    /// before has brought something. Returns when all have.
     ///
     /// # Errors
     ///

@@ -179,7 +179,7 @@ fn what_is_not_about_its_own_box_is_refused_at_once_at_a_boxs_host() {
 fn orders_arrive_once_whatever_is_lost_or_doubled() {
     for seed in 0..12 {
         let (mut line, stream) = talking(200 + seed, 3, &[0, 1]);
-        line.set_direct(seed % 2 == 0);
+        line.set_direct(seed.is_multiple_of(2));
         line.world.network.weather = Weather {
             loss_per_mille: 30 + (seed as u32 % 4) * 40,
             duplicate_per_mille: 100,
@@ -217,7 +217,7 @@ fn orders_arrive_once_whatever_is_lost_or_doubled() {
 /// Gives what is wrong.
 fn contend(seed: u64) -> Result<usize, String> {
     let (mut line, stream) = talking(300 + seed, 4, &[0]);
-    line.set_direct(seed % 2 == 0);
+    line.set_direct(seed.is_multiple_of(2));
     line.world.network.weather = Weather {
         loss_per_mille: line.world.random() % 40,
         duplicate_per_mille: line.world.random() % 60,

@@ -24,6 +24,7 @@ use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 
 use super::active::{self, Active, Reporters};
 use super::api::Api;
@@ -388,13 +389,10 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
-    let health = tokio::spawn(health::run(Arc::clone(agent)));
-    let rebalances = tokio::spawn(rebalance::auto::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
     chain::start(agent).into_diagnostic()?;
-    let chains = tokio::spawn(chain::follow(Arc::clone(agent)));
-    let distant_orders = tokio::spawn(distant_orders::follow(Arc::clone(agent)));
+    let following = follow(agent);
     let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let by_name = programs::socket::open_by_name(&programs::path(&config.host.runtime_dir));
@@ -429,8 +427,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         agent.connections.orders.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
-    let tasks = [upkeep, rules, reloads, chains, distant_orders, programs, splices, health, rebalances];
-    tasks.iter().for_each(|task| task.abort());
+    [upkeep, rules, reloads, programs, splices].iter().chain(&following).for_each(|task| task.abort());
     agent.publishing.health.end().await;
     agent.publishing.ensembles.end().await;
     takers.into_iter().for_each(|task| task.abort());
@@ -444,6 +441,16 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         )),
         None => served,
     }
+}
+
+/// Follows what changes, until each of these is aborted.
+fn follow(agent: &Arc<Agent>) -> [JoinHandle<()>; 4] {
+    [
+        tokio::spawn(health::run(Arc::clone(agent))),
+        tokio::spawn(rebalance::auto::run(Arc::clone(agent))),
+        tokio::spawn(chain::follow(Arc::clone(agent))),
+        tokio::spawn(distant_orders::follow(Arc::clone(agent))),
+    ]
 }
 
 /// SIGHUP: what is wrong with the file has nobody to be told to but the log.

@@ -367,6 +367,27 @@ impl<'a> Beside<'a> {
     }
 }
 
+impl FlowTable {
+    /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of
+    /// its marks, `kept`.
+    fn inherit_connection(&mut self, now: Instant, from: FlowId, to: FlowId, kept: Marks) {
+        let Some(flow) = self.get(from) else { return };
+        let Flow { lifecycle, since, closed_at, .. } = *flow;
+        let source = flow.source.clone();
+        let marks = flow.marks & kept;
+        let Some(flow) = self.get_mut(to) else { return };
+        flow.lifecycle = lifecycle;
+        flow.since = since;
+        flow.closed_at = closed_at;
+        flow.active = now;
+        flow.source = source;
+        flow.marks |= marks;
+        if lifecycle == Lifecycle::Closed {
+            self.set_deadline(to, Some(now + LINGER));
+        }
+    }
+}
+
 impl Sal {
     /// A step of a reconfiguration.
     pub(crate) fn handle_reconfiguration(&mut self, now: Instant, message: &Verified<'_>) -> Result<(), DropReason> {
@@ -553,7 +574,7 @@ impl Sal {
         self.flows.set_directions(from, Directions::Ingress);
         self.flows.set_deadline(from, None);
         self.flows.install_again(&mut self.queue, from);
-        self.inherit_connection(now, from, to, Marks::FIN_EGRESS | Marks::FIN_INGRESS | Marks::STRIPES);
+        self.flows.inherit_connection(now, from, to, Marks::FIN_EGRESS | Marks::FIN_INGRESS | Marks::STRIPES);
         let Some(flow) = self.flows.get(to) else { return };
         let directions = if flow.directions.has_ingress() { Directions::Both } else { Directions::Egress };
         let association = flow.association;
@@ -561,25 +582,6 @@ impl Sal {
         self.locations.announce_path(&self.associations, &mut self.queue, association);
         self.flows.install_again(&mut self.queue, to);
         self.queue.update(EntryUpdate::Succession { from, to });
-    }
-
-    /// What is known of the program's connection, which one flow has carried, goes to another flow of its session; of
-    /// its marks, `kept`.
-    fn inherit_connection(&mut self, now: Instant, from: FlowId, to: FlowId, kept: Marks) {
-        let Some(flow) = self.flows.get(from) else { return };
-        let Flow { lifecycle, since, closed_at, .. } = *flow;
-        let source = flow.source.clone();
-        let marks = flow.marks & kept;
-        let Some(flow) = self.flows.get_mut(to) else { return };
-        flow.lifecycle = lifecycle;
-        flow.since = since;
-        flow.closed_at = closed_at;
-        flow.active = now;
-        flow.source = source;
-        flow.marks |= marks;
-        if lifecycle == Lifecycle::Closed {
-            self.flows.set_deadline(to, Some(now + LINGER));
-        }
     }
 
     /// The session has one way again: nothing is before what goes direct by it.

@@ -359,7 +359,7 @@ impl Sal {
         self.flows.set_directions(old, Directions::PartedAside);
         self.flows.set_deadline(old, None);
         self.flows.install_again(&mut self.queue, old);
-        self.inherit_connection(now, old, new, Marks::FIN_EGRESS | Marks::FIN_INGRESS);
+        self.flows.inherit_connection(now, old, new, Marks::FIN_EGRESS | Marks::FIN_INGRESS);
         let Some(flow) = self.flows.get_mut(new) else { return };
         flow.delta = delta.map(Box::new);
         self.flows.set_directions(new, Directions::Both);

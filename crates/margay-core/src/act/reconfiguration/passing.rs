@@ -62,6 +62,14 @@ impl Reconfigurations {
     }
 }
 
+impl FlowTable {
+    fn begin_to_leave(&mut self, now: Instant, half: FlowId) {
+        let Some(flow) = self.get_mut(half).filter(|flow| !flow.has(Marks::LEAVING)) else { return };
+        flow.marks |= Marks::LEAVING;
+        self.set_deadline(half, Some(now + LEAVING));
+    }
+}
+
 impl Sal {
     /// Passes a step on to the session's other half.
     pub(super) fn pass_step_on(
@@ -108,19 +116,13 @@ impl Sal {
                     if said.number != 0 {
                         self.reconfigurations.givings.note_left(half);
                     }
-                    self.begin_to_leave(now, half);
+                    self.flows.begin_to_leave(now, half);
                 }
             }
             ReconfigurationStep::Left => self.forget_halves(id),
             _ => {}
         }
         Ok(())
-    }
-
-    fn begin_to_leave(&mut self, now: Instant, half: FlowId) {
-        let Some(flow) = self.flows.get_mut(half).filter(|flow| !flow.has(Marks::LEAVING)) else { return };
-        flow.marks |= Marks::LEAVING;
-        self.flows.set_deadline(half, Some(now + LEAVING));
     }
 
     /// A session goes another way: nothing is left of it here.

@@ -307,7 +307,8 @@ fn quiet_removal(lab: &Lab, shim: &Path, findings: &mut Findings) -> Result<()> 
     let to = format!("{}.{ZONE}", gate_of(PAIRS));
     let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(QUIET_SESSIONS).collect();
     let mut transfers = Transfers::start(client, &mut bulk, Order { to: &to, ways: &ways, pace: QUIET_PACE })?;
-    // A TCP that has just shown its numbers shows them again after half a second alone (net.ipv4.tcp_invalid_ratelimit).
+    // A TCP that has just shown its numbers shows them again only after half a second
+    // (net.ipv4.tcp_invalid_ratelimit).
     transfers.await_bytes("sessions that have run for a while", QUIET_PACE, LIMIT)?;
     order(&when)?;
     await_left(proxy, findings)?;

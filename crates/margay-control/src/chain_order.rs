@@ -267,6 +267,9 @@ mod test {
 
     const NOW_S: u64 = 1_700_000_000;
 
+    /// Makes an order wrong.
+    type Spoil = fn(&mut OrderWords);
+
     fn key(n: u8) -> SigningKey {
         SigningKey::generate(&mut Rng::new([n; 32]))
     }
@@ -377,12 +380,12 @@ mod test {
 
     #[test]
     fn what_is_wrong_with_an_order_is_said() {
-        let says = |act: fn(&mut OrderWords)| {
+        let says = |act: Spoil| {
             let mut wrong = words();
             act(&mut wrong);
             SignedOrder::sign(&authority(1), &wrong, NOW_S).expect_err("wrong").to_string()
         };
-        let cases: [(fn(&mut OrderWords), &str); 10] = [
+        let cases: [(Spoil, &str); 10] = [
             (|one| one.services = "web.other".to_owned(), "the order: `web.other` is no name of the authority"),
             (|one| one.services = "web shop".to_owned(), "the order: "),
             (|one| one.protocol = "icmp".to_owned(), "`icmp` is no protocol"),

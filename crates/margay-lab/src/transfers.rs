@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::pause::pause_us;
 use crate::program::wait_for;
 use crate::scenario::Findings;
-use crate::traffic::STOP;
+use crate::traffic::{AT_ONCE, MORE, STOP};
 pub use crate::traffic::{Way, Word, now_us};
 
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -111,7 +111,8 @@ pub struct Transfers<'a> {
 }
 
 impl<'a> Transfers<'a> {
-    /// Starts transfers with a server, from another host. Returns when each has brought something.
+    /// Starts transfers with a server, from another host, [`AT_ONCE`] at a time: the next ones when each of those
+    /// before has brought something. Returns when all have.
     ///
     /// # Errors
     ///
@@ -121,11 +122,19 @@ impl<'a> Transfers<'a> {
         let mut command = client.traffic(["transfer", order.to, &port, "--pace", &pace, "--first", &first])?;
         command.args(server.mptcp.then_some("--mptcp")).args(order.ways.iter().flat_map(|way| ["--way", way]));
         let client = Side::start(command)?;
-        let ways = order.ways.iter().map(|way| way.parse().map_err(anyhow::Error::msg)).collect::<Result<_>>()?;
+        let ways: Vec<Way> =
+            order.ways.iter().map(|way| way.parse().map_err(anyhow::Error::msg)).collect::<Result<_>>()?;
         let first = server.next;
-        server.next += order.ways.len();
-        let mut transfers = Self { ways, first, client, server };
-        transfers.await_bytes("the start of all transfers", 1, START_LIMIT)?;
+        server.next += ways.len();
+        let mut transfers = Self { ways: Vec::new(), first, client, server };
+        for some in ways.chunks(AT_ONCE) {
+            if !transfers.ways.is_empty() {
+                transfers.client.ask(MORE)?;
+            }
+            transfers.ways.extend_from_slice(some);
+            let what = format!("the start of {} of {} transfers", transfers.ways.len(), ways.len());
+            transfers.await_bytes(&what, 1, START_LIMIT)?;
+        }
         Ok(transfers)
     }
 

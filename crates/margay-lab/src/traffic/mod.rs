@@ -66,7 +66,7 @@ pub use pour::Poured;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
 pub use sessions::Talked;
 pub use strike::FLOW_PORTS;
-pub use transfer::{STOP, Way, Word, now_us};
+pub use transfer::{AT_ONCE, MORE, STOP, Way, Word, now_us};
 pub use upgrading::Step;
 
 /// Which program.
@@ -221,7 +221,7 @@ pub enum Traffic {
     /// Many downloads at once from a web server, each hashed
     Download(download::Plan),
     /// Transfers in either direction to a `transfer-server`, every byte checked; answers each line of input with how
-    /// far they are
+    /// far they are. Eight begin at once, and the next eight with the line `more`
     Transfer {
         /// Server's name or address
         host: String,

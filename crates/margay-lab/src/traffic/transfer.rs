@@ -22,6 +22,11 @@ use crate::server::noise;
 
 /// Said to a program of transfers to end them.
 pub const STOP: &str = "stop";
+/// Said to the client of transfers to begin the next [`AT_ONCE`].
+pub const MORE: &str = "more";
+/// Transfers that begin at once. Of hundreds, all at the same moment, agents on few processors hear nothing else for
+/// the better part of a second.
+pub const AT_ONCE: usize = 8;
 /// A prime, so that bytes which are missing or doubled are seen.
 const PATTERN_BYTES: usize = 1_048_573;
 /// Where in the pattern each stream begins, so that those of another are seen.
@@ -159,10 +164,14 @@ impl Book {
         });
     }
 
-    /// Answers each line of input with a line of [`Word`]s by stream. Ends with the input.
-    fn answer(&self) -> Result<()> {
+    /// Answers each line of input with a line of [`Word`]s by stream. Ends with the input. `more`: what [`MORE`] does.
+    fn answer(&self, mut more: impl FnMut() -> Result<()>) -> Result<()> {
         for line in std::io::stdin().lock().lines() {
-            if line?.trim() == STOP {
+            let line = line?;
+            if line.trim() == MORE {
+                more()?;
+            }
+            if line.trim() == STOP {
                 self.stop.store(true, Ordering::Relaxed);
                 for source in self.sources.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                     // One that has ended needs no word.
@@ -185,20 +194,25 @@ fn protocol(mptcp: bool) -> Protocol {
     if mptcp { Protocol::MPTCP } else { Protocol::TCP }
 }
 
-/// Begins the transfers; see [`Book::answer`] for what it says.
+/// Begins the first [`AT_ONCE`] transfers; see [`Book::answer`] for what it says, and how the next ones begin.
 pub fn run(plan: Plan) -> Result<()> {
     let to = (plan.host.as_str(), plan.port).to_socket_addrs();
     let to = to.with_context(|| format!("cannot resolve {}", plan.host))?.next();
     let to = to.with_context(|| format!("{} has no address", plan.host))?;
     let book = Book::new();
-    for (stream, way) in (plan.first..).zip(&plan.ways) {
-        let head = Head { stream, way: way.clone(), pace: plan.pace, bytes: plan.bytes };
-        let (book, mptcp) = (Arc::clone(&book), plan.mptcp);
-        book.note(stream, |_| ());
-        let work = move || book.end(head.stream, request(to, mptcp, &head, &book));
-        std::thread::Builder::new().name("transfer".into()).spawn(work).context("no thread left")?;
-    }
-    book.answer()
+    let Plan { pace, bytes, mptcp, .. } = plan;
+    let mut heads = (plan.first..).zip(plan.ways).map(|(stream, way)| Head { stream, way, pace, bytes });
+    let mut begin = || {
+        for head in heads.by_ref().take(AT_ONCE) {
+            let book = Arc::clone(&book);
+            book.note(head.stream, |_| ());
+            let work = move || book.end(head.stream, request(to, mptcp, &head, &book));
+            std::thread::Builder::new().name("transfer".into()).spawn(work).context("no thread left")?;
+        }
+        Ok(())
+    };
+    begin()?;
+    book.answer(begin)
 }
 
 fn request(to: SocketAddr, mptcp: bool, head: &Head, book: &Book) -> Result<()> {
@@ -234,7 +248,8 @@ pub fn serve(listen: SocketAddr, mptcp: bool) -> Result<()> {
         }
     });
     write_line("ready")?;
-    book.answer()
+    // Clients say which transfers begin.
+    book.answer(|| Ok(()))
 }
 
 fn respond(mut stream: TcpStream, book: &Book) {

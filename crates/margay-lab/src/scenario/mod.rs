@@ -239,6 +239,7 @@ pub const ALL: &[Scenario] = &[
     chain::leaving::REMOVAL,
     chain::leaving::OFFSET,
     chain::leaving_boxes::SCENARIO,
+    chain::proxy_boxes::SCENARIO,
     chain::disruption::SCENARIO,
     chain::leaving::RESTART,
     handover::SCENARIO,

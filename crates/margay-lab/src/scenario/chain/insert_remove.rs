@@ -38,9 +38,9 @@ pub(super) const BOUNDS: [Bound; 6] = [
     bound("failed", Exactly(0.0)),
 ];
 
-const BULK_SERVICE: &str = "bulk.shop";
+pub(super) const BULK_SERVICE: &str = "bulk.shop";
 const BULK_NAME: &str = "bulk.shop.sal.internal";
-const BULK_PORT: u16 = 5010;
+pub(super) const BULK_PORT: u16 = 5010;
 const WAYS: [&str; 2] = ["up:cubic", "down:cubic"];
 /// Bytes per second of each transfer.
 const PACE: u64 = 2_000_000;
@@ -53,10 +53,12 @@ const SCRUBBER: &str = "scrub.shop";
 const OTHER: &str = "scrub2.shop";
 const LIMIT: Duration = Duration::from_secs(20);
 
-struct Stage<'a> {
-    client: &'a Host,
-    server: &'a Host,
+pub(super) struct Stage<'a> {
+    pub client: &'a Host,
+    pub server: &'a Host,
     boxes: [&'a Host; 2],
+    /// Where changes are ordered.
+    pub orders_at: &'a Host,
     took_ms: Vec<f64>,
 }
 
@@ -67,20 +69,20 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 /// The whole of it, in a lab of client, server, two boxes and a router.
 pub(super) fn changes(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let _agents = Agents::start(lab)?;
-    for figure in ["completed", "incomplete", "wrong_bytes", "not_scrubbed", "lost", "duplicated", "leaks", "failed"] {
+    let mut stage = prepare(lab, &[], findings)?;
+    for figure in ["lost", "duplicated"] {
         findings.figures.add(figure, 0.0);
     }
-    let mut stage = prepare(lab)?;
     pair::attempt_part("transfers", findings, |findings| transfers(&mut stage, findings));
     pair::attempt_part("datagrams", findings, |findings| datagrams(&mut stage, findings));
-    findings.set("change_ms_p50", median(&stage.took_ms));
-    for one in stage.boxes {
-        leaks(one, findings)?;
-    }
-    pair::report_resets(&[stage.client, stage.server], findings)
+    stage.report(findings)
 }
 
-fn prepare(lab: &Lab) -> Result<Stage<'_>> {
+/// The two boxes, and a policy that knows them. `more`: chains beside that one, by their names.
+pub(super) fn prepare<'a>(lab: &'a Lab, more: &[(&str, String)], findings: &mut Findings) -> Result<Stage<'a>> {
+    for figure in ["completed", "incomplete", "wrong_bytes", "not_scrubbed", "leaks", "failed"] {
+        findings.figures.add(figure, 0.0);
+    }
     let client = lab.host("client")?;
     let server = lab.host("server")?;
     let boxes = [lab.host("box1")?, lab.host("box2")?];
@@ -90,23 +92,32 @@ fn prepare(lab: &Lab) -> Result<Stage<'_>> {
         observe::count(one, "passed", Passing::In, "iifname \"sal0\"")?;
     }
     // No session gets this chain: it says which boxes the authority knows.
-    let policy = chain("known", "nobody.shop", &[SCRUBBER, OTHER], "");
+    let known = chain("known", "nobody.shop", &[SCRUBBER, OTHER], "");
+    let policy: String = more.iter().map(|(_, chain)| chain.as_str()).chain([known.as_str()]).collect();
+    let names: Vec<&str> = more.iter().map(|(name, _)| *name).chain(["known"]).collect();
     let hosts = [lab.host("router")?, client, server, boxes[0], boxes[1]];
-    apply(hosts[0], &policy, &hosts, &["known"])?;
+    apply(hosts[0], &policy, &hosts, &names)?;
     for host in [client, server] {
         observe::count_virtual_resets(host)?;
     }
     for name in [SCRUBBER, OTHER] {
         agent::await_instances(client, name, 1)?;
     }
-    Ok(Stage { client, server, boxes, took_ms: Vec::new() })
+    Ok(Stage { client, server, boxes, orders_at: client, took_ms: Vec::new() })
 }
 
 impl Stage<'_> {
+    /// What all changes have cost, and left behind.
+    pub(super) fn report(&self, findings: &mut Findings) -> Result<()> {
+        findings.set("change_ms_p50", median(&self.took_ms));
+        self.boxes.iter().try_for_each(|one| leaks(one, findings))?;
+        pair::report_resets(&[self.client, self.server], findings)
+    }
+
     /// Changes the boxes of all sessions to a name; counts how many it has worked for.
     fn change(&mut self, words: &[&str], name: &str, wanted: usize, findings: &mut Findings) -> Result<()> {
         let begun = Instant::now();
-        let said = margay(self.client, [&["chain"], words, &["--name", name, "--json"]].concat());
+        let said = margay(self.orders_at, [&["chain"], words, &["--name", name, "--json"]].concat());
         self.took_ms.push(begun.elapsed().as_secs_f64() * 1e3);
         let done = match &said {
             Ok(said) => {
@@ -142,7 +153,7 @@ impl Stage<'_> {
     }
 
     /// Puts the scrubber into all sessions to a name and takes it out; at last another one takes its place.
-    fn rounds(&mut self, name: &str, sessions: usize, rounds: usize, findings: &mut Findings) -> Result<()> {
+    pub(super) fn rounds(&mut self, name: &str, sessions: usize, rounds: usize, findings: &mut Findings) -> Result<()> {
         for round in 0..rounds {
             self.change(&["insert", SCRUBBER], name, sessions, findings)?;
             self.await_passing(0, findings)?;
@@ -159,10 +170,16 @@ impl Stage<'_> {
     }
 }
 
-fn transfers(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let mut server = Server::start(stage.server, BULK_PORT, false)?;
+/// The server of transfers, which is published.
+pub(super) fn bulk(stage: &Stage<'_>) -> Result<Server> {
+    let server = Server::start(stage.server, BULK_PORT, false)?;
     agent::publish(stage.server, BULK_SERVICE, &format!("0.0.0.0:{BULK_PORT}"), &[])?;
     agent::await_instances(stage.client, BULK_SERVICE, 1)?;
+    Ok(server)
+}
+
+fn transfers(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
+    let mut server = bulk(stage)?;
     let order = Order { to: BULK_NAME, ways: &WAYS, pace: PACE };
     let mut transfers = Transfers::start(stage.client, &mut server, order)?;
     let rounds = if is_long() { 50 } else { 4 };

@@ -12,6 +12,7 @@ pub mod leaving_boxes;
 pub mod nat;
 pub mod orders;
 pub mod policy;
+pub mod proxy_boxes;
 pub mod setup;
 pub mod weather;
 

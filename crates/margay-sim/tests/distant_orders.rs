@@ -295,11 +295,13 @@ fn what_the_clients_host_refuses_comes_back_with_its_reason() {
     let [client, server] = [line.client, line.server];
     let unknown = ChainPolicy::default();
     let known = line.world.host(client).sal.chain_policy().clone();
-    for (edit, why) in [(insert(name(0)), "already"), (remove(name(1)), "does not go through")] {
+    for (edit, service, why) in [(insert(name(0)), 0, "already"), (remove(name(1)), 1, "does not go through")] {
         let order = order_at(&mut line, server, edit).expect("it may be asked");
         line.world.run_for(SECOND);
         let said = outcome_of(&mut line, server, order);
-        assert!(matches!(&said[..], [ReconfigurationOutcome::Refused(said)] if said.contains(why)), "{said:?}");
+        let called = known.name_of_box(&name(service)).expect("the policy names it");
+        let is_it = |said: &str| said.contains(why) && said.contains(called);
+        assert!(matches!(&said[..], [ReconfigurationOutcome::Refused(said)] if is_it(said)), "{said:?}");
     }
     line.world.host(client).sal.set_chain_policy(unknown).expect("it can be gone by");
     let order = order_at(&mut line, server, insert(name(1))).expect("it may be asked");

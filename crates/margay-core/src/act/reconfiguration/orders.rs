@@ -2,7 +2,6 @@
 //! another one's, and is told apart from it by its number.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -160,7 +159,7 @@ impl Sal {
                 return;
             }
             None | Some(Err(ReconfigurationRefused::NotOpen)) => Some(ReconfigurationOutcome::Ended),
-            Some(Err(refused)) => Some(ReconfigurationOutcome::Refused(refused.to_string())),
+            Some(Err(refused)) => Some(ReconfigurationOutcome::Refused(refused.text(self.chain_policy()))),
         };
         if let Some(outcome) = outcome {
             let wish = Wish { order: Some(order.number), edit: order.edit, boxes: Vec::new() };

@@ -1,8 +1,11 @@
 //! Why the boxes of a session are not changed.
 
+use alloc::string::{String, ToString};
+
 use margay_wire::{ErrorCode, FlowId};
 
 use super::EditError;
+use crate::act::chain::ChainPolicy;
 use crate::association::AssociationTable;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
@@ -137,6 +140,15 @@ impl Sal {
 }
 
 impl ReconfigurationRefused {
+    /// A sentence for people, in which boxes are called as a policy calls them.
+    pub(super) fn text(&self, policy: &ChainPolicy) -> String {
+        let name = |service: &ServiceId| policy.name_of_box(service).map_or_else(|| service.to_string(), String::from);
+        match self {
+            Self::Edit(error) => error.text(name),
+            other => other.to_string(),
+        }
+    }
+
     /// What the left anchor is told.
     pub(super) const fn code(self) -> ErrorCode {
         match self {

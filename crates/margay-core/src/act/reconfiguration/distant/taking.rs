@@ -2,7 +2,7 @@
 //! had given them.
 
 use alloc::collections::BTreeMap;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -199,7 +199,7 @@ impl Sal {
             Ok(asker) => asker,
             // It is asked again by nobody who has anything to say here.
             Err(refused) => {
-                self.tell_asker(now, id, &Told { state: OrderState::Refused, why: reason(&refused.to_string()), ..of });
+                self.tell_asker(now, id, &Told { state: OrderState::Refused, why: reason(&refused.text(self.chain_policy())), ..of });
                 return Ok(());
             }
         };
@@ -219,7 +219,7 @@ impl Sal {
         let taken = named.and_then(|()| self.reconfigure_for(now, id, edit, Some(asker)));
         let (state, why) = match &taken {
             Ok(_) => (OrderState::Taken, String::new()),
-            Err(refused) => (OrderState::Refused, reason(&refused.to_string())),
+            Err(refused) => (OrderState::Refused, reason(&refused.text(self.chain_policy()))),
         };
         let over_at = taken.is_err().then_some(now);
         let taking = Taking { by, number, edit, order: taken.ok(), flow: id, state, why, over_at };

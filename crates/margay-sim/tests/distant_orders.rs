@@ -290,6 +290,20 @@ fn of_client_server_and_box_that_contend_none_undoes_what_another_one_has_done()
 }
 
 #[test]
+fn an_order_is_answered_however_many_were_before() {
+    let (mut line, stream) = talking(10, 2, &[0]);
+    let server = line.server;
+    for count in 0..200 {
+        let order = order_at(&mut line, server, insert(name(0))).expect("it may be asked");
+        line.world.run_for(SECOND / 20);
+        let said = outcome_of(&mut line, server, order);
+        let is_it = |said: &str| said.contains("already");
+        assert!(matches!(&said[..], [ReconfigurationOutcome::Refused(said)] if is_it(said)), "{count}: {said:?}");
+    }
+    ends_well(&mut line, stream);
+}
+
+#[test]
 fn what_the_clients_host_refuses_comes_back_with_its_reason() {
     let (mut line, stream) = talking(9, 3, &[0]);
     let [client, server] = [line.client, line.server];

@@ -19,7 +19,7 @@ macro_rules! sdk {
     };
 }
 
-const FILES: [(&str, &str); 26] = sdk!(
+const FILES: [(&str, &str); 27] = sdk!(
     "Makefile",
     "margay.pc.in",
     "include/margay.h",
@@ -34,6 +34,7 @@ const FILES: [(&str, &str); 26] = sdk!(
     "src/load.c",
     "src/margay.map",
     "src/name.c",
+    "src/next.c",
     "src/preload.c",
     "src/real.h",
     "src/relay.c",
@@ -185,4 +186,18 @@ fn outcome(log: &str) -> Result<Outcome> {
         own: value["own"].as_str().unwrap_or_default().to_owned(),
         log: log.to_owned(),
     })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_lab_has_all_sources_of_the_library() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/c/src");
+        for entry in fs::read_dir(sources).expect("a directory") {
+            let name = format!("src/{}", entry.expect("an entry").file_name().to_string_lossy());
+            assert!(FILES.iter().any(|(file, _)| *file == name), "{name} is missing");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::{apply, build, chain, serve};
 use crate::agent::{self, Agents, margay};
+use crate::command::progress;
 use crate::host::Host;
 use crate::observe;
 use crate::program::wait_for;
@@ -169,6 +170,7 @@ fn change(contender: Contender<'_>, act: &str, seen: &mut Seen) -> Result<Vec<St
             changed.extend(one["session"].as_str().map(str::to_owned));
             seen.completed += 1.0;
         } else {
+            progress(&format!("{act} of {name}: {} {}", one["outcome"], one["why"]));
             seen.refused += 1.0;
         }
     }

@@ -22,10 +22,10 @@ use crate::types::rng::Rng;
 use crate::types::time::Instant;
 
 /// Orders of one session that are remembered, and of all.
-const OF_SESSION_MAX: usize = 32;
+const OF_SESSION_MAX: usize = 128;
 const REMEMBERED_MAX: usize = 4096;
 /// What has become of one is told to who asks for so long: longer than anybody asks.
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// Signatures that are checked.
 const CHECKED_PER_S: u32 = 1000;
 
@@ -125,15 +125,27 @@ impl Takings {
         Some(known)
     }
 
-    /// Whether there is room for another one, that no later one of its host has come before.
-    fn check(&self, session: SessionId, by: HostId, number: u32) -> Result<(), DropReason> {
-        let orders = self.by_session.get(&session).map(|orders| &orders[..]).unwrap_or_default();
-        let is_later = |one: &&Taking| one.by == by && number.wrapping_sub(one.number).cast_signed() < 0;
-        if orders.iter().any(|one| is_later(&one)) {
-            return Err(DropReason::Stale);
+    /// Whether a later order of its host has come before: it is late, or shown again.
+    fn is_outdated(&self, session: SessionId, by: HostId, number: u32) -> bool {
+        let is_later = |one: &Taking| one.by == by && number.wrapping_sub(one.number).cast_signed() < 0;
+        self.by_session.get(&session).is_some_and(|orders| orders.iter().any(is_later))
+    }
+
+    /// Makes room for another order of a session. What was over [`FRESH`] ago may be forgotten: who shows it again has
+    /// to sign anew. False: there is nothing of the kind.
+    fn make_room(&mut self, now: Instant, session: SessionId) -> bool {
+        let may_go = |one: &Taking| one.over_at.is_some_and(|at| at + FRESH <= now);
+        let orders = self.by_session.entry(session).or_default();
+        if orders.len() >= OF_SESSION_MAX {
+            orders.retain(|one| !may_go(one));
+        }
+        let has_room = orders.len() < OF_SESSION_MAX;
+        if self.by_session.values().map(Vec::len).sum::<usize>() >= REMEMBERED_MAX {
+            self.by_session.values_mut().for_each(|orders| orders.retain(|one| !may_go(one)));
         }
         let all: usize = self.by_session.values().map(Vec::len).sum();
-        if orders.len() >= OF_SESSION_MAX || all >= REMEMBERED_MAX { Err(DropReason::Full) } else { Ok(()) }
+        self.by_session.retain(|_, orders| !orders.is_empty());
+        has_room && all < REMEMBERED_MAX
     }
 
     /// What has become of an order, where another host has given it. Gives that host.
@@ -192,7 +204,9 @@ impl Sal {
             self.tell_asker(now, id, &told);
             return Ok(());
         }
-        takings.check(session, by, number)?;
+        if takings.is_outdated(session, by, number) {
+            return Err(DropReason::Stale);
+        }
         let start = takings.start(&mut self.rng);
         let of = Told { session, by, number, edit, state: OrderState::ToSign, why: String::new() };
         let asker = match self.asker_of(id, by, &order, message.certificate().unwrap_or_default()) {
@@ -208,7 +222,12 @@ impl Sal {
             self.tell_asker(now, id, &of);
             return Ok(());
         }
-        self.take_order(now, id, asker, of);
+        if self.reconfigurations.takings.make_room(now, session) {
+            self.take_order(now, id, asker, of);
+        } else {
+            let why = reason(&ReconfigurationRefused::UnderWay.text(self.chain_policy()));
+            self.tell_asker(now, id, &Told { state: OrderState::Refused, why, ..of });
+        }
         Ok(())
     }
 

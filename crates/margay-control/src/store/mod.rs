@@ -157,7 +157,9 @@ impl Store {
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
         let (claims, agreement) = (name::Claims::default(), OnceLock::new());
-        let (database, keys, orders) = (Mutex::new(None), watch::Sender::default(), watch::Sender::default());
+        let database = Mutex::new(None);
+        let keys = watch::Sender::default();
+        let orders = watch::Sender::default();
         let store = Self { path, open, database, claims, agreement, keys, orders };
         store.write(|transaction| {
             audit::create(transaction)?;

@@ -42,7 +42,8 @@ fn report_key(order: &OrderKey, host: HostId) -> [u8; 40] {
 fn draft_end(transaction: &WriteTransaction, draft: &mut Draft, key: [u8; 24]) -> Result<(), Failure> {
     let known = transaction.open_table(ORDERS)?.get(key)?.map(|known| known.value().to_vec());
     draft.put(SharedTable::Orders, &key, known, None);
-    let (first, last) = ([&key[..], &[0; 16]].concat(), [&key[..], &[0xff; 16]].concat());
+    let first = [&key[..], &[0; 16]].concat();
+    let last = [&key[..], &[0xff; 16]].concat();
     let range = bytes::<40>("a report's key", &first)?..=bytes::<40>("a report's key", &last)?;
     for entry in transaction.open_table(ORDER_REPORTS)?.range(range)? {
         let (key, known) = entry?;
@@ -60,7 +61,8 @@ impl Store {
     /// The others do not agree, the disk refuses, or too many are under way.
     pub fn issue_order(&self, order: &SignedOrder, entry: &AuditEntry) -> Result<(), StoreError> {
         self.settle(|transaction, draft| {
-            let (mut under_way, mut over) = (0, Vec::new());
+            let mut under_way = 0;
+            let mut over = Vec::new();
             for known in transaction.open_table(ORDERS)?.iter()? {
                 let (key, signed) = known?;
                 match SignedOrder::decode(signed.value()) {

@@ -97,7 +97,8 @@ impl Store {
 
     /// Rows of these tables have changed.
     pub(super) fn tell(&self, tables: impl Iterator<Item = SharedTable>) {
-        let (mut tells_keys, mut tells_orders) = (false, false);
+        let mut tells_keys = false;
+        let mut tells_orders = false;
         for table in tables {
             tells_keys |= matches!(table, SharedTable::RevokedKeys | SharedTable::Successions | SharedTable::Chains);
             tells_orders |= matches!(table, SharedTable::Orders | SharedTable::OrderReports);

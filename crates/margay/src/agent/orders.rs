@@ -43,7 +43,8 @@ impl Orders {
 /// What carries orders out here, whichever router tells them.
 pub fn book(agent: &Arc<Agent>) -> Arc<OrderBook> {
     let make = || {
-        let (running, runtime) = (Arc::downgrade(agent), Handle::current());
+        let running = Arc::downgrade(agent);
+        let runtime = Handle::current();
         let carry = move |order: ChainOrder, tell: watch::Sender<OrderReport>| {
             if let Some(agent) = running.upgrade() {
                 runtime.spawn(async move { carry_out(&agent, &order, &tell).await });

@@ -93,7 +93,8 @@ pub async fn order(
     };
     let mut reports = client.chain_order(request).await.map_err(refused)?.into_inner();
     let is_told = std::io::stderr().is_terminal() && !json;
-    let (mut hosts, mut last) = (Vec::new(), ChainOrderReport::default());
+    let mut hosts = Vec::new();
+    let mut last = ChainOrderReport::default();
     while let Some(report) = reports.message().await.map_err(refused)? {
         if is_told && report.phase == "going" {
             tell(&report);

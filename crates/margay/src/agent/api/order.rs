@@ -150,7 +150,8 @@ async fn follow(
     let hosts = issued.hosts(&last, |host| router.connected(host).is_some());
     let going = issued.going(&last);
     let entry = issued.entry(agent.host.clock.unix_s(), &going, &hosts);
-    let (store, key) = (Arc::clone(&agent.host.store), issued.key);
+    let store = Arc::clone(&agent.host.store);
+    let key = issued.key;
     match tokio::task::spawn_blocking(move || store.end_order(&key, &entry)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "an order that is over ends with its life"),

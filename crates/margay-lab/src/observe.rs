@@ -127,9 +127,23 @@ pub fn tcp_resets(host: &Host) -> Result<f64> {
 ///
 /// There is no such process.
 pub fn resident_bytes(pid: u32) -> Result<f64> {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// What a process has allocated and written to, in bytes: not the pages of its program, of which the kernel maps more
+/// around each that is run.
+///
+/// # Errors
+///
+/// There is no such process.
+pub fn allocated_bytes(pid: u32) -> Result<f64> {
+    status_bytes(pid, "RssAnon:")
+}
+
+fn status_bytes(pid: u32, field: &str) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("no process {pid}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the process has no memory")?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("unreadable VmRSS")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("the process has no memory")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("unreadable {field}"))?;
     Ok(kib * 1024.0)
 }
 

@@ -67,9 +67,11 @@ pub fn hold(
     findings.figures.add("failed", first.end()?);
     let agents = [agent::pid(client)?, agent::pid(server)?];
     let resident = || agents.iter().map(|pid| observe::resident_bytes(*pid)).collect::<Result<Vec<f64>>>();
+    let allocated = || agents.iter().map(|pid| observe::allocated_bytes(*pid)).collect::<Result<Vec<f64>>>();
     let kernel = || agents.iter().map(|pid| observe::bpf_bytes(*pid)).collect::<Result<Vec<f64>>>();
     let resets_before = observe::tcp_resets(client)? + observe::tcp_resets(server)?;
-    let (before, kernel_before) = (resident()?, kernel()?);
+    let before = allocated()?;
+    let kernel_before = kernel()?;
 
     let mut held = Held::open(client, NAME, FLOWS)?;
     if held.open_count() != FLOWS as f64 {
@@ -81,15 +83,16 @@ pub fn hold(
     let looked = open(findings, FLOWS);
     // What set-up took for a moment is given back within seconds; if it is not, the figure says so.
     let _ = wait_for("the memory of set-up", GIVEN_BACK_LIMIT, || {
-        let per_flow = grown(&before, &resident()?) / FLOWS as f64;
+        let per_flow = grown(&before, &allocated()?) / FLOWS as f64;
         ensure!(per_flow <= USER_BYTES_MAX, "{per_flow} bytes per flow are held");
         Ok(())
     });
-    let (after, kernel_after) = (resident()?, kernel()?);
+    let after = allocated()?;
+    let kernel_after = kernel()?;
     findings.set("flows_known", agent::status(server)?["flows"].as_f64().unwrap_or_default());
     findings.set("user_bytes_per_flow", grown(&before, &after) / FLOWS as f64);
     findings.set("kernel_bytes_per_flow", grown(&kernel_before, &kernel_after) / FLOWS as f64);
-    findings.set("agent_rss_mb", after.iter().copied().fold(0.0, f64::max) / 1e6);
+    findings.set("agent_rss_mb", resident()?.into_iter().fold(0.0, f64::max) / 1e6);
     findings.set("resets", observe::tcp_resets(client)? + observe::tcp_resets(server)? - resets_before);
     findings.set("exchanges", held.exchanges());
     let said = held.said();

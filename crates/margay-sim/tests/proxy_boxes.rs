@@ -243,14 +243,23 @@ fn orders_about_the_proxy_and_about_what_is_beyond_say_where_to_order() {
         let refused = order(&mut relayed, host, edit).expect_err("it may not").to_string();
         assert!(refused.contains(why), "{edit:?}: {refused}");
     }
-    for host in [proxy, relayed.server] {
-        let served = flow_at(&mut relayed, host, Role::Responder).flow;
-        let now = relayed.world.now;
-        let refused = relayed.world.host(host).sal.reconfigure(now, served, insert(name(1)));
-        assert_eq!(refused, Err(ReconfigurationRefused::Served));
-    }
     goes_through(&mut relayed, &[0], &[2], "as it was");
     relayed.ends_well("refused");
+}
+
+/// Of the sessions that are served at the proxy and at the server.
+#[test]
+fn orders_at_the_host_of_the_other_end_reach_the_one_where_the_session_begins() {
+    let mut relayed = gated(13, true);
+    for (host, number) in [(relayed.proxy, 1), (relayed.server, 3)] {
+        let served = flow_at(&mut relayed, host, Role::Responder).flow;
+        let now = relayed.world.now;
+        relayed.world.host(host).sal.reconfigure(now, served, insert(name(number))).expect("it may be asked");
+        relayed.world.touch(host);
+    }
+    relayed.world.run_for(2 * SECOND);
+    goes_through(&mut relayed, &[0, 1], &[2, 3], "ordered at the other end");
+    relayed.ends_well("ordered at the other end");
 }
 
 /// The last outcome of an order that the other end, or a box, has not agreed to.

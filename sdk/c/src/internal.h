@@ -167,6 +167,10 @@ void sock_copy(int from, int to);
 void sock_remove(int fd);
 /* The table is of this process: at its start, and in a child of fork. */
 void table_adopt(void);
+/* Whether this is a child of vfork, which has the parent's memory and descriptors of its own: what it closes is the
+ * parent's still.
+ */
+bool table_is_borrowed(void);
 
 static inline uint8_t sock_protocol(const struct sock *sock)
 {

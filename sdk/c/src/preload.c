@@ -73,6 +73,12 @@ static ssize_t noted_read(int fd, ssize_t got)
 	return got;
 }
 
+/* What was only looked at is there still, and what comes from the queue of errors was sent before. */
+static ssize_t noted_receive(int fd, int flags, ssize_t got)
+{
+	return flags & (MSG_PEEK | MSG_ERRQUEUE) ? got : noted_read(fd, got);
+}
+
 static ssize_t noted_write(int fd, size_t wanted, ssize_t done)
 {
 	relay_written(fd, wanted, done);
@@ -137,7 +143,7 @@ EXPORT ssize_t sendto(int fd, const void *data, size_t length, int flags, __CONS
 EXPORT ssize_t recvfrom(int fd, void *restrict data, size_t length, int flags, __SOCKADDR_ARG address,
 			socklen_t *restrict size)
 {
-	return noted_read(fd, sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size));
+	return noted_receive(fd, flags, sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size));
 }
 
 /* As programs call it that were compiled with _FORTIFY_SOURCE. */
@@ -146,7 +152,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *data, size_t length, size_t room, in
 {
 	if (length > room)
 		abort();
-	return noted_read(fd, sv_recvfrom(fd, data, length, flags, address, size));
+	return noted_receive(fd, flags, sv_recvfrom(fd, data, length, flags, address, size));
 }
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
@@ -156,7 +162,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-	return noted_read(fd, sv_recvmsg(fd, message, flags));
+	return noted_receive(fd, flags, sv_recvmsg(fd, message, flags));
 }
 
 EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
@@ -168,7 +174,7 @@ EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
 		sock_put(framed);
 		return sv_recv(fd, data, length, flags);
 	}
-	return flags & MSG_PEEK ? got : noted_read(fd, got);
+	return noted_receive(fd, flags, got);
 }
 
 EXPORT ssize_t __recv_chk(int fd, void *data, size_t length, size_t room, int flags)
@@ -266,14 +272,22 @@ EXPORT int close(int fd)
 	return sv_close(fd);
 }
 
+/* A descriptor that is a copy of another one, or -1: it is no socket of before any more. */
+static int noted_copy(int from, int copy)
+{
+	if (copy >= 0 && copy != from)
+		relay_forget(copy);
+	return copy;
+}
+
 EXPORT int dup(int fd)
 {
-	return sv_dup(fd);
+	return noted_copy(fd, sv_dup(fd));
 }
 
 EXPORT int dup2(int fd, int to)
 {
-	return sv_dup2(fd, to);
+	return noted_copy(fd, sv_dup2(fd, to));
 }
 
 EXPORT int dup3(int fd, int to, int flags)
@@ -282,15 +296,17 @@ EXPORT int dup3(int fd, int to, int flags)
 
 	if (copy >= 0)
 		sock_copy(fd, copy);
-	return copy;
+	return noted_copy(fd, copy);
 }
 
 static int copy_or_pass(int fd, int command, void *argument)
 {
 	int result = real_calls()->fcntl(fd, command, argument);
 
-	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC))
+	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
 		sock_copy(fd, result);
+		noted_copy(fd, result);
+	}
 	return result;
 }
 

@@ -88,9 +88,17 @@ static struct end *end_of(int fd)
 	return ends && fd >= 0 && fd < ENDS_MAX ? &ends[fd] : NULL;
 }
 
-void relay_forget(int fd)
+/* The same for a call of the program: a child of vfork does nothing to its parent's descriptors. */
+static struct end *own_end_of(int fd)
 {
 	struct end *end = end_of(fd);
+
+	return end && !table_is_borrowed() ? end : NULL;
+}
+
+void relay_forget(int fd)
+{
+	struct end *end = own_end_of(fd);
 
 	if (!end)
 		return;
@@ -106,7 +114,7 @@ void relay_accepted(int fd)
 {
 	struct sockaddr_storage local;
 	socklen_t length = sizeof(local);
-	struct end *end = end_of(fd);
+	struct end *end = own_end_of(fd);
 	uint16_t port;
 
 	if (!end)
@@ -127,7 +135,7 @@ void relay_accepted(int fd)
 
 void relay_read(int fd, ssize_t got)
 {
-	struct end *end = end_of(fd);
+	struct end *end = own_end_of(fd);
 
 	if (!end || got <= 0)
 		return;
@@ -137,7 +145,7 @@ void relay_read(int fd, ssize_t got)
 
 void relay_written(int fd, size_t wanted, ssize_t done)
 {
-	struct end *end = end_of(fd);
+	struct end *end = own_end_of(fd);
 
 	if (!end || (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK))
 		return;
@@ -235,7 +243,7 @@ void relay_spliced(int from, int to, ssize_t moved)
 	struct pipe *pipe;
 	int source;
 
-	if (!ends || moved <= 0)
+	if (!ends || moved <= 0 || table_is_borrowed())
 		return;
 	pipe = pipe_of(to, &inode);
 	if (pipe) {

@@ -24,10 +24,7 @@ void table_adopt(void)
 	owner = getpid();
 }
 
-/* Whether this is a child of vfork, which has the parent's memory and descriptors of its own: what it closes is the
- * parent's still.
- */
-static bool is_borrowed(void)
+bool table_is_borrowed(void)
 {
 	return getpid() != owner;
 }
@@ -66,7 +63,7 @@ struct sock *sock_get(int fd)
 	found = atomic_load(place);
 	if (found && (fstat(fd, &about) || about.st_ino != found->inode)) {
 		/* It was closed by a call that we do not see. */
-		if (!is_borrowed()) {
+		if (!table_is_borrowed()) {
 			atomic_store(place, NULL);
 			drop(found);
 		}
@@ -134,7 +131,7 @@ void sock_copy(int from, int to)
 	struct sock *sock = sock_get(from);
 	struct section section;
 
-	if (from == to || (sock && is_borrowed())) {
+	if (from == to || (sock && table_is_borrowed())) {
 		if (sock)
 			sock_put(sock);
 		return;
@@ -155,7 +152,7 @@ void sock_remove(int fd)
 	_Atomic(struct sock *) *place = place_of(fd);
 	struct section section;
 
-	if (!place || !atomic_load_explicit(place, memory_order_acquire) || is_borrowed())
+	if (!place || !atomic_load_explicit(place, memory_order_acquire) || table_is_borrowed())
 		return;
 	section_enter(&section, &table_lock);
 	drop(atomic_exchange(place, NULL));

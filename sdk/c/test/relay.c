@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -191,8 +192,10 @@ int main(int argc, char **argv)
 	uint16_t port, upstream_port, other_port;
 	int agent_listener, proxy, upstream, other, pipe_there[2], pipe_back[2];
 	char text[16];
-	struct chain one;
+	int replaced;
+	struct chain one, two;
 	pthread_t agent;
+	pid_t child;
 	int64_t agreed_ms;
 
 	(void)argc;
@@ -276,12 +279,56 @@ int main(int argc, char **argv)
 	CHECK(asked == 5);
 	end(one);
 
+	/* What was only looked at is not read: other bytes in its place are added ones. */
+	for (int by_message = 0; by_message < 2; by_message++) {
+		struct iovec part = { text, 8 };
+		struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+		one = chain(proxy, port, upstream, upstream_port);
+		say(one.client, "question");
+		CHECK((by_message ? recvmsg(one.left, &message, MSG_PEEK) :
+				    recvfrom(one.left, text, 8, MSG_PEEK, NULL, NULL)) == 8);
+		say(one.right, "question");
+		say(one.server, "answer");
+		move(one.right, pipe_back, one.left, 0);
+		CHECK(asked == 5);
+		end(one);
+	}
+
+	/* A child of vfork closes copies of its own. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.client, "question");
+	copy(one.left, one.right);
+	child = vfork();
+	if (!child) {
+		close(one.left);
+		close(one.right);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, NULL, 0) == child);
+	say(one.server, "answer");
+	move(one.right, pipe_back, one.left, 0);
+	CHECK(asked == 6);
+	end(one);
+
+	/* A descriptor that was accepted at a named port, and is another connection's now. */
+	one = chain(proxy, port, upstream, upstream_port);
+	replaced = one.left;
+	two = chain(other, other_port, upstream, upstream_port);
+	CHECK(dup2(two.left, replaced) == replaced);
+	say(two.client, "upload");
+	move(replaced, pipe_there, two.right, 0);
+	hear(two.server, "upload");
+	CHECK(asked == 6);
+	end(one);
+	end(two);
+
 	/* A port that was not named. */
 	one = chain(other, other_port, upstream, upstream_port);
 	say(one.client, "upload");
 	move(one.left, pipe_there, one.right, 0);
 	hear(one.server, "upload");
-	CHECK(asked == 5);
+	CHECK(asked == 6);
 	end(one);
 	puts("relay: ok");
 	return 0;

@@ -68,12 +68,17 @@ impl Shop {
     }
 
     fn set_source(&mut self, port: u16, source: ServiceId) {
-        self.world.host(self.client).sal.set_source(UDP, port, source).expect("room");
+        self.world.host(self.client).sal.set_source(UDP, anywhere(port), source).expect("room");
     }
 
     fn host_id(&mut self, host: HostId) -> margay_core::key::HostId {
         self.world.host(host).sal.host()
     }
+}
+
+/// What a socket is bound to that takes whatever address its packets leave with.
+fn anywhere(port: u16) -> SocketAddr {
+    SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port)
 }
 
 fn there(name: &str) -> SocketAddr {
@@ -165,10 +170,28 @@ fn both_ends_know_what_the_other_is_called() {
         destination: there("dns.shop"),
     };
     assert_eq!(shop.peer(shop.client, &of_client), Some(service("dns.shop")));
-    shop.world.host(shop.client).sal.forget_source(UDP, 4001);
+    shop.world.host(shop.client).sal.forget_source(UDP, anywhere(4001));
     assert_eq!(shop.world.host(shop.client).sal.source_count(), 0);
     assert_eq!(shop.peer(server, &named.app), Some(own), "a flow keeps what it said");
     assert_eq!(shop.peer(server, &of_client), None, "no such flow there");
+}
+
+/// Another user's socket may have the same port at another address.
+#[test]
+fn a_name_is_of_one_socket_and_not_of_all_with_its_port() {
+    let mut shop = shop(3);
+    shop.publish(service("dns.shop").into(), UDP, 53, None);
+    let own = ServiceId::at_host(shop.host_id(shop.client), 0x8000_0001);
+    let host = Ranges::USUAL.host_v6();
+    let elsewhere = SocketAddr::new("fd01::77".parse().expect("literal"), 4001);
+    for (bound, is_named) in [(elsewhere, false), (SocketAddr::new(host.into(), 4001), true)] {
+        let client = shop.client;
+        shop.world.host(client).sal.set_source(UDP, bound, own).expect("room");
+        let flow = shop.ask("dns.shop", 4001);
+        assert_eq!(flow.source, is_named.then_some(own), "{bound}");
+        shop.world.host(client).sal.forget_source(UDP, bound);
+        shop.world.run_for(SECOND * 200);
+    }
 }
 
 #[test]

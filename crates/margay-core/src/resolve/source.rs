@@ -4,7 +4,7 @@
 //! to come from it; the responder keeps what the initiator's host may say, and nothing else. A client that says nothing
 //! is called after its host.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hashbrown::HashMap;
 
@@ -25,8 +25,9 @@ pub const SOURCES_MAX: usize = 16_384;
 #[error("{SOURCES_MAX} sockets of this host have a name already; close some")]
 pub struct SourcesFull;
 
-/// A local socket: its protocol and port. Programs that take a name have their port for themselves.
-pub(crate) type SourceTable = HashMap<(u8, u16), ServiceId, KeyedHash>;
+/// Local sockets by protocol and bound address. The address counts as much as the port: another user may bind the same
+/// port at another address, and must not inherit the name.
+pub(crate) type SourceTable = HashMap<(u8, SocketAddr), ServiceId, KeyedHash>;
 
 impl ServiceId {
     /// What a socket of `host` is called without a name of its own: authority 0, service 0, then the host and a number.
@@ -51,23 +52,24 @@ impl ServiceId {
 }
 
 impl Sal {
-    /// Flows that start from this port carry `service` as their source from now on.
+    /// Flows that start from a socket bound to `local` carry `service` as their source from now on. The unspecified
+    /// address stands for every address of its family.
     ///
     /// # Errors
     ///
-    /// There are too many such ports.
-    pub fn set_source(&mut self, protocol: u8, port: u16, service: ServiceId) -> Result<(), SourcesFull> {
-        if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&(protocol, port)) {
+    /// There are too many such sockets.
+    pub fn set_source(&mut self, protocol: u8, local: SocketAddr, service: ServiceId) -> Result<(), SourcesFull> {
+        if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&(protocol, local)) {
             return Err(SourcesFull);
         }
         self.end_own_grants();
-        self.sources.insert((protocol, port), service);
+        self.sources.insert((protocol, local), service);
         Ok(())
     }
 
     /// The socket is gone. Flows that have started keep what they said.
-    pub fn forget_source(&mut self, protocol: u8, port: u16) {
-        self.sources.remove(&(protocol, port));
+    pub fn forget_source(&mut self, protocol: u8, local: SocketAddr) {
+        self.sources.remove(&(protocol, local));
     }
 
     /// How many sockets have a name.
@@ -76,7 +78,9 @@ impl Sal {
     }
 
     pub(crate) fn source_of(&self, protocol: u8, local: SocketAddr) -> Option<ServiceId> {
-        self.sources.get(&(protocol, local.port())).copied()
+        let any: IpAddr = if local.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let bound = [local, SocketAddr::new(any, local.port())];
+        bound.iter().find_map(|bound| self.sources.get(&(protocol, *bound))).copied()
     }
 
     /// What a proved initiator says of itself, if its host may: it is a member of the name's authority, or the name is

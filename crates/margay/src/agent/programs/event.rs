@@ -6,6 +6,7 @@
 //! other things to do.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -272,20 +273,20 @@ impl Teller {
 
 /// Whose the socket of a flow is, as far as its user is told.
 fn owners_of(connections: &Connections, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
-    let port = (app.protocol, app.source.port());
     // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
-    if let Some(owner) = connections.programs.sources.user_of(port) {
+    if let Some(owner) = connections.programs.sources.user_of(app.protocol, app.source) {
         return feed.0.lock().owners(|uid| uid == owner.as_raw());
     }
     if !feed.0.lock().is_any_user() {
         return Vec::new();
     }
-    let owners = tables.owners(port.0, port.1);
+    let owners = tables.owners(app.protocol, app.source);
     feed.0.lock().owners(|uid| owners.contains(&uid))
 }
 
-/// Users by the local ports of their sockets.
-type Owners = HashMap<u16, BTreeSet<u32>>;
+/// Users by what their sockets are bound to. The port alone would not do: whoever binds it at another address would be
+/// told of the flows of others.
+type Owners = HashMap<SocketAddr, BTreeSet<u32>>;
 
 /// The kernel's tables of sockets, read at most once each.
 #[derive(Default)]
@@ -297,7 +298,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn owners(&mut self, protocol: u8, port: u16) -> BTreeSet<u32> {
+    fn owners(&mut self, protocol: u8, local: SocketAddr) -> BTreeSet<u32> {
         let (known, names) = match protocol {
             TCP => (&mut self.tcp, ["tcp", "tcp6"]),
             _ => (&mut self.udp, ["udp", "udp6"]),
@@ -312,8 +313,16 @@ impl Tables {
             self.took += begun.elapsed();
             owners
         });
-        owners.get(&port).cloned().unwrap_or_default()
+        owners_in(owners, local)
     }
+}
+
+/// Of sockets at this address, or where there is none, at every address.
+fn owners_in(owners: &Owners, local: SocketAddr) -> BTreeSet<u32> {
+    let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+    let at = |ip| owners.get(&SocketAddr::new(ip, local.port())).into_iter().flatten().copied();
+    let exact: BTreeSet<u32> = at(local.ip()).collect();
+    if exact.is_empty() { any.into_iter().flat_map(at).collect() } else { exact }
 }
 
 fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionId>, why: &str) -> Arc<str> {
@@ -329,13 +338,30 @@ fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionI
 fn add_owners(owners: &mut Owners, table: &str) {
     for line in table.lines().skip(1) {
         let mut columns = line.split_ascii_whitespace();
-        let local = columns.nth(1).and_then(|local| local.rsplit_once(':'));
-        let port = local.and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
+        let local = columns.nth(1).and_then(address);
         let owner = columns.nth(5).and_then(|owner| owner.parse().ok());
-        if let (Some(port), Some(owner)) = (port, owner) {
-            owners.entry(port).or_default().insert(owner);
+        if let (Some(local), Some(owner)) = (local, owner) {
+            owners.entry(local).or_default().insert(owner);
         }
     }
+}
+
+/// An address as the tables have it: words of 32 bits, each in the order of this machine.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.rsplit_once(':')?;
+    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match ip.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let mut bytes = [0; 16];
+            for (at, into) in bytes.chunks_exact_mut(4).enumerate() {
+                into.copy_from_slice(&word(at)?);
+            }
+            IpAddr::from(bytes).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 #[cfg(test)]
@@ -350,17 +376,36 @@ mod test {
         let mut owners = Owners::new();
         add_owners(&mut owners, table);
         add_owners(&mut owners, "");
-        assert_eq!(owners, Owners::from([(8080, BTreeSet::from([1000]))]));
+        assert_eq!(owners, Owners::from([("127.0.0.1:8080".parse().expect("literal"), BTreeSet::from([1000]))]));
+        let v6 = "head\n 0: 0000000000000000FFFF00000100007F:1F90 0:0 01 0:0 00:00000000 00000000 7 0 1 2 0\n \
+                  1: 00000000000000000000000001000000:1F90 0:0 01 0:0 00:00000000 00000000 8 0 1 2 0";
+        add_owners(&mut owners, v6);
+        assert_eq!(owners_in(&owners, "127.0.0.1:8080".parse().expect("literal")), BTreeSet::from([7, 1000]));
+        assert_eq!(owners_in(&owners, "[::1]:8080".parse().expect("literal")), BTreeSet::from([8]));
+    }
+
+    #[test]
+    fn who_binds_the_port_at_another_address_is_not_told_of_its_flows() {
+        let mut owners = Owners::new();
+        let at = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+        for (local, uid) in [("198.18.0.1:4000", 1000), ("127.0.0.1:4000", 66), ("0.0.0.0:53", 1000), ("[::]:54", 7)] {
+            owners.entry(at(local)).or_default().insert(uid);
+        }
+        assert_eq!(owners_in(&owners, at("198.18.0.1:4000")), BTreeSet::from([1000]));
+        assert_eq!(owners_in(&owners, at("198.18.0.1:53")), BTreeSet::from([1000]), "bound to every address");
+        assert_eq!(owners_in(&owners, at("198.18.0.1:54")), BTreeSet::from([7]), "of both families");
+        assert_eq!(owners_in(&owners, at("198.18.0.1:55")), BTreeSet::new());
     }
 
     /// However many are told and whatever comes, the kernel's tables are read once for a batch of events.
     #[test]
     fn the_tables_are_read_once_for_many_questions() {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let mut tables = Tables::default();
-        let before = (0..1000_u16).map(|port| tables.owners(TCP, port).len()).sum::<usize>();
+        let before = (0..1000_u16).map(|port| tables.owners(TCP, local(port)).len()).sum::<usize>();
         let took = tables.took;
         assert!(!took.is_zero() && tables.udp.is_none());
-        assert_eq!((0..1000_u16).map(|port| tables.owners(TCP, port).len()).sum::<usize>(), before);
+        assert_eq!((0..1000_u16).map(|port| tables.owners(TCP, local(port)).len()).sum::<usize>(), before);
         assert_eq!(tables.took, took);
     }
 

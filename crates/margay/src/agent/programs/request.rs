@@ -14,7 +14,8 @@ use rustix::net::sockopt;
 
 use super::message::{Kind, Reply, Request};
 use super::next;
-use super::rights::Caller;
+use super::rights::{Caller, Rights};
+use super::source::bound_to;
 use crate::agent::Agent;
 use crate::agent::active::bound::{BindError, Bound};
 use crate::agent::service::PublishError;
@@ -25,6 +26,8 @@ pub(in crate::agent) type No = (Errno, String);
 
 /// A number of a socket that no port is: what names itself after a port is told apart from it.
 const OWN_NUMBER: u32 = 1 << 31;
+/// What the number of a socket's own name is derived with.
+const OWN_NUMBER_CONTEXT: &str = "margay 2026 own name of a socket";
 
 /// Answers a request.
 pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
@@ -252,40 +255,70 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
     let mut reply = Reply::done(Kind::Source);
     (reply.bits, reply.port) = (256, port);
     let is_unnamed = request.id == ServiceId::default();
-    if is_unnamed && (agent.publishing.active.why_not().is_some() || !socket.is_here()?) {
-        // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others
-        // have.
-        reply.id = ServiceId::at_host(host, port.into());
+    let by_port = ServiceId::at_host(host, port.into());
+    let is_shared = sockopt::socket_reuseaddr(&socket.socket).unwrap_or(true);
+    if (is_unnamed || request.id == by_port)
+        && (agent.publishing.active.why_not().is_some() || !socket.is_here()? || is_shared)
+    {
+        // Nobody would say when the socket is gone, or its port is not this host's or not its own. It has the name that
+        // all others have.
+        reply.id = by_port;
         return Ok(reply);
     }
     socket.check_place()?;
-    reply.id = if is_unnamed { ServiceId::at_host(host, number()? | OWN_NUMBER) } else { request.id };
-    if !reply.id.is_at_host(host) {
-        let whole = Prefix::from(reply.id);
-        let name = written(agent, &whole)?;
-        let denied = |text| (Errno::EACCES, text);
-        agent.connections.programs.rights.read().check(caller, &whole, name.written()).map_err(denied)?;
+    let own = own_name(agent, socket.cookie);
+    reply.id = if is_unnamed { own } else { request.id };
+    let name = written(agent, &Prefix::from(reply.id))?;
+    let rights = agent.connections.programs.rights.read().clone();
+    check_source(&rights, caller, (reply.id, name.written()), [own, by_port]).map_err(|text| {
+        tracing::info!(%name, program = caller.describe(), "a program has no right to the source that it asks for");
+        (Errno::EACCES, text)
+    })?;
+    if is_shared {
+        let text = "other sockets may be bound to the port of this one, and would have its name, too; clear \
+                    SO_REUSEADDR before the socket is bound";
+        return Err((Errno::EINVAL, text.to_owned()));
     }
     agent.publishing.active.hold(socket.cookie).map_err(|error| match error {
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
         _ => (Errno::ENOSPC, error.to_string()),
     })?;
-    let set = agent.connections.programs.sources.set(
-        &agent.core,
-        (socket.cookie, caller.uid),
-        (socket.protocol.number(), port),
-        reply.id,
-    );
+    let bound = bound_to(socket.protocol.number(), socket.local, socket.takes_both);
+    let set = agent.connections.programs.sources.set(&agent.core, (socket.cookie, caller.uid), bound, reply.id);
     set.map_err(|error| (Errno::ENOSPC, error.to_string()))?;
     Ok(reply)
 }
 
-fn number() -> Result<u32, No> {
-    let seed = margay_control::entropy::seed().map_err(|error| (Errno::EIO, error.to_string()))?;
-    Ok(u32::from_be_bytes([seed[0], seed[1], seed[2], seed[3]]))
+/// A socket may have the names that are its own by nature; every other one, also of the form that is this host's own,
+/// needs the right to serve it: it may be that of another user's socket.
+fn check_source(
+    rights: &Rights,
+    caller: &Caller,
+    (asked, written): (ServiceId, &str),
+    of_socket: [ServiceId; 2],
+) -> Result<(), String> {
+    if of_socket.contains(&asked) { Ok(()) } else { rights.check(caller, &Prefix::from(asked), written) }
+}
+
+/// The name that no other socket has. It follows from the socket: after a restart of the agent a program asks for the
+/// same one again, and nobody but this socket gets it.
+fn own_name(agent: &Agent, cookie: Cookie) -> ServiceId {
+    let identity = &agent.host.identity;
+    ServiceId::at_host(identity.host_id(), own_number(&identity.host_key.to_bytes()[..], cookie))
+}
+
+fn own_number(host_secret: &[u8], cookie: Cookie) -> u32 {
+    let key = blake3::derive_key(OWN_NUMBER_CONTEXT, host_secret);
+    let digest = blake3::keyed_hash(&key, &cookie.0.to_be_bytes());
+    let [a, b, c, d, ..] = *digest.as_bytes();
+    u32::from_be_bytes([a, b, c, d]) | OWN_NUMBER
 }
 
 fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> {
+    // The five-tuple of a socket elsewhere may be that of another user's here.
+    if !socket.is_here()? {
+        return Err((Errno::EOPNOTSUPP, "the socket is of another network namespace than the agent's".to_owned()));
+    }
     let destination = SocketAddr::new(request.address, request.port);
     let ranges = agent.names.leases.ranges();
     let ip = match (socket.local.ip(), destination.ip()) {
@@ -311,4 +344,42 @@ fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> 
         IpAddr::V6(v6) => v6,
     };
     Ok(reply)
+}
+
+#[cfg(test)]
+mod test {
+    use margay_core::key::HostId;
+    use nix::unistd::{Gid, Uid};
+
+    use super::*;
+
+    #[test]
+    fn a_source_is_the_sockets_own_or_one_that_its_user_may_serve() {
+        let host = HostId([7; 16]);
+        let name = |number| ServiceId::at_host(host, number);
+        let own = [name(own_number(b"secret", Cookie(1))), name(4000)];
+        let of_another = [name(own_number(b"secret", Cookie(2))), name(4001), name(9)];
+        let user = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1 };
+        let root = Caller { uid: Uid::from_raw(0), ..user };
+        let check = |caller: &Caller, asked: ServiceId| {
+            check_source(&Rights::default(), caller, (asked, &asked.to_string()), own)
+        };
+        for asked in own {
+            assert_eq!(check(&user, asked), Ok(()));
+        }
+        for asked in of_another {
+            let refused = check(&user, asked).expect_err("refused");
+            assert!(refused.contains("no right"), "{refused}");
+            assert_eq!(check(&root, asked), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_own_name_of_a_socket_follows_from_the_socket() {
+        let number = |secret: &[u8], cookie| own_number(secret, Cookie(cookie));
+        assert_eq!(number(b"secret", 1), number(b"secret", 1), "also after a restart of the agent");
+        assert_ne!(number(b"secret", 1), number(b"secret", 2));
+        assert_ne!(number(b"secret", 1), number(b"other", 1));
+        assert!((0..64).all(|cookie| number(b"secret", cookie) & OWN_NUMBER != 0));
+    }
 }

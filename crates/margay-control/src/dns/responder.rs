@@ -78,7 +78,7 @@ impl Responder {
         let desk = Arc::new(Desk {
             zones,
             agent: watch::Sender::new(None),
-            memory: Memory::default(),
+            memory: Memory::new(ranges),
             upstreams: Upstreams::new(servers),
             counts: Counts::default(),
         });

@@ -34,6 +34,11 @@ impl Host {
         self.journal = Some(Journal::lagging(lag, kept.associations, kept.flows));
     }
 
+    /// How many flows the next start of the agent would find in records that lag behind.
+    pub fn lagging_records(&self) -> usize {
+        self.journal.as_ref().map_or(0, |journal| journal.records.len())
+    }
+
     /// The agent's records are written that are due.
     pub(super) fn write_down(&mut self, now: Instant) {
         let awaited = self.journal.as_mut().map(|journal| journal.write(now, &mut self.sal)).unwrap_or_default();

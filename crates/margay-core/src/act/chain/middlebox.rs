@@ -48,6 +48,13 @@ impl FlowTable {
         (other.session == flow.session && theirs.is_left() != chained.is_left()).then_some(other.id)
     }
 
+    /// Halves in use whose other half is not here. Of two that are closed, one may go first.
+    pub(crate) fn lone_halves(&self) -> Vec<FlowId> {
+        let is_in_use = |flow: &Flow| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        let halves = self.iter().filter(|flow| flow.is_at_box() && is_in_use(flow));
+        halves.filter(|flow| self.other_half(flow).is_none()).map(|flow| flow.id).collect()
+    }
+
     pub(super) fn chain_setup(&mut self, id: FlowId) -> Option<&mut ChainSetup> {
         self.get_mut(id)?.chain.as_mut()?.setup.as_deref_mut()
     }
@@ -323,7 +330,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return false };
         let Some(chained) = flow.chain.as_ref().filter(|chained| chained.is_left()) else { return false };
         let has_answer = chained.setup.as_ref().is_some_and(|setup| setup.answer.is_some());
-        let is_tcp = flow.app.protocol == TCP;
+        let says_nothing = has_no_answer(flow);
         let Setup::Responder(setup) = &mut flow.setup else { return false };
         flow.association = 0;
         setup.association = association;
@@ -333,7 +340,7 @@ impl Sal {
         (setup.reply, setup.syn_len) = (arrival.reply, arrival.syn_len);
         match setup.app_answer.clone() {
             Some(answer) => self.answer(id, &answer, None),
-            None if has_answer && !is_tcp => self.answer(id, &[], None),
+            None if has_answer && says_nothing => self.answer(id, &[], None),
             None => {}
         }
         true
@@ -362,8 +369,7 @@ impl Sal {
     /// The next host has answered a right half, whose ACK waits for the left one's client. What TCP answers goes
     /// through the box; of a datagram service nothing does.
     pub(crate) fn right_answered(&mut self, id: FlowId) {
-        let says_nothing = |flow: &&Flow| flow.app.protocol != TCP || flow.has(Marks::LATER);
-        let Some(flow) = self.flows.get(id).filter(says_nothing) else { return };
+        let Some(flow) = self.flows.get(id).filter(|flow| has_no_answer(flow)) else { return };
         if let Some(left) = self.flows.other_half(flow) {
             self.answer(left, &[], None);
         }
@@ -395,6 +401,9 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(right) else { return };
         if let Some(chained) = &mut flow.chain {
             chained.setup = None;
+        }
+        if flow.has(Marks::LATER) {
+            self.reconfigurations.check_new_path(now, [left, right]);
         }
         let Setup::Late(late) = &mut flow.setup else { return };
         let is_first_contact = !late.ack.is_empty();
@@ -510,6 +519,12 @@ impl Sal {
         let chained = flow.chain.as_deref()?;
         chained.setup.as_deref()?.origin.write(&flow.service, &chained.boxes, &chained.hosts)
     }
+}
+
+/// Whether no packet of a program comes with a half's SYN-ACK: datagrams have no handshake, and a running session's new
+/// path begins in the middle of its connection.
+fn has_no_answer(flow: &Flow) -> bool {
+    flow.app.protocol != TCP || flow.has(Marks::LATER)
 }
 
 /// The box that comes after box `at` of a flow's chain, from 1; 0: none does.

@@ -34,6 +34,7 @@ mod duration;
 mod edit;
 mod following;
 mod gate;
+mod half_checks;
 mod leading;
 mod orders;
 mod parting;
@@ -56,13 +57,13 @@ use margay_wire::{
 };
 
 use crate::act::ending::closing::LINGER;
-use crate::act::stack_change::Sends;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
 use crate::leg::carriage::Why;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
+use crate::session::LEASE_MAX;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
@@ -221,8 +222,8 @@ pub(crate) struct Reconfigurations {
     splices: splice::Splices,
     /// Of old ways of sessions that have two, what the start of the agent before has written down.
     kept: BTreeMap<FlowId, PartingRecord>,
-    /// Halves of sessions at a box here that the start of the agent before has written down.
-    halves_asked: BTreeMap<FlowId, Sends>,
+    /// Halves of sessions at a middlebox here that their neighbours may have left.
+    half_checks: half_checks::HalfChecks,
     /// Steps for boxes here that wait until a session's halves are written down, by the half that they have come by.
     waiting: BTreeMap<FlowId, passing::Waiting>,
     last_number: u32,
@@ -233,14 +234,13 @@ impl Reconfigurations {
     pub fn next_deadline(&self) -> Option<Instant> {
         let leading = self.leading.values().map(leading::Leading::due);
         let following = self.following.values().map(following::Following::due);
-        let asked = self.halves_asked.values().filter_map(|sends| sends.next);
         leading
             .chain(following)
             .chain(self.orders.next_deadline())
             .chain(self.givings.next_deadline())
             .chain(self.takings.next_deadline())
             .chain(self.splices.next_deadline())
-            .chain(asked)
+            .chain(self.half_checks.next_deadline())
             .chain(self.waiting_until())
             .min()
     }
@@ -250,15 +250,13 @@ impl Reconfigurations {
     /// again.
     pub fn ask_about_halves(&mut self, now: Instant, flows: &FlowTable) {
         let halves = flows.iter().filter(|flow| flow.is_at_box() && flow.carries_data());
-        self.halves_asked.extend(halves.map(|flow| (flow.id, Sends::starting(now))));
+        halves.for_each(|flow| self.half_checks.start(now, flow.id));
     }
 
-    /// Those that are asked about now. Who has such a half says nothing, so some times are enough.
-    fn halves_to_ask_about(&mut self, now: Instant) -> Vec<FlowId> {
-        let asked = &mut self.halves_asked;
-        let due = asked.iter_mut().filter_map(|(id, sends)| sends.take(now).then_some(*id)).collect();
-        asked.retain(|_, sends| sends.next.is_some());
-        due
+    /// Both halves of a running session's new path are set up at a middlebox here. Should the ends give that path up,
+    /// the word of it may be lost.
+    pub fn check_new_path(&mut self, now: Instant, halves: [FlowId; 2]) {
+        halves.into_iter().for_each(|half| self.half_checks.start_later(now, half));
     }
 
     /// Those of a flow's session that are over.
@@ -270,7 +268,7 @@ impl Reconfigurations {
     pub fn forget_flow(&mut self, id: FlowId) {
         self.histories.remove(&id);
         self.numbers.remove(&id);
-        self.halves_asked.remove(&id);
+        self.half_checks.stop(id);
         self.waiting.remove(&id);
     }
 
@@ -706,7 +704,7 @@ impl Sal {
         self.reconfigurations.takings.forget_due(now);
         self.splices_due(now);
         self.reconfigurations.have_waited(now).into_iter().for_each(|id| self.kept(now, id));
-        let halves = self.reconfigurations.halves_to_ask_about(now);
+        let halves = self.reconfigurations.half_checks.take_due(now);
         halves.into_iter().for_each(|id| self.say_step(id, ReconfigurationStep::Wish, 0));
     }
 

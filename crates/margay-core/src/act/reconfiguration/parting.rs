@@ -459,6 +459,11 @@ impl Sal {
                 self.forget_way(id);
             }
         }
+        // Nothing passes a half whose other half was not persisted in time, and its peer may never have heard of it.
+        for id in self.flows.lone_halves() {
+            self.say_fail(id, ErrorCode::Closed);
+            self.forget_way(id);
+        }
         self.reconfigurations.ask_about_halves(now, &self.flows);
     }
 

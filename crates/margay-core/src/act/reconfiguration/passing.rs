@@ -91,14 +91,15 @@ impl Sal {
         }
         let other = self.flows.get(id).and_then(|flow| self.flows.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
-            return match said.step {
-                // Of two halves one alone may have been written down.
-                ReconfigurationStep::Left => {
-                    self.forget_halves(id);
-                    Ok(())
-                }
-                _ => Err(DropReason::UnknownFlow),
-            };
+            // Of two halves, one alone may have been persisted when the agent was killed: there is nobody to pass it on to.
+            if !matches!(said.step, ReconfigurationStep::Leave | ReconfigurationStep::Left) {
+                return Err(DropReason::UnknownFlow);
+            }
+            if said.step == ReconfigurationStep::Leave {
+                self.say_step(id, ReconfigurationStep::Left, said.number);
+            }
+            self.forget_halves(id);
+            return Ok(());
         };
         let is_kept = self.flows.get(id).is_some_and(|flow| flow.has(Marks::KEPT));
         if said.step == ReconfigurationStep::Confirm && !is_kept {

@@ -159,6 +159,7 @@ pub fn compile(rules: &ChainRules, authority: [u8; 8]) -> Result<ChainPolicy, Ru
     let policy = ChainPolicy {
         rules: rules.chains.iter().map(|chain| rule(chain, place_of(chain), authority)).collect::<Result<_, _>>()?,
         required: rules.required.iter().map(|one| requirement(one, authority)).collect::<Result<_, _>>()?,
+        lapsed: Vec::new(),
     };
     policy.check()?;
     for (written, required) in rules.required.iter().zip(&policy.required) {

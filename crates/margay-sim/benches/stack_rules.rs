@@ -66,6 +66,7 @@ fn record(number: u32) -> HandoverRecord {
         peer_flow: FlowId(number),
         session: SessionId([middle ^ low; 16]),
         service: ServiceId([4; 32]),
+        port: 0,
         source: None,
         role: Role::Initiator,
         lifecycle: Lifecycle::Established,

@@ -69,7 +69,7 @@ fn policy(line: &Line, proxies: &[usize], required: &[(ServiceId, &[usize])]) ->
         services: Prefix::from(*services),
         boxes: boxes.iter().map(|at| name_of(*at)).collect(),
     });
-    ChainPolicy { rules: vec![rule], required: required.collect() }
+    ChainPolicy { rules: vec![rule], required: required.collect(), ..ChainPolicy::default() }
 }
 
 fn go_by(line: &mut Line, policy: &ChainPolicy) {

@@ -39,7 +39,7 @@ fn changed(seed: u64) -> (Line, usize, Vec<Said>) {
         is_ordered: false,
         may_add: Vec::new(),
     };
-    let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
+    let policy = ChainPolicy { rules: vec![rule], ..ChainPolicy::default() };
     for host in line.all() {
         line.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
     }

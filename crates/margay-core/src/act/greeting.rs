@@ -97,7 +97,7 @@ impl Sal {
         syn_len: usize,
     ) -> Result<(), DropReason> {
         let reply = Reply::straight(from);
-        let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce, app: None };
+        let arrival = Arrival { message, service: ServiceId::default(), port: 0, reply, syn_len, nonce, app: None };
         // Whoever proves its key may share an association; what it may do with it is asked at each connection.
         let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         let demux = Demux {

@@ -22,7 +22,8 @@
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
 //! leg:      0 kind | 1 stack | 2 flags (1 tuple, 2 flowID, 4 association) | 3 IP protocol
 //!           4 source address (16) | 20 port (2) | 22 destination address (16) | 38 port (2)
-//!          40 flowID | 44 peer's host-ID (16) | 60 association index | 64 zero (4)
+//!          40 flowID | 44 peer's host-ID (16) | 60 association index
+//!          64 of the leg at sal0 the port of the service, at the responder (2) | 66 zero (2)
 //! ```
 //! A stack's leg has a tuple where the flow goes by a pair of addresses of its own: that pair, with the agents' ports.
 //! Numbers are big-endian, IPv4 addresses mapped into IPv6, reserved bytes zero.
@@ -41,7 +42,7 @@ use crate::cache::entry::{Directions, EntryUpdate};
 use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
-use crate::session::flow::{Flow, Marks, Setup};
+use crate::session::flow::{Flow, Marks};
 use crate::session::give_up::GiveUpAfter;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
@@ -184,6 +185,8 @@ pub struct HandoverRecord {
     pub session: SessionId,
     /// The name.
     pub service: ServiceId,
+    /// At the responder, the port of the service that the initiator asked for. Without a leg at `sal0` it is zero.
+    pub port: u16,
     /// What the initiator's socket is called, where it has a name of its own.
     pub source: Option<ServiceId>,
     /// Which end this is.
@@ -270,7 +273,7 @@ impl HandoverRecord {
         out.extend_from_slice(&encode_numbers(self.egress.as_ref()));
         out.extend_from_slice(&encode_numbers(self.ingress.as_ref()));
         for leg in legs {
-            out.extend_from_slice(&encode_leg(leg));
+            out.extend_from_slice(&encode_leg(leg, self.port));
         }
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
@@ -324,12 +327,15 @@ impl HandoverRecord {
         };
         let lifecycle = reader.byte(65)?;
         let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
-        let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
+        let legs_at = (0..legs_len).map(|leg| FIXED_LEN + leg * LEG_LEN);
+        let legs: Vec<Leg> = legs_at.clone().map(|at| decode_leg(&reader, at)).collect::<Result<_, _>>()?;
+        let port_at = legs_at.zip(&legs).find(|(_, leg)| leg.kind == LegKind::Sal0).map(|(at, _)| at + 64);
         Ok(Self {
             flow: FlowId(reader.u32(8)?),
             peer_flow: FlowId(reader.u32(12)?),
             session: SessionId(reader.array(16)?),
             service: ServiceId(reader.array(32)?),
+            port: port_at.map_or(Ok(0), |at| reader.u16(at))?,
             source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
             give_up_after: if chain_at > give_up_at { Some(decode_give_up(&reader, give_up_at)?) } else { None },
             chain,
@@ -491,8 +497,11 @@ fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, Han
     })
 }
 
-fn encode_leg(leg: &Leg) -> [u8; LEG_LEN] {
+fn encode_leg(leg: &Leg, port: u16) -> [u8; LEG_LEN] {
     let mut out = [0; LEG_LEN];
+    if leg.kind == LegKind::Sal0 {
+        out[64..66].copy_from_slice(&port.to_be_bytes());
+    }
     out[0] = leg.kind as u8;
     out[1] = leg.stack;
     out[2] = u8::from(leg.tuple.is_some()) | u8::from(leg.flow.is_some()) << 1 | u8::from(leg.keys.is_some()) << 2;
@@ -561,7 +570,8 @@ fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
         reader.zeros(at + 44, 20)?;
         None
     };
-    reader.zeros(at + 64, 4)?;
+    let zeros_at = if kind == LegKind::Sal0 { 66 } else { 64 };
+    reader.zeros(at + zeros_at, LEG_LEN - zeros_at)?;
     Ok(Leg { kind, stack: reader.byte(at + 1)?, tuple, flow, keys })
 }
 
@@ -602,6 +612,7 @@ impl Sal {
             peer_flow: flow.peer_flow,
             session: if way.is_some() { flow.session } else { self.reconfigurations.session_before(flow) },
             service: flow.service,
+            port: flow.port,
             source: flow.source.as_deref().copied(),
             way,
             role: flow.role,
@@ -665,6 +676,7 @@ impl Sal {
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
         let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
         let mut flow = Flow::new(record.flow, record.session, record.service, record.role, app, before(record.age_ms));
+        flow.port = record.port;
         flow.peer_flow = record.peer_flow;
         flow.lifecycle = record.lifecycle;
         flow.association = association;
@@ -673,7 +685,6 @@ impl Sal {
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
         flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
-        flow.setup = Setup::Done;
         if is_aside {
             flow.directions = Directions::PartedAside;
         }

@@ -43,6 +43,7 @@ pub(crate) fn record() -> HandoverRecord {
         peer_flow: FlowId(0x2222_2222),
         session: SessionId([3; 16]),
         service: ServiceId([4; 32]),
+        port: 0x0e0f,
         source: None,
         role: Role::Responder,
         lifecycle: Lifecycle::HalfClosed,
@@ -81,6 +82,7 @@ fn the_format_is_as_written_above() {
     assert_eq!(bytes[112..152], [0; 40]);
     assert_eq!(bytes[152..156], [1, 0, 1, 6]);
     assert_eq!(bytes[156..174], *b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xc6\x12\x00\x01\x9c\x40");
+    assert_eq!(bytes[216..220], [0x0e, 0x0f, 0, 0]);
     assert_eq!(bytes[220..224], [3, 2, 6, 0]);
     assert_eq!(bytes[260..264], [0x22; 4]);
     assert_eq!(bytes[264..280], peer().0);

@@ -98,7 +98,7 @@ impl Sal {
         self.counters.searches_answered += 1;
         let reply = self.reply_path(from, resolvable, datagram);
         let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
-        self.respond(now, &Arrival { message, service, reply, syn_len, nonce, app: None }, &demux)
+        self.respond(now, &Arrival { message, service, port: 0, reply, syn_len, nonce, app: None }, &demux)
     }
 
     /// Whether a connecting flow is a search.

@@ -103,6 +103,8 @@ impl<'a> Draft<'a> {
 pub(crate) struct Arrival<'a> {
     pub message: &'a Message<'a>,
     pub service: ServiceId,
+    /// The port of the service that the session is for.
+    pub port: u16,
     pub reply: Reply,
     pub syn_len: usize,
     pub nonce: u64,

@@ -84,13 +84,14 @@ impl Sal {
         match session.protocol {
             GREETING if self.came_to_all => return self.handle_search(now, from, message, &resolvable, datagram),
             GREETING => return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len()),
-            _ => {}
-        }
-        if !matches!(session.protocol, 6 | 17) {
-            return Err(DropReason::Protocol);
+            6 | 17 => {}
+            _ => return Err(DropReason::Protocol),
         }
         if message.dst_flow != FlowId(0) {
             return self.handle_related(now, from, message, datagram.len());
+        }
+        if let Some(taken) = self.take_new_path(now, from, message, &resolvable, datagram) {
+            return taken;
         }
         let sticky = sticky(message.src_flow, resolvable.nonce);
         let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
@@ -103,7 +104,8 @@ impl Sal {
                 let is_copy = message.flags.contains(Flags::COPIED);
                 let reply = Reply { is_copy, ..self.reply_path(from, &resolvable, datagram) };
                 let syn_len = datagram.len();
-                let arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
+                let (nonce, port) = (resolvable.nonce, session.service_port);
+                let arrival = Arrival { message, service, port, reply, syn_len, nonce, app: None };
                 self.respond(now, &arrival, &demux)
             }
             Resolution::Forward(rule, hop) => {
@@ -219,7 +221,7 @@ impl Sal {
         if is_here {
             let reply = self.reply_path(from, &resolvable, datagram);
             let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
-            let arrival = Arrival { message, service: *service, reply, syn_len, nonce, app: None };
+            let arrival = Arrival { message, service: *service, port: 0, reply, syn_len, nonce, app: None };
             let code = if is_drained { ErrorCode::Drained } else { ErrorCode::Refused };
             return self.refuse_syn(&arrival, local_id, code);
         }

@@ -133,6 +133,8 @@ pub(crate) struct Flow {
     pub peer_flow: FlowId,
     pub session: SessionId,
     pub service: ServiceId,
+    /// At the responder, the port of the service that the initiator asked for; zero where nobody knows it.
+    pub port: u16,
     pub role: Role,
     pub lifecycle: Lifecycle,
     pub app: Tuple,
@@ -175,6 +177,7 @@ impl Flow {
             peer_flow: FlowId(0),
             session,
             service,
+            port: 0,
             role,
             lifecycle: Lifecycle::Connecting,
             app,

@@ -150,6 +150,7 @@ impl SmallWorld {
             peer_flow: flow(1 - end),
             session: SessionId([1; 16]),
             service: service("talk.shop"),
+            port: 0,
             source: None,
             role: if end == 0 { Role::Initiator } else { Role::Responder },
             lifecycle: Lifecycle::Established,

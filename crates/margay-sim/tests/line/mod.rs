@@ -79,7 +79,7 @@ pub fn open_line(seed: u64, weather: Weather, count: usize) -> Line {
         is_ordered: false,
         may_add: Vec::new(),
     };
-    let policy = ChainPolicy { rules: vec![rule], required: Vec::new() };
+    let policy = ChainPolicy { rules: vec![rule], ..ChainPolicy::default() };
     for host in line.all() {
         line.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
     }
@@ -145,7 +145,11 @@ impl Line {
             may_add: (of_all..self.boxes.len()).map(one).collect(),
             is_ordered: false,
         };
-        ChainPolicy { rules: [NAME, CHAT, TALK].map(rule).to_vec(), required: self.required.clone() }
+        ChainPolicy {
+            rules: [NAME, CHAT, TALK].map(rule).to_vec(),
+            required: self.required.clone(),
+            ..ChainPolicy::default()
+        }
     }
 
     /// The program of a box asks that each session goes through these boxes next.
@@ -189,7 +193,7 @@ impl Line {
             ..one.clone()
         };
         let rules = [rule(CHAT), rule(TALK), one.clone()].to_vec();
-        let policy = ChainPolicy { rules, required: Vec::new() };
+        let policy = ChainPolicy { rules, ..ChainPolicy::default() };
         for host in self.all() {
             self.world.host(host).sal.set_chain_policy(policy.clone()).expect("it can be gone by");
         }

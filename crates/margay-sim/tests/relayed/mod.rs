@@ -178,7 +178,7 @@ impl Relayed {
             is_ordered: self.is_ordered,
             may_add: Vec::new(),
         };
-        let policy = ChainPolicy { rules: rules.iter().map(rule).collect(), required: Vec::new() };
+        let policy = ChainPolicy { rules: rules.iter().map(rule).collect(), ..ChainPolicy::default() };
         self.world.host(host).sal.set_chain_policy(policy).expect("it can be gone by");
     }
 

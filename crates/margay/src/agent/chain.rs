@@ -41,7 +41,7 @@ pub fn said(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Said>, 
 
 /// One policy of all that counts, and of what this host itself requires.
 fn joined(all: Vec<Said>, required: Vec<Requirement>) -> ChainPolicy {
-    let mut joined = ChainPolicy { rules: Vec::new(), required };
+    let mut joined = ChainPolicy { required, ..ChainPolicy::default() };
     for Said { authority, policy, .. } in all {
         match policy {
             Ok(policy) => {

@@ -23,11 +23,19 @@ use crate::types::time::Instant;
 #[derive(Default)]
 pub(crate) struct Read {
     pub chained: Option<Box<Chained>>,
-    /// Why the session is to be refused, where that is known before its sender is proved.
-    pub refusal: Option<ErrorCode>,
+}
+
+/// A session that this host refuses. Its chain was read all the same: the refusal may have to go back through it.
+pub(crate) struct Refused {
+    pub read: Read,
+    pub code: ErrorCode,
     /// Of a session that ends here: a box that was added on the way and is not to be, from 1; 0: there is none such.
     pub unnamed: u8,
 }
+
+/// Whether a SYN's session may be had here, as far as that is known before its sender is proved. Nothing is granted and
+/// nothing is set up without looking: the chain itself is inside.
+pub(crate) type Ruling = Result<Read, Refused>;
 
 impl Read {
     /// Whether a box is to see the session next.
@@ -35,9 +43,30 @@ impl Read {
         self.chained.as_ref().is_some_and(|chained| chained.is_left())
     }
 
-    /// Which box of the chain a refusal is about, from 1; 0: none.
-    pub fn box_number(&self) -> u8 {
-        match self.chained.as_ref().map(|chained| chained.place) {
+    /// The session is refused if there is a `code` for it.
+    pub fn ruled(self, code: Option<ErrorCode>) -> Ruling {
+        match code {
+            Some(code) => Err(Refused { read: self, code, unnamed: 0 }),
+            None => Ok(self),
+        }
+    }
+}
+
+impl Refused {
+    /// What a half-open flow keeps of a ruling, and which box of the chain a refusal is about.
+    pub fn apart(ruling: Ruling) -> (Read, Result<(), ErrorCode>, u8) {
+        match ruling {
+            Ok(read) => (read, Ok(()), 0),
+            Err(refused) => {
+                let number = refused.box_number();
+                (refused.read, Err(refused.code), number)
+            }
+        }
+    }
+
+    /// Which box of the chain the refusal is about, from 1; 0: none.
+    fn box_number(&self) -> u8 {
+        match self.read.chained.as_ref().map(|chained| chained.place) {
             Some(Place::Left { at }) => at as u8 + 1,
             _ => self.unnamed,
         }
@@ -66,7 +95,8 @@ impl Sal {
         let reply =
             Reply { is_copy: message.flags.contains(Flags::COPIED), ..self.reply_path(from, &resolvable, datagram) };
         let syn_len = datagram.len();
-        let arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
+        let (nonce, port) = (resolvable.nonce, message.session().map_or(0, |session| session.service_port));
+        let arrival = Arrival { message, service, port, reply, syn_len, nonce, app: None };
         let is_alone = message.grant().is_none() && message.handover().is_none();
         if is_alone && is_for(message.chain().as_ref(), &service, is_box) {
             return self.respond(now, &arrival, &demux);
@@ -80,7 +110,7 @@ impl Sal {
         Err(DropReason::Unexpected)
     }
 
-    /// Reads the chain of a SYN. A service that demands boxes refuses a session without them.
+    /// Reads the chain of a SYN, and rules on it. A service that demands boxes refuses a session without them.
     ///
     /// # Errors
     ///
@@ -90,11 +120,13 @@ impl Sal {
         now: Instant,
         arrival: &Arrival<'_>,
         allow: &Allow,
-    ) -> Result<Read, DropReason> {
+    ) -> Result<Ruling, DropReason> {
         let session = arrival.message.session().ok_or(DropReason::Malformed)?;
         let Some(chain) = arrival.message.chain() else {
-            let is_required = self.chains.policy.required_for(&arrival.service).next().is_some();
-            return Ok(Read { refusal: is_required.then_some(ErrorCode::ChainRequired), ..Read::default() });
+            let policy = &self.chains.policy;
+            let is_required =
+                policy.required_for(&arrival.service).next().is_some() || policy.has_lapsed(&arrival.service);
+            return Ok(Read::default().ruled(is_required.then_some(ErrorCode::ChainRequired)));
         };
         let exchange = arrival.message.key_exchange().ok_or(DropReason::Malformed)?;
         let boxes: Vec<BoxRepr> = chain.boxes().collect();
@@ -118,7 +150,8 @@ impl Sal {
         let passed = boxes.iter().filter(|one| one.flags.contains(BoxFlags::PASSED));
         let passed: Vec<(ServiceId, bool)> =
             passed.map(|one| (service_of(one), one.flags.contains(BoxFlags::ADDED))).collect();
-        let lacks_box = is_end && self.chains.policy.lacks_box(demanding, &passed);
+        let policy = &self.chains.policy;
+        let lacks_box = is_end && (policy.lacks_box(demanding, &passed) || policy.has_lapsed(demanding));
         let begun =
             Begun { service: &destination, protocol: session.protocol, port: session.service_port, origin: &origin };
         let unnamed = if is_end { self.unnamed_box(&begun, &boxes) } else { None };
@@ -148,17 +181,20 @@ impl Sal {
             Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, far_end: None, setup };
         // A chain has eight boxes at most.
         let unnamed = unnamed.map_or(0, |at| at as u8 + 1);
-        Ok(Read { chained: Some(Box::new(chained)), refusal, unnamed })
+        let read = Read { chained: Some(Box::new(chained)) };
+        Ok(read.ruled(refusal).map_err(|refused| Refused { unnamed, ..refused }))
     }
 
-    /// Why a session may not be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
+    /// Whether a session may be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
     /// on.
-    pub(crate) fn why_refused(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Option<ErrorCode> {
-        let flow = self.flows.get_mut(id)?;
-        let Setup::Responder(setup) = &flow.setup else { return None };
-        if setup.refusal.is_some() {
-            return setup.refusal;
-        }
+    ///
+    /// # Errors
+    ///
+    /// Why it may not.
+    pub(crate) fn rule_on_proved(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Result<(), ErrorCode> {
+        let flow = self.flows.get_mut(id).ok_or(ErrorCode::UnknownFlow)?;
+        let Setup::Responder(setup) = &flow.setup else { return Err(ErrorCode::Closed) };
+        setup.ruling?;
         let allow = setup.allow.clone();
         let change = setup.begin.map_or(0, |begin| begin.number);
         let service = flow.service;
@@ -166,7 +202,7 @@ impl Sal {
         let protocol = flow.app.protocol;
         let Some(mut chained) = flow.chain.take() else {
             let is_allowed = self.is_allowed(association, &service, &allow);
-            return (!is_allowed).then_some(ErrorCode::NotAllowed);
+            return if is_allowed { Ok(()) } else { Err(ErrorCode::NotAllowed) };
         };
         let refusal = match &chained.setup {
             _ if !is_neighbour => Some(ErrorCode::BadCertificate),
@@ -192,7 +228,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.chain = Some(chained);
         }
-        refusal
+        refusal.map_or(Ok(()), Err)
     }
 
     /// Whether the proved sender of a session's ACK is who may have passed it on: the client's host, or a host that may

@@ -37,7 +37,7 @@ mod tag;
 pub use adding::AddRefused;
 pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
 pub(crate) use first::NewWay;
-pub(crate) use last::Read;
+pub(crate) use last::{Read, Refused, Ruling};
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
 pub use record::{ChainPlace, ChainRecord, PassedBox};
 
@@ -372,11 +372,6 @@ impl Sal {
     pub fn take_wanted_leases(&mut self) -> Vec<(ServiceId, bool)> {
         let told = self.chains.wanted.iter_mut().map(|(key, is_told)| (*key, core::mem::replace(is_told, true)));
         told.filter(|(_, was_told)| !was_told).map(|(key, _)| key).collect()
-    }
-
-    /// Whether sessions to a name may go through boxes, or must have: then no kernel sets them up by itself.
-    pub(crate) fn is_chained_name(&self, service: &ServiceId) -> bool {
-        self.chains.policy.may_concern(service) || self.chains.policy.required_for(service).next().is_some()
     }
 }
 

@@ -81,6 +81,9 @@ pub struct ChainPolicy {
     pub rules: Vec<ChainRule>,
     /// In no order.
     pub required: Vec<Requirement>,
+    /// Names whose rules were signed once, and count no longer: sessions to them are refused until others do. Whoever
+    /// has somebody's signature run out shall not get past the middleboxes that it demanded.
+    pub lapsed: Vec<Prefix>,
 }
 
 /// Why a policy is none.
@@ -278,8 +281,9 @@ impl ChainPolicy {
     ///
     /// What is wrong, and in which rule.
     pub fn check(&self) -> Result<(), PolicyError> {
-        if self.rules.len() > CHAIN_RULES_MAX || self.required.len() > CHAIN_RULES_MAX {
-            return Err(PolicyError::Rules(self.rules.len().max(self.required.len())));
+        let longest = self.rules.len().max(self.required.len()).max(self.lapsed.len());
+        if longest > CHAIN_RULES_MAX {
+            return Err(PolicyError::Rules(longest));
         }
         self.rules.iter().try_for_each(ChainRule::check)?;
         for (at, rule) in self.rules.iter().enumerate() {
@@ -304,9 +308,16 @@ impl ChainPolicy {
         self.rules.iter().any(|rule| rule.filter.is_some() && rule.services.contains(service))
     }
 
-    /// Whether some session to this name may go through boxes.
-    pub(crate) fn may_concern(&self, service: &ServiceId) -> bool {
+    /// Whether sessions to this name may go through boxes, or must have: then no kernel sets them up by itself.
+    pub(crate) fn concerns(&self, service: &ServiceId) -> bool {
         self.rules.iter().any(|rule| !rule.boxes.is_empty() && rule.services.contains(service))
+            || self.required_for(service).next().is_some()
+            || self.has_lapsed(service)
+    }
+
+    /// Whether the rules for this name count no longer, and no others do.
+    pub(crate) fn has_lapsed(&self, service: &ServiceId) -> bool {
+        self.lapsed.iter().any(|prefix| prefix.contains(service))
     }
 
     /// Whether order is kept while a session comes to go by this way: some rule for its name says so. Whose it is, and
@@ -425,7 +436,8 @@ mod tests {
         let staff = alloc::vec![Client::Group { authority: shop, group }];
         let of_staff = ChainRule { clients: staff, ..rule(of_service("web.shop"), &["fw.shop"]) };
         let of_all = rule(Prefix::new(web, 64), &["ids.shop"]);
-        let mut policy = ChainPolicy { rules: alloc::vec![other, of_ports, of_udp, of_others], required: Vec::new() };
+        let mut policy =
+            ChainPolicy { rules: alloc::vec![other, of_ports, of_udp, of_others], ..ChainPolicy::default() };
         assert_eq!(policy.rule_for(&session), None);
         policy.rules.extend([of_staff.clone(), of_all.clone()]);
         assert_eq!((policy.check(), policy.rule_for(&session)), (Ok(()), Some(&of_staff)));
@@ -433,7 +445,7 @@ mod tests {
         assert_eq!(policy.rule_for(&stranger), Some(&of_all));
         assert_eq!(policy.name_of_box(&wanted("fw.shop").service), Some("fw.shop"));
         assert_eq!(policy.name_of_box(&web), None);
-        assert!(policy.may_concern(&web) && !policy.may_concern(&prefix("web.other").id));
+        assert!(policy.concerns(&web) && !policy.concerns(&prefix("web.other").id));
     }
 
     #[test]
@@ -451,7 +463,7 @@ mod tests {
         let of_udp = ChainRule { protocol: Some(17), ..adding("udp", &["fw.shop"], &["dns.shop"]) };
         let all = adding("all", &["fw.shop", "lb.shop", "nat.shop"], &["ids.shop", "log.shop"]);
         let late = adding("late", &["fw.shop"], &["late.shop"]);
-        let policy = ChainPolicy { rules: alloc::vec![of_udp, mine, all, late], required: Vec::new() };
+        let policy = ChainPolicy { rules: alloc::vec![of_udp, mine, all, late], ..ChainPolicy::default() };
         let says = |session: &SessionHeader<'_>, signed: &[&str], added: &[&str]| {
             let [signed, added] = [signed, added].map(|names| names.iter().map(|name| id(name)).collect::<Vec<_>>());
             policy.may_add(session, &signed, &added).map(|rule| rule.name.clone())
@@ -475,7 +487,7 @@ mod tests {
         let web = prefix("web.shop").id;
         let id = |name: &str| prefix(name).id;
         let required = Requirement { services: of_service("web.shop"), boxes: alloc::vec![id("fw.shop")] };
-        let policy = ChainPolicy { rules: Vec::new(), required: alloc::vec![required] };
+        let policy = ChainPolicy { required: alloc::vec![required], ..ChainPolicy::default() };
         let fw = (id("fw.shop"), false);
         assert!(!policy.lacks_box(&web, &[fw]) && policy.lacks_box(&web, &[]));
         assert!(!policy.lacks_box(&web, &[fw, (id("ids.shop"), true)]));
@@ -508,7 +520,7 @@ mod tests {
             ..rule(of_service("web.shop"), &["fw.shop"])
         };
         let rules = alloc::vec![with(17, None), with(6, Some(80..=80)), rule(of_service("web.shop"), &["ids.shop"])];
-        let policy = ChainPolicy { rules, required: Vec::new() };
+        let policy = ChainPolicy { rules, ..ChainPolicy::default() };
         assert_eq!(policy.check(), Ok(()));
         let of = |protocol: u8| {
             let mut packet = [0; 20];
@@ -525,10 +537,10 @@ mod tests {
         assert_eq!(decides(&SessionHeader { packet: &[], ..session }).as_deref(), Some("inspect"));
         assert!(policy.reads_packets(&web) && !policy.reads_packets(&prefix("mail.shop").id));
         // A rule with a filter leaves later ones something, but for one with the same.
-        let twice = ChainPolicy { rules: alloc::vec![with(6, None), with(6, Some(1..=9))], required: Vec::new() };
+        let twice = ChainPolicy { rules: alloc::vec![with(6, None), with(6, Some(1..=9))], ..ChainPolicy::default() };
         assert!(matches!(twice.check(), Err(PolicyError::Shadowed { .. })));
         let of_all = rule(of_service("web.shop"), &["ids.shop"]);
-        let behind = ChainPolicy { rules: alloc::vec![of_all, with(6, None)], required: Vec::new() };
+        let behind = ChainPolicy { rules: alloc::vec![of_all, with(6, None)], ..ChainPolicy::default() };
         assert!(matches!(behind.check(), Err(PolicyError::Shadowed { .. })));
     }
 
@@ -541,6 +553,7 @@ mod tests {
         let policy = ChainPolicy {
             rules: alloc::vec![exempt.clone(), rule(Prefix::new(web, 64), &["fw.shop"])],
             required: Vec::new(),
+            ..ChainPolicy::default()
         };
         assert_eq!(policy.rule_for(&session), Some(&exempt));
     }
@@ -556,7 +569,7 @@ mod tests {
         };
         let check = |rules: [&ChainRule; 2]| {
             let rules = rules.into_iter().cloned().collect();
-            ChainPolicy { rules, required: Vec::new() }.check()
+            ChainPolicy { rules, ..ChainPolicy::default() }.check()
         };
         let shadowed = |rule: &str, earlier: &str| {
             Err(PolicyError::Shadowed { rule: rule.to_string(), earlier: earlier.to_string() })
@@ -576,7 +589,7 @@ mod tests {
     #[test]
     fn what_cannot_be_gone_by_is_refused_with_the_rule_in_the_error() {
         let says = |rule: ChainRule| {
-            let policy = ChainPolicy { rules: alloc::vec![rule], required: Vec::new() };
+            let policy = ChainPolicy { rules: alloc::vec![rule], ..ChainPolicy::default() };
             policy.check().expect_err("it cannot be gone by").to_string()
         };
         let web = of_service("web.shop");
@@ -593,7 +606,7 @@ mod tests {
         assert!(says(adding(&["fw.shop"], &["ids.shop", "fw.shop"])).contains("names box 3 twice"));
         assert!(says(adding(&["fw.shop"], &["web.shop"])).contains("a loop"));
         assert!(says(adding(&["fw.shop"], &["ids.shop/key:one"])).contains("no service's"));
-        let fits = ChainPolicy { rules: alloc::vec![adding(&["fw.shop"], &nine[..7])], required: Vec::new() };
+        let fits = ChainPolicy { rules: alloc::vec![adding(&["fw.shop"], &nine[..7])], ..ChainPolicy::default() };
         assert_eq!(fits.check(), Ok(()));
         assert!(says(rule(web, &["fw.shop", "fw.shop"])).contains("names box 2 twice"));
         assert!(says(rule(web, &["fw.shop", "web.shop"])).contains("a loop"));
@@ -604,13 +617,13 @@ mod tests {
         proxied.boxes[0].is_proxy = true;
         assert!(says(proxied.clone()).contains("lb.shop") && says(proxied.clone()).contains("protocol"));
         proxied.protocol = Some(TCP);
-        assert_eq!(ChainPolicy { rules: alloc::vec![proxied.clone()], required: Vec::new() }.check(), Ok(()));
+        assert_eq!(ChainPolicy { rules: alloc::vec![proxied.clone()], ..ChainPolicy::default() }.check(), Ok(()));
         proxied.boxes[0].may_be_left_out = true;
         assert!(says(proxied).contains("never left out"));
         let required = |boxes: &[&str]| {
             let boxes = boxes.iter().map(|name| prefix(name).id).collect();
             let required = alloc::vec![Requirement { services: web, boxes }];
-            ChainPolicy { rules: Vec::new(), required }.check()
+            ChainPolicy { required, ..ChainPolicy::default() }.check()
         };
         assert_eq!(required(&["fw.shop"]), Ok(()));
         assert_eq!(required(&[]), Err(PolicyError::Requirement(0)));

@@ -205,7 +205,7 @@ impl Sal {
         let is_plain = self.policy_of(service) == Policy::FailOver
             && !self.secure.demands_secure(service)
             && !self.stack_rules.has_any_of(service);
-        if !is_plain || self.is_chained_name(service) {
+        if !is_plain || self.chains.policy.concerns(service) {
             return None;
         }
         if let Some(instance) = self.instances.get(&destination.ip()) {

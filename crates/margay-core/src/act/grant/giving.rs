@@ -59,18 +59,18 @@ pub(crate) struct Offer {
 
 impl Sal {
     /// A host that connects often asks for a grant. Only hosts are granted one that have proved themselves before, and
-    /// to whom direct packets pass.
+    /// to whom direct packets pass; `known` is the association with such a host. Who has lost it gets none.
     pub(crate) fn respond_to_asking(
         &mut self,
         now: Instant,
         arrival: &Arrival<'_>,
         demux: &Demux,
+        known: Option<u32>,
         wanted: GrantRepr,
     ) -> Result<(), DropReason> {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        let known = self.known_host(HostId(exchange.host_id), &arrival.service, &demux.allow);
         let known = known.ok_or(DropReason::UnknownAssociation)?;
         let is_allowed = self.is_allowed(known, &arrival.service, &demux.allow);
         let offer = if is_allowed { self.offer(now, arrival, demux, known, wanted) } else { None };
@@ -109,6 +109,7 @@ impl Sal {
         let is_elsewhere = association.remote.ip() != client;
         let is_plain = self.answer_stack(arrival.message, &arrival.service, arrival.reply.direct) == Verdict::Plain
             && !self.stack_rules.has_any_of(&arrival.service)
+            && !self.chains.policy.concerns(&arrival.service)
             && self.policy_of(&arrival.service) == Policy::FailOver;
         let count = wanted.count.min(GRANT_FLOWS_MAX);
         let is_its = |given: &&Given| given.host == host;
@@ -154,6 +155,9 @@ impl Sal {
     fn is_served(&self, service: &ServiceId, association: u32, offer: &Offer) -> bool {
         let (place, port) = offer.demux;
         let way = self.way_on(Sender::Host);
+        if self.chains.policy.concerns(service) {
+            return false;
+        }
         let serves = |rule: &Rule| {
             let Action::Demux(demux) = &rule.action else { return false };
             demux.place_for(offer.app.destination.ip()) == place
@@ -193,7 +197,12 @@ impl Sal {
             record: [0; GRANT_RECORD_LEN],
         };
         let peer_first = offer.wanted.first_flow;
-        let given = Given { peer_first, peer_grant, ..Given::new(grant, session, service, (association, host), true) };
+        let given = Given {
+            peer_first,
+            peer_grant,
+            port: offer.demux.1,
+            ..Given::new(grant, session, service, (association, host), true)
+        };
         let is_given = self.take_up_grant(now, given);
         self.counters.grants_given += u64::from(is_given);
         is_given

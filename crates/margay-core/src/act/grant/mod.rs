@@ -101,6 +101,8 @@ pub(crate) struct Given {
     /// From which those of the flows follow.
     pub session: SessionId,
     pub service: ServiceId,
+    /// At the responder, the port of the service.
+    pub port: u16,
     pub association: u32,
     pub host: HostId,
     /// Whether the responder's right to the name was proved.
@@ -136,6 +138,7 @@ impl Given {
             peer_grant,
             session,
             service,
+            port: 0,
             association,
             host,
             authenticated,
@@ -211,6 +214,7 @@ impl Given {
     fn flow(&self, id: FlowId, number: u16, app: Tuple, now: Instant) -> Flow {
         let mut flow = Flow::new(id, self.session_of(number), self.service, self.grant.role, app, now);
         flow.peer_flow = FlowId(self.peer_first.0.wrapping_add(number.into()));
+        flow.port = self.port;
         flow.association = self.association;
         flow.generation = 1;
         flow.lifecycle = Lifecycle::Established;

@@ -2,7 +2,7 @@
 //! until their agent has been told: of those that it was not, this says what they are.
 //!
 //! ```text
-//!  0 version = 1 | 1 flags (1 authenticated) | 2..4 zero | 4..8 association | 8..12 peer's flow 0
+//!  0 version = 1 | 1 flags (1 authenticated) | 2..4 port of the service | 4..8 association | 8..12 peer's flow 0
 //! 12..16 peer's grant
 //! 16..32 session | 32..64 service | 64..80 peer's host-ID
 //! ```
@@ -23,6 +23,7 @@ pub(super) fn encode(given: &Given) -> [u8; GRANT_RECORD_LEN] {
     let mut record = [0; GRANT_RECORD_LEN];
     record[0] = VERSION;
     record[1] = if given.authenticated { AUTHENTICATED } else { 0 };
+    record[2..4].copy_from_slice(&given.port.to_be_bytes());
     record[4..8].copy_from_slice(&given.association.to_be_bytes());
     record[8..12].copy_from_slice(&given.peer_first.0.to_be_bytes());
     record[12..16].copy_from_slice(&given.peer_grant.0.to_be_bytes());
@@ -41,7 +42,8 @@ fn decode(grant: &Grant) -> Option<Given> {
     }
     let service = ServiceId(core::array::from_fn(|byte| record[32 + byte]));
     let given = Given::new(*grant, SessionId(half(16)), service, (word(4), HostId(half(64))), record[1] != 0);
-    Some(Given { peer_first: FlowId(word(8)), peer_grant: FlowId(word(12)), ..given })
+    let port = u16::from_be_bytes([record[2], record[3]]);
+    Some(Given { peer_first: FlowId(word(8)), peer_grant: FlowId(word(12)), port, ..given })
 }
 
 impl Sal {
@@ -107,13 +109,13 @@ mod tests {
         };
         let (session, service) = (SessionId([0x55; 16]), ServiceId([0x66; 32]));
         let given = Given::new(grant, session, service, (0x0102_0304, HostId([0x77; 16])), true);
-        Given { peer_first: FlowId(0x0506_0708), peer_grant: FlowId(0x090a_0b0c), ..given }
+        Given { peer_first: FlowId(0x0506_0708), peer_grant: FlowId(0x090a_0b0c), port: 0x0d0e, ..given }
     }
 
     #[test]
     fn a_record_in_literal_bytes() {
         let record = encode(&given());
-        assert_eq!(record[..16], [1, 1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!(record[..16], [1, 1, 13, 14, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert_eq!(
             (&record[16..32], &record[32..64], &record[64..]),
             (&[0x55; 16][..], &[0x66; 32][..], &[0x77; 16][..])

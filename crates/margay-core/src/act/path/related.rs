@@ -85,7 +85,8 @@ impl Sal {
         let claimed = HostId(message.key_exchange().ok_or(DropReason::Malformed)?.host_id);
         let reply = Reply::straight(from);
         let service = ServiceId(resolvable.service);
-        let mut arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
+        let port = session.service_port;
+        let mut arrival = Arrival { message, service, port, reply, syn_len, nonce: resolvable.nonce, app: None };
         let is_its_own = |flow: &&Flow| {
             let host = self.associations.get(flow.association).map(|association| association.host);
             flow.role == Role::Initiator

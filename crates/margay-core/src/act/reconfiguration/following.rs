@@ -4,7 +4,9 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
+use margay_wire::{
+    CutRepr, ErrorCode, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SessionRepr, SpliceRepr,
+};
 
 use super::cut::{Cut, Scales, Way};
 use super::parting::STUCK;
@@ -317,15 +319,17 @@ impl Sal {
         if read.is_at_box() {
             return None;
         }
-        let session = arrival.message.session()?.session;
+        let SessionRepr { session, protocol, .. } = arrival.message.session()?;
         let known = self.reconfigurations.following.get(&session);
         let known = known.filter(|one| one.ways.number == begin.number && one.ways.new.is_none());
         let is_here = begin.step == ReconfigurationStep::Begin && HostId(begin.host) == self.config.host_id();
         let spliced = known.and_then(|one| one.spliced.as_ref());
         // Who demands boxes, and whose they are, goes by both names: the session's, and at a proxy the proxy's.
         let destination = arrival.message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
-        let is_its =
-            |flow: &&Flow| flow.service == destination && (spliced.is_some() || flow.asked() == arrival.service);
+        let is_its = |flow: &&Flow| {
+            (flow.service, flow.app.protocol) == (destination, protocol)
+                && (spliced.is_some() || flow.asked() == arrival.service)
+        };
         let Some(flow) = known.filter(|_| is_here).and_then(|one| self.flows.get(one.ways.old)).filter(is_its) else {
             return Some(ErrorCode::UnknownFlow);
         };

@@ -36,6 +36,7 @@ mod following;
 mod gate;
 mod half_checks;
 mod leading;
+mod listener;
 mod orders;
 mod parting;
 mod passing;
@@ -71,7 +72,6 @@ use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
-use crate::types::tuple::Tuple;
 
 pub use cut::PeerCut;
 pub use distant::{ORDERING, OrderingEvent, OrderingState};
@@ -279,10 +279,9 @@ impl Reconfigurations {
         ways.map_or(id, Ways::of_program)
     }
 
-    /// The five-tuple of a session that ends here.
-    pub fn tuple_of_session(&self, flows: &FlowTable, session: SessionId) -> Option<Tuple> {
-        let old = self.following.get(&session)?.ways.old;
-        flows.get(old).map(|flow| flow.app)
+    /// The flow of a session that ends here and is to go another way.
+    pub fn followed<'a>(&self, flows: &'a FlowTable, session: SessionId) -> Option<&'a Flow> {
+        flows.get(self.following.get(&session)?.ways.old)
     }
 
     fn ways(&self, session: SessionId, role: Role) -> Option<&Ways> {

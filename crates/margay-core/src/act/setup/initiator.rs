@@ -52,6 +52,9 @@ const SIGNED_TCP: &str = "the connection is signed (TCP-MD5 or TCP-AO), addresse
 const TOO_LONG: &str = "the first packet does not fit a SYN; lower the MTU of sal0";
 const CHAIN_TOO_LONG: &str = "the first packet does not fit a SYN with its chain of boxes and this host's \
                               certificates; name fewer boxes, or lower the MTU of sal0";
+const CHAINS_LAPSED: &str = "the chains that decide about this name count no longer: their signature has run out, or \
+                             its key was taken back; `margay chain show` says which, and `margay policy apply` on a \
+                             router of the authority signs them again";
 const FLOWS_FULL: &str = "this host has as many flows as it may; `margay flow list` shows them";
 
 /// What a SYN-ACK proved: the association that it came under, and where it came from.
@@ -122,6 +125,11 @@ impl Sal {
             self.queue.refuse(packet, Unreachable::Host);
             self.connect_failed(service, packet, FLOWS_FULL.to_string());
             return AppVerdict::Drop(DropReason::Full);
+        }
+        if self.chains.policy.has_lapsed(&service) {
+            self.queue.refuse(packet, Unreachable::Prohibited);
+            self.connect_failed(service, packet, CHAINS_LAPSED.to_string());
+            return AppVerdict::Drop(DropReason::NotAllowed);
         }
         let nonce = self.rng.u64();
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);

@@ -22,10 +22,10 @@ impl Sal {
         arrival: &Arrival<'_>,
         client: SocketAddr,
         demux: &Demux,
-        read: &Read,
+        (read, is_refused): (&Read, bool),
     ) -> Result<Tuple, DropReason> {
         let protocol = arrival.message.session().map_or(GREETING, |session| session.protocol);
-        if protocol == GREETING || read.is_at_box() && read.refusal.is_some() {
+        if protocol == GREETING || read.is_at_box() && is_refused {
             return Ok(tuple_of(id));
         }
         if read.is_at_box() {
@@ -33,9 +33,9 @@ impl Sal {
         }
         if arrival.message.reconfiguration().is_some() {
             let session = arrival.message.session().map(|session| session.session);
-            let of_session = session.and_then(|session| self.reconfigurations.tuple_of_session(&self.flows, session));
+            let of_session = session.and_then(|session| self.reconfigurations.followed(&self.flows, session));
             // Of one that is refused once its sender is proved.
-            return Ok(of_session.unwrap_or(tuple_of(id)));
+            return Ok(of_session.map_or(tuple_of(id), |flow| flow.app));
         }
         self.choose_tuple(arrival, protocol, client, demux).ok_or(DropReason::Full)
     }

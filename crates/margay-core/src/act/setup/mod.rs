@@ -123,8 +123,8 @@ pub(crate) struct ResponderSetup {
     pub association: u32,
     pub datagram_max: u16,
     pub allow: Allow,
-    /// Why it is to be refused once its sender is proved, where that is known before.
-    pub refusal: Option<ErrorCode>,
+    /// Whether it is to be refused once its sender is proved, where that is known before.
+    pub ruling: Result<(), ErrorCode>,
     /// By what this host could answer for the name when it was asked: it answers by that, also where it has left
     /// meanwhile.
     pub chain: Vec<u8>,
@@ -177,7 +177,7 @@ impl ResponderSetup {
             association: 0,
             datagram_max: 0,
             allow,
-            refusal: None,
+            ruling: Ok(()),
             chain,
             answers: Vec::new(),
             answered: None,

@@ -10,7 +10,7 @@ use margay_wire::{
 };
 
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
-use crate::act::chain::Read;
+use crate::act::chain::{Refused, Ruling};
 use crate::act::secure::Verdict;
 use crate::association::AssociationTable;
 use crate::association::draft::{Arrival, Draft, Reply, answered_from, relay_part};
@@ -81,29 +81,33 @@ impl Sal {
         let cost = if known.is_some() { 0 } else { fresh_cost };
         self.check_cookie(now, arrival, cost)?;
         self.flows.check_room(&self.half_open, &self.config, arrival.reply.direct.ip())?;
-        let mut read = self.read_chain(now, arrival, &demux.allow)?;
-        if let Some(association) = known
-            && read.chained.is_none()
-            && !self.is_allowed(association, &arrival.service, &demux.allow)
-        {
-            read.refusal = read.refusal.or(Some(ErrorCode::NotAllowed));
-        }
-        if let Some(begin) = message.reconfiguration() {
-            read.refusal = read.refusal.or_else(|| self.why_no_way(arrival, &read, begin, claimed));
-        }
-        if let Some((association, code)) = known.zip(read.refusal).filter(|_| read.unnamed == 0) {
-            // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
-            self.refuse_syn(arrival, association, code);
-            return Err(DropReason::NotAllowed);
-        }
-        if let Some(wanted) = message.grant() {
-            // The rule was found by the protocol of the session, and a grant is of TCP.
-            if session.protocol != 6 || arrival.app.is_some() || read.chained.is_some() {
-                return Err(DropReason::Malformed);
+        let ruling = self.read_chain(now, arrival, &demux.allow)?.and_then(|read| {
+            let is_let_in = |known| self.is_allowed(known, &arrival.service, &demux.allow);
+            let is_kept_out = read.chained.is_none() && known.is_some_and(|known| !is_let_in(known));
+            read.ruled(is_kept_out.then_some(ErrorCode::NotAllowed))
+        });
+        let ruling = ruling.and_then(|read| {
+            let begin = message.reconfiguration();
+            let why = begin.and_then(|begin| self.why_no_way(arrival, &read, begin, claimed));
+            read.ruled(why)
+        });
+        match (message.grant(), ruling) {
+            (_, Err(refused)) if known.is_some() && refused.unnamed == 0 => {
+                // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
+                known.into_iter().for_each(|known| self.refuse_syn(arrival, known, refused.code));
+                Err(DropReason::NotAllowed)
             }
-            return self.respond_to_asking(now, arrival, demux, wanted);
+            // Only hosts that have met are granted something: others are not even answered.
+            (Some(_), Err(_)) => Err(DropReason::NotAllowed),
+            (Some(wanted), Ok(read)) => {
+                // The rule was found by the protocol of the session, and a grant is of TCP.
+                if session.protocol != 6 || arrival.app.is_some() || read.chained.is_some() {
+                    return Err(DropReason::Malformed);
+                }
+                self.respond_to_asking(now, arrival, demux, known, wanted)
+            }
+            (None, ruling) => self.begin_half_open(now, arrival, demux, known, ruling),
         }
-        self.begin_half_open(now, arrival, demux, known, read)
     }
 
     /// Makes the flow of a SYN, and asks its listener or its box.
@@ -113,29 +117,29 @@ impl Sal {
         arrival: &Arrival<'_>,
         demux: &Demux,
         known: Option<u32>,
-        read: Read,
+        ruling: Ruling,
     ) -> Result<(), DropReason> {
         let message = arrival.message;
         let (exchange, session) = message.key_exchange().zip(message.session()).ok_or(DropReason::Malformed)?;
         let destination = message.chain().map_or(arrival.service, |chain| ServiceId(chain.destination()));
         let inner = inner_packet(arrival, session.protocol)?;
         let is_other_way = message.reconfiguration().is_some();
+        let (read, ruling, number) = Refused::apart(ruling);
         let verdict = self.answer_stack(message, &destination, arrival.reply.direct);
         let cipher = verdict.cipher();
         let direct = arrival.reply.direct.ip();
         let of_chain = read.chained.as_ref().and_then(|chained| chained.setup.as_ref()).map(|setup| setup.client);
         let client = of_chain.unwrap_or(SocketAddr::new(direct, session.client.port()));
         let is_at_box = read.is_at_box();
-        let number = read.box_number();
-        let refusal = read.refusal;
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
-        let app = self.tuple_of_new(id, arrival, client, demux, &read)?;
+        let app = self.tuple_of_new(id, arrival, client, demux, (&read, ruling.is_err()))?;
         let mut flow = Flow::new(id, session.session, destination, Role::Responder, app, now);
         if is_other_way {
             flow.marks |= Marks::LATER;
             flow.directions = if is_at_box { Directions::Both } else { Directions::Neither };
         }
+        flow.port = arrival.port;
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
         flow.chain = read.chained;
@@ -156,14 +160,14 @@ impl Sal {
             shown: shown_as(client, session.client.ip(), &app, self.config.own())
                 .filter(|_| !is_at_box && !is_other_way),
             cipher,
-            refusal,
+            ruling,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
         }));
         self.flows.insert(flow);
         self.half_open.add(direct);
         self.answer_port(now, id, (HostId(exchange.host_id), direct), message.flow_port());
         self.note_demands(now, id, message, arrival.reply.direct, cipher.is_some());
-        if let Some(code) = refusal.filter(|_| number != 0) {
+        if let Some(code) = ruling.err().filter(|_| number != 0) {
             // No box sees it, and nobody after it; nor does a listener one that has passed a box which nobody may add.
             self.refuse_left(id, code, number);
             return Err(DropReason::NotAllowed);
@@ -614,7 +618,7 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }
-        if let Some(code) = self.why_refused(id, association, is_neighbour) {
+        if let Err(code) = self.rule_on_proved(id, association, is_neighbour) {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
             }

@@ -28,7 +28,8 @@ pub const MODULE_MAX: usize = 1 << 20;
 pub const MEMORY_MAX: usize = 1 << 20;
 /// Bytes of a request that a module is given: longer ones it sees the beginning of.
 pub const FRAME_MAX: usize = 2048;
-/// Instructions of the interpreter, roughly, for each call: a millisecond or two of the slowest processors.
+/// Instructions of the interpreter, roughly, for each call, and what the switch does for the module meanwhile, by bytes:
+/// a millisecond or two of the slowest processors.
 const FUEL: u64 = 200_000;
 /// Calls within each other.
 const DEPTH_MAX: usize = 128;
@@ -49,9 +50,6 @@ pub enum Refused {
     /// It is too large.
     #[error("the module has more than {MODULE_MAX} bytes; build it with -C opt-level=s and -C strip=symbols")]
     TooLarge,
-    /// It is not the one that was meant: the file has changed since.
-    #[error("the file has changed since it was named: its hash is {0} now; load it again")]
-    OtherHash(String),
     /// It is none that may run here.
     #[error("this is no module that a switch runs: {0}")]
     Invalid(String),
@@ -144,21 +142,26 @@ pub struct Module {
 }
 
 impl Module {
-    /// Reads a module from its file. `hash` is what [`hash`](Self::hash) must be, if that is known.
+    /// Reads the bytes of a module from its file.
     ///
     /// # Errors
     ///
-    /// [`Refused`].
-    pub fn read(path: &Path, hash: Option<&str>) -> Result<Self, Refused> {
+    /// [`Refused`]: the file cannot be read. What is too large is refused by [`Module::new`].
+    pub fn bytes_of(path: &Path) -> Result<Vec<u8>, Refused> {
         let failed = |error| Refused::File { path: path.display().to_string(), error };
         let mut bytes = Vec::new();
         // One byte more shows that it is too large.
         File::open(path).and_then(|file| file.take(MODULE_MAX as u64 + 1).read_to_end(&mut bytes)).map_err(failed)?;
-        let module = Self::new(&bytes)?;
-        if hash.is_some_and(|hash| hash != module.hash) {
-            return Err(Refused::OtherHash(module.hash));
-        }
-        Ok(module)
+        Ok(bytes)
+    }
+
+    /// Reads and checks a module.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`].
+    pub fn read(path: &Path) -> Result<Self, Refused> {
+        Self::new(&Self::bytes_of(path)?)
     }
 
     /// Checks a module, and has an instance of it run its first calls.

@@ -67,6 +67,13 @@ pub(crate) fn sample(name: &str) -> Module {
              (i32.store8 (i32.const 4) (i32.const 88))
              (i64.extend_i32_u (call $member_at (i32.const 0)))"
         }
+        // Every other one goes nowhere.
+        "keeps" => {
+            "(call $keep (i64.const 7))
+             (global.set $count (i32.add (global.get $count) (i32.const 1)))
+             (if (i32.and (global.get $count) (i32.const 1)) (then (return (i64.const 0xff))))
+             (i64.extend_i32_u (call $member_at (i32.const 0)))"
+        }
         "traps" => "(unreachable)",
         "loops" => "(loop $again (br $again)) (i64.const 0)",
         // Each time another letter in place of the first.
@@ -254,17 +261,53 @@ fn what_is_no_module_is_refused_in_words() {
     assert!(said(module_of("", &format!("{redirect} {adopt}"))).contains("exports no function adopt"));
 }
 
+/// Of ten thousand calls the instructions alone cost less than the fuel that there is.
 #[test]
-fn a_file_that_has_changed_is_refused() {
+fn what_the_switch_does_for_a_module_costs_fuel() {
+    let imports: String = IMPORTS
+        .iter()
+        .map(|(name, params, results)| {
+            let params = if *name == "keep" { " (param i64)".to_owned() } else { " (param i32)".repeat(params.len()) };
+            let results = " (result i32)".repeat(results.len());
+            format!("(import \"margay\" \"{name}\" (func ${name}{params}{results}))")
+        })
+        .collect();
+    let head = "(param $id i32) (param $len i32) (param $source i32) (param $rtx i64) (result i64) (local $n i32)";
+    let said = |body: &str| {
+        let module = module_of(&imports, &format!("(func (export \"redirect\") {head} {body} (i64.const 0))"));
+        tried(&module.expect("sound"), "get a\r\n")
+    };
+    let often = |call: &str, count: u32| {
+        said(&format!(
+            "(loop $again {call} (local.set $n (i32.add (local.get $n) (i32.const 1)))
+               (br_if $again (i32.lt_u (local.get $n) (i32.const {count}))))"
+        ))
+    };
+    for (name, ..) in IMPORTS {
+        let call = match name {
+            "keep" => "(call $keep (i64.const 0))".to_owned(),
+            "member_count" => "(drop (call $member_count))".to_owned(),
+            "label" => "(drop (call $label (i32.const 0) (i32.const 4096) (i32.const 64)))".to_owned(),
+            "ring" => "(drop (call $ring (i32.const 0) (i32.const 1)))".to_owned(),
+            _ => format!("(drop (call ${name} (i32.const 0)))"),
+        };
+        assert_eq!(often(&call, 1000), Ok(vec!["a, may be repeated".to_owned()]), "{name}");
+        let why = often(&call, 10_000).expect_err("there is not so much fuel");
+        assert!(why.contains("took more than its fuel"), "{name}: {why}");
+    }
+    // A key of all the memory that there may be.
+    let why = said("(drop (memory.grow (i32.const 15))) (drop (call $ring (i32.const 0) (i32.const 1048576)))");
+    assert!(why.expect_err("it is too long").contains("took more than its fuel"));
+}
+
+#[test]
+fn a_file_that_is_not_there_or_too_large_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("module.wasm");
-    let missing = Module::read(&path, None).expect_err("there is none");
+    let missing = Module::bytes_of(&path).expect_err("there is none");
     assert!(missing.to_string().contains("module.wasm cannot be read"), "{missing}");
-    let redirect = r#"(func (export "redirect") (param i32 i32 i32 i64) (result i64) (i64.const 0))"#;
-    let text = format!("(module {COMMON} {redirect})");
-    std::fs::write(&path, wat::parse_str(text).expect("text")).expect("written");
-    let hash = Module::read(&path, None).expect("sound").hash().to_owned();
-    assert_eq!(Module::read(&path, Some(&hash)).expect("the same").hash(), hash);
-    let other = "0".repeat(64);
-    assert!(matches!(Module::read(&path, Some(&other)), Err(Refused::OtherHash(found)) if found == hash));
+    std::fs::write(&path, vec![0; 2 * MODULE_MAX]).expect("written");
+    let bytes = Module::bytes_of(&path).expect("its beginning");
+    assert_eq!(bytes.len(), MODULE_MAX + 1);
+    assert!(matches!(Module::new(&bytes), Err(Refused::TooLarge)));
 }

@@ -20,10 +20,11 @@ use super::member::{Member, Reach};
 use super::placed::{Loaded, Placed};
 use super::served::{Key, Served};
 use super::worker::Worker;
-use crate::module::Module;
+use crate::module::{MODULE_MAX, Module};
 
-/// Longest question, in bytes.
+/// Longest question, in bytes; and of root's, which have a module in them, each byte as a decimal number.
 const QUESTION_MAX: u64 = 4096;
+const QUESTION_OF_ROOT_MAX: u64 = QUESTION_MAX + 4 * MODULE_MAX as u64;
 /// A question has so long to come, and its answer to be taken.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// A switch has so long to answer.
@@ -49,10 +50,10 @@ pub enum Question {
     },
     /// A module divides the requests of connections that begin from now on: root alone may say so.
     Load {
-        /// Its file, with its whole path.
+        /// Its file, with its whole path, for lists: the switch is nobody's, and may not be able to read it.
         file: String,
-        /// The hash that it must have.
-        hash: String,
+        /// Its bytes.
+        bytes: Vec<u8>,
     },
     /// None does, and the policy holds again: root alone may say so.
     Unload,
@@ -107,9 +108,10 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
     let is_root = stream.peer_cred()?.uid() == 0;
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(reader.take(QUESTION_MAX)).read_line(&mut line).await?;
+    let len_max = if is_root { QUESTION_OF_ROOT_MAX } else { QUESTION_MAX };
+    BufReader::new(reader.take(len_max)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => match read_module(question, is_root).await? {
+        Ok(question) => match check_module(question, is_root).await? {
             Ok((question, module)) => {
                 let (sender, receiver) = oneshot::channel();
                 let gone = |_| io::Error::other("the switch ends");
@@ -125,17 +127,17 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
 }
 
 /// [`module_of`] on a thread of its own: frames do not wait until a module is translated.
-async fn read_module(question: Question, is_root: bool) -> io::Result<Result<(Question, Option<Loaded>), String>> {
-    let read = tokio::task::spawn_blocking(move || module_of(&question, is_root).map(|module| (question, module)));
-    read.await.map_err(io::Error::other)
+async fn check_module(question: Question, is_root: bool) -> io::Result<Result<(Question, Option<Loaded>), String>> {
+    let checked = tokio::task::spawn_blocking(move || module_of(&question, is_root).map(|module| (question, module)));
+    checked.await.map_err(io::Error::other)
 }
 
 /// The module that a question wants to be loaded, if it is one of those and may be asked.
 fn module_of(question: &Question, is_root: bool) -> Result<Option<Loaded>, String> {
     match question {
         Question::Load { .. } | Question::Unload if !is_root => Err("modules are loaded by root alone".to_owned()),
-        Question::Load { file, hash } => {
-            let module = Module::read(Path::new(file), Some(hash)).map_err(|error| error.to_string())?;
+        Question::Load { file, bytes } => {
+            let module = Module::new(bytes).map_err(|error| error.to_string())?;
             Ok(Some(Loaded { module: Arc::new(module), file: file.clone() }))
         }
         Question::Show | Question::Drain { .. } | Question::Unload => Ok(None),

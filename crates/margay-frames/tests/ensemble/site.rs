@@ -245,9 +245,9 @@ impl Site {
         self.dir.path().join(name)
     }
 
-    pub async fn load(&self, file: &Path, hash: &str) -> io::Result<Value> {
-        let file = file.to_str().expect("UTF-8").to_owned();
-        self.ask(&Question::Load { file, hash: hash.to_owned() }).await
+    pub async fn load(&self, file: &Path) -> io::Result<Value> {
+        let bytes = std::fs::read(file)?;
+        self.ask(&Question::Load { file: file.to_str().expect("UTF-8").to_owned(), bytes }).await
     }
 
     pub async fn unload(&self) -> io::Result<Value> {

@@ -252,7 +252,7 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     }
     let module = match &args.module {
         None => None,
-        Some(file) => Some(module::loaded(config, &written(&name), file).await?),
+        Some(file) => Some(module::loaded(config, &written(&name), file).await?.0),
     };
     let path = own_directory(config).join(file_of(&written(&name)));
     let listener = listen(&path, &written(&name)).await?;

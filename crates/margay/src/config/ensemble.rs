@@ -152,7 +152,7 @@ pub fn check_modules(sections: &[Spanned<EnsembleSection>]) -> Result<(), Fault>
     for section in sections {
         let this = section.get_ref();
         if let Some(path) = &this.module
-            && let Err(error) = Module::read(path, None)
+            && let Err(error) = Module::read(path)
         {
             let what = format!("the module of {} is not taken: {error}", this.name);
             let advice = "`margay ensemble try FILE` tries a module; correct `module`, or leave it out".into();

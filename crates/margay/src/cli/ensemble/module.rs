@@ -64,12 +64,13 @@ fn demand_root() -> Result<()> {
     Err(miette!("modules are loaded by root alone: they see all requests, and may change them"))
 }
 
-/// Reads a module, and notes in the audit log that it is loaded: before it is.
-pub async fn loaded(config: &Config, ensemble: &str, file: &Path) -> Result<Loaded> {
+/// Reads a module, and notes in the audit log that it is loaded: before it is. With its bytes.
+pub async fn loaded(config: &Config, ensemble: &str, file: &Path) -> Result<(Loaded, Vec<u8>)> {
     demand_root()?;
-    let module = Module::read(file, None).into_diagnostic()?;
+    let bytes = Module::bytes_of(file).into_diagnostic()?;
+    let module = Module::new(&bytes).into_diagnostic()?;
     note(config, ensemble, module.hash()).await?;
-    Ok(Loaded { module: Arc::new(module), file: file.display().to_string() })
+    Ok((Loaded { module: Arc::new(module), file: file.display().to_string() }, bytes))
 }
 
 async fn note(config: &Config, ensemble: &str, hash: &str) -> Result<()> {
@@ -85,9 +86,9 @@ pub async fn load(config: &Config, args: LoadArgs, out: &mut Out) -> Result<()> 
     let file = file.wrap_err_with(|| format!("{} cannot be read", args.file.display()))?;
     // The switch must be there before anything is noted of it.
     ask(config, &args.name, &Question::Show).await?;
-    let loaded = loaded(config, &args.name, &file).await?;
+    let (loaded, bytes) = loaded(config, &args.name, &file).await?;
     let hash = loaded.module.hash().to_owned();
-    ask(config, &args.name, &Question::Load { file: loaded.file, hash: hash.clone() }).await?;
+    ask(config, &args.name, &Question::Load { file: loaded.file, bytes }).await?;
     let done = json!({"name": args.name, "file": file.display().to_string(), "hash": hash});
     out.done(args.json.json, &done, "it divides the requests of connections that begin from now on")
 }
@@ -126,7 +127,7 @@ pub fn line_of(module: &Value) -> Option<String> {
 
 /// `margay ensemble try`.
 pub fn attempt(args: TryArgs, out: &mut Out) -> Result<()> {
-    let module = Module::read(&args.file, None).into_diagnostic()?;
+    let module = Module::read(&args.file).into_diagnostic()?;
     let mut requests = Vec::new();
     let read = if args.requests == Path::new("-") {
         std::io::stdin().take(REQUESTS_MAX).read_to_end(&mut requests)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Over, Standing, Tsn};
 use margay_wire::{AbortReason, Framed};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::sleep_until;
 
@@ -22,7 +23,8 @@ use crate::router::MEMBER_DIED;
 
 /// Parts of requests that may be open before the next request is read.
 const OPEN_MAX: usize = 256;
-/// Bytes of answers that may wait before the next request is read: for those before them, or for the client.
+/// Bytes of requests that may be repeated, and of answers that wait for those before them or for the client, with what
+/// it takes to keep them, before the next request is read.
 const UNWRITTEN_MAX: usize = 4 << 20;
 /// Bytes of frames that wait, or are under way: a request with the largest item, and a long row of small ones.
 const SEND_BUFFER: usize = 9 << 20;
@@ -35,10 +37,19 @@ const REACH_PAUSE: Duration = Duration::from_millis(50);
 /// What a client is told of requests that nobody knows the fate of.
 const CONNECTION_ENDED: &str = "the connection with the ensemble ended with this request; it may be done, or not";
 
-/// A framed connection, and its place in a flow.
+/// A framed connection, and its place in a flow. However the client's end of it goes, the switch and its members are
+/// told: they would keep the connection for as long as a framer may be silent.
 struct Link {
     place: Place,
     connection: Connection,
+    clock: Clock,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.connection.close();
+        flush(self);
+    }
 }
 
 /// One client.
@@ -101,16 +112,10 @@ impl<R: Reach> Session<R> {
                 Ok(mut link) => match self.carry(&mut link).await? {
                     Some(over) => {
                         link.place.spend();
-                        // The switch may live, and is told then.
-                        flush(&mut link, &self.clock);
                         is_by_module = matches!(over, Over::Aborted(AbortReason::Module, _));
                         over.to_string()
                     }
-                    None => {
-                        link.connection.close();
-                        flush(&mut link, &self.clock);
-                        return Ok(());
-                    }
+                    None => return Ok(()),
                 },
                 Err(error) => error.to_string(),
             };
@@ -148,7 +153,7 @@ impl<R: Reach> Session<R> {
             ..ConnectionConfig::default()
         };
         let connection = Connection::open(self.clock.now(), number, [0; 16], config);
-        Ok(Link { place, connection })
+        Ok(Link { place, connection, clock: self.clock })
     }
 
     /// No switch takes the connection: after a while the client is told so.
@@ -215,7 +220,7 @@ impl<R: Reach> Session<R> {
     async fn carry(&mut self, link: &mut Link) -> io::Result<Option<Over>> {
         loop {
             self.settle(link);
-            flush(link, &self.clock);
+            flush(link);
             match link.connection.standing() {
                 Standing::Over(over) => return Ok(Some(over.clone())),
                 Standing::Open => (self.is_open, self.unreached_since) = (true, None),
@@ -226,17 +231,21 @@ impl<R: Reach> Session<R> {
             }
             let deadline = self.clock.deadline(link.connection.next_deadline());
             let may_read = self.may_read();
-            let Link { place, connection } = link;
-            let clock = self.clock;
+            let Link { place, connection, clock } = link;
             tokio::select! {
                 message = place.receive() => {
                     let Some(message) = message else {
                         return Ok(Some(Over::Aborted(AbortReason::Unknown, place.why())));
                     };
-                    hear(connection, &clock, &message);
+                    hear(connection, clock, &message);
                     while let Some(message) = place.receive_now() {
-                        hear(connection, &clock, &message);
+                        hear(connection, clock, &message);
                     }
+                }
+                // Also of a client that is held back, and not read from.
+                failed = self.client.ready(Interest::ERROR) => {
+                    failed?;
+                    return Err(self.client.take_error()?.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()));
                 }
                 ready = self.client.readable(), if may_read => {
                     ready?;
@@ -351,9 +360,9 @@ fn hear(connection: &mut Connection, clock: &Clock, message: &[u8]) {
 }
 
 /// Sends what there is to be sent.
-fn flush(link: &mut Link, clock: &Clock) {
+fn flush(link: &mut Link) {
     let mut out = [0; Connection::DATAGRAM_MAX];
-    while let Some(len) = link.connection.poll_datagram(clock.now(), &mut out) {
+    while let Some(len) = link.connection.poll_datagram(link.clock.now(), &mut out) {
         link.place.send(&out[..len]);
     }
 }

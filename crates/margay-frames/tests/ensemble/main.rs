@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use margay_frames::module::Module;
 use margay_frames::router::ketama::Ring;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use program::ITEM_MAX;
-use site::{Client, Site};
+use site::{Client, Site, wait_until};
 
 const KEYS: usize = 60;
 
@@ -283,6 +284,38 @@ async fn a_drained_member_gets_nothing_until_that_is_undone() {
         site.count("s2") > 0
     })
     .await;
+}
+
+/// A client that resets its connection has said its last word: the switch and the members hear so at once, and not after
+/// the time in which a silent framer is given up.
+#[tokio::test]
+async fn a_client_that_resets_leaves_no_connection_behind() {
+    let site = Site::start(&["s1", "s2"]).await;
+    for asks in [true, false] {
+        let mut stream = site.connect_bare().await;
+        if asks {
+            // The connection is held back as long as this has no answer.
+            site.hold("s1");
+            site.hold("s2");
+            let many: String = (0..300).map(|number| format!("get k{number}\r\n")).collect();
+            stream.write_all(many.as_bytes()).await.expect("the framer reads");
+        } else {
+            stream.write_all(b"set k 0 0 1\r\nx\r\n").await.expect("the framer reads");
+            stream.read_exact(&mut [0; 8]).await.expect("an answer");
+        }
+        let counts = async || {
+            let shown = site.show().await;
+            let all = shown["members"].as_array().cloned().unwrap_or_default();
+            let of_members: u64 = all.iter().filter_map(|member| member["connection_count"].as_u64()).sum();
+            (shown["connection_count"].as_u64(), of_members)
+        };
+        wait_until("the connection is there", async || counts().await == (Some(1), 2)).await;
+        stream.set_zero_linger().expect("a socket");
+        drop(stream);
+        wait_until("nothing is left", async || counts().await == (Some(0), 0)).await;
+        site.release("s1");
+        site.release("s2");
+    }
 }
 
 /// Whoever is not root hears so.

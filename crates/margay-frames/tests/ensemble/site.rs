@@ -259,6 +259,11 @@ impl Site {
         timeout(LIMIT, control::ask(&path, question)).await.expect("an answer")
     }
 
+    /// A client's bare connection.
+    pub async fn connect_bare(&self) -> TcpStream {
+        TcpStream::connect(self.clients).await.expect("the framer listens")
+    }
+
     /// A client of a framer of its own.
     pub async fn connect_by(&self, protocol: Protocol) -> Client {
         let listen = "127.0.0.1:0".parse().expect("literal");

@@ -32,6 +32,8 @@ const IDLE_PING_AFTER: Duration = Duration::from_secs(20);
 const IDLE_PING_AGAIN: Duration = Duration::from_secs(1);
 /// An end that waits for nothing takes the other for dead after so long.
 const IDLE_MAX: Duration = Duration::from_secs(60);
+/// Numbers of lost requests that the owner has not taken: a list that comes then is not answered, and so is repeated.
+const LOST_MAX: usize = 1 << 16;
 /// LEAVING is repeated after so long.
 const LEAVING_AGAIN: Duration = Duration::from_millis(200);
 
@@ -259,6 +261,7 @@ impl Connection {
             Framed::Abort { reason, text } => self.end(Over::Aborted(*reason, (*text).to_owned())),
             Framed::Close => self.end(Over::ClosedByPeer),
             Framed::Ping => self.is_pong_due = true,
+            Framed::Lost { .. } if self.lost.len() >= LOST_MAX => {}
             Framed::Lost { generation, numbers } => {
                 self.is_lost_seen_due = true;
                 if self.lost_seen != Some(*generation) {
@@ -629,5 +632,22 @@ mod test {
             assert_eq!(Framed::parse(&answer), Ok((7, Framed::LostSeen { generation: 1 })));
         }
         assert_eq!([client.poll_lost(), client.poll_lost(), client.poll_lost()], [Some(3), Some(9), None]);
+    }
+
+    #[test]
+    fn lists_of_lost_requests_wait_at_the_switch_while_the_owner_takes_none() {
+        let (mut client, _) = pair(at(0));
+        let numbers: Vec<u32> = (0..margay_wire::FRAMED_LOST_MAX as u32).collect();
+        let mut out = vec![0; Connection::DATAGRAM_MAX];
+        let full = u32::try_from(LOST_MAX / numbers.len()).expect("few");
+        for generation in 1..=full + 2 {
+            let len = Framed::emit_lost(7, generation, &numbers, &mut out).expect("room");
+            client.on_datagram(at(1), &Framed::parse(&out[..len]).expect("sound").1);
+            assert_eq!(poll(&mut client, at(1)).len(), usize::from(generation <= full), "{generation}");
+        }
+        assert_eq!(core::iter::from_fn(|| client.poll_lost()).count(), LOST_MAX);
+        let len = Framed::emit_lost(7, full + 1, &numbers, &mut out).expect("room");
+        client.on_datagram(at(2), &Framed::parse(&out[..len]).expect("sound").1);
+        assert_eq!(poll(&mut client, at(2)).len(), 1, "there is room again");
     }
 }

@@ -8,6 +8,10 @@ use crate::protocol::{Join, Part, Protocol, TOO_LARGE};
 /// Bytes of the answers to one request that are held until all of them have come.
 const JOINED_MAX: usize = 64 << 20;
 
+/// Bytes that a request takes, and each of its parts, however short it and its answer are.
+const SLOT_BYTES: usize = size_of::<Slot>();
+const PART_BYTES: usize = size_of::<State>() + size_of::<Option<Place>>();
+
 /// A part of a request: what one server is asked.
 #[derive(Clone, Debug)]
 enum State {
@@ -25,11 +29,26 @@ struct Slot {
     /// Parts that are not answered.
     missing: usize,
     join: Join,
-    /// Of the answers that have come.
+    /// What its parts keep.
     bytes: usize,
 }
 
+impl State {
+    /// Bytes that are kept.
+    fn len(&self) -> usize {
+        match self {
+            Self::Asked { repeatable } => repeatable.as_ref().map_or(0, Vec::len),
+            Self::Answered(answer) => answer.len(),
+        }
+    }
+}
+
 impl Slot {
+    /// Bytes that it takes without what its parts keep.
+    fn overhead(&self) -> usize {
+        SLOT_BYTES + self.parts.len() * PART_BYTES
+    }
+
     fn answered(&mut self) -> impl Iterator<Item = &mut Vec<u8>> {
         self.parts.iter_mut().filter_map(|state| match state {
             State::Answered(answer) => Some(answer),
@@ -57,7 +76,7 @@ pub(super) struct Slots {
     places: VecDeque<Option<Place>>,
     oldest: u32,
     open: usize,
-    /// Bytes of answers that wait for those before them.
+    /// Bytes that all slots take.
     held_bytes: usize,
     /// A greeting was answered: whether it was taken.
     greeted: Option<bool>,
@@ -74,16 +93,20 @@ impl Slots {
         self.open
     }
 
-    /// Bytes of answers that wait for those before them.
+    /// Bytes of memory that requests take until their answers are written.
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
     /// A request whose answer is known.
     pub(super) fn answered(&mut self, answer: Vec<u8>) {
-        let bytes = answer.len();
-        self.held_bytes += bytes;
-        self.slots.push_back(Slot { parts: vec![State::Answered(answer)], missing: 0, join: Join::Only, bytes });
+        self.push(Slot { parts: vec![State::Answered(answer)], missing: 0, join: Join::Only, bytes: 0 });
+    }
+
+    fn push(&mut self, mut slot: Slot) {
+        slot.bytes = slot.parts.iter().map(State::len).sum();
+        self.held_bytes += slot.overhead() + slot.bytes;
+        self.slots.push_back(slot);
     }
 
     /// A request for servers: its frames.
@@ -97,7 +120,7 @@ impl Slots {
             states.push(State::Asked { repeatable: is_safe.then_some(bytes) });
         }
         self.open += count;
-        self.slots.push_back(Slot { parts: states, missing: count, join, bytes: 0 });
+        self.push(Slot { parts: states, missing: count, join, bytes: 0 });
         frames
     }
 
@@ -128,13 +151,13 @@ impl Slots {
         let Some(slot) = self.slot(place) else { return };
         let Some(state) = slot.parts.get_mut(place.part) else { return };
         let was = slot.bytes;
-        slot.bytes += answer.len();
+        slot.bytes = slot.bytes - state.len() + answer.len();
         *state = State::Answered(answer);
         slot.missing -= 1;
         if slot.bytes > JOINED_MAX && slot.parts.len() > 1 {
             // An error is the answer to all.
-            slot.answered().for_each(|answer| answer.clone_from(&refusal));
-            slot.bytes = slot.answered().count() * refusal.len();
+            slot.answered().for_each(|answer| *answer = refusal.clone());
+            slot.bytes = slot.parts.iter().map(State::len).sum();
         }
         let is = slot.bytes;
         self.open -= 1;
@@ -193,8 +216,8 @@ impl Slots {
     pub(super) fn write(&mut self, out: &mut Vec<u8>) {
         while let Some(slot) = self.slots.pop_front_if(|slot| slot.missing == 0) {
             self.before += 1;
+            self.held_bytes -= slot.overhead() + slot.bytes;
             let answers: Vec<Vec<u8>> = slot.parts.into_iter().filter_map(answer_of).collect();
-            self.held_bytes -= slot.bytes;
             let Some(answer) = slot.join.join(answers) else { continue };
             if slot.join == Join::Greeting {
                 self.greeted = Some(!answer.starts_with(b"-"));
@@ -296,9 +319,27 @@ mod test {
         slots.ask(parts, Join::Array);
         for number in 0..10 {
             slots.answer(number, vec![b'x'; JOINED_MAX / 8]);
-            assert!(slots.held_bytes() <= JOINED_MAX);
+            assert!(slots.held_bytes() <= JOINED_MAX + SLOT_BYTES + 10 * (PART_BYTES + "MGET k".len()));
         }
         assert_eq!(written(&mut slots), format!("-ERR {TOO_LARGE}\r\n"));
+        assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
+    }
+
+    /// Behind one that nobody answers a client can have any number of requests that are answered here.
+    #[test]
+    fn what_is_held_is_counted_with_what_it_takes_to_hold_it() {
+        let mut slots = Slots::default();
+        slots.ask(vec![part("get a", true)], VALUES);
+        slots.ask(vec![part("incr b 1", false)], VALUES);
+        let first = slots.held_bytes();
+        assert_eq!(first, 2 * (SLOT_BYTES + PART_BYTES) + "get a".len());
+        for _ in 0..1000 {
+            slots.answered(Vec::new());
+        }
+        assert_eq!(slots.held_bytes(), first + 1000 * (SLOT_BYTES + PART_BYTES));
+        slots.answer(0, b"END\r\n".to_vec());
+        slots.answer(1, b"1\r\n".to_vec());
+        assert_eq!(written(&mut slots), "END\r\n1\r\n");
         assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
     }
 

@@ -20,6 +20,9 @@ struct Kept {
     digest: Option<u64>,
     /// The module before this one has decided it.
     is_formers: bool,
+    /// It went to a member. Its frame is in the switch's ring then, and is retired some time; another one may never come
+    /// again, and goes with the client's word that it is answered.
+    is_placed: bool,
 }
 
 /// The module's instance, and what is remembered for it.
@@ -65,7 +68,8 @@ impl Guided {
 
     /// Lets the module before this one go, once nothing is left of what it has decided.
     fn part(&mut self) {
-        if !self.kept.values().any(|kept| kept.is_formers)
+        if self.former.is_some()
+            && !self.kept.values().any(|kept| kept.is_formers)
             && let Some(mut former) = self.former.take()
         {
             former.remove_connection();
@@ -143,9 +147,41 @@ impl Guided {
         let answer = Self::ask(self.content, &mut self.guest, request, is_whole, Some(members), rtx)?;
         let Answer { member, pins, is_safe, changed, rtx } = answer;
         let is_safe = is_safe.unwrap_or_else(|| self.content.is_safe(request));
-        self.kept.insert(number, Kept { rtx, digest: changed.as_deref().map(digest), is_formers: false });
+        // The switch gives nothing to one that takes no new frames.
+        let member = member.filter(|id| members.is_active(*id));
+        let digest = changed.as_deref().map(digest);
+        self.keep(number, Kept { rtx, digest, is_formers: false, is_placed: member.is_some() });
         self.part();
         Some((Choice { member: member?, is_safe, pins }, changed))
+    }
+
+    /// Remembers a request, if there is something to remember.
+    fn keep(&mut self, number: u32, mut kept: Kept) {
+        kept.is_placed |= self.kept.get(&number).is_some_and(|was| was.is_placed);
+        if kept.is_placed || kept.rtx != 0 {
+            self.kept.insert(number, kept);
+        } else {
+            self.kept.remove(&number);
+        }
+    }
+
+    /// The client has its answer to a request: one that went nowhere will not come again.
+    pub(super) fn forget(&mut self, number: u32) {
+        if self.kept.get(&number).is_some_and(|kept| !kept.is_placed) {
+            self.kept.remove(&number);
+            self.part();
+        }
+    }
+
+    /// The same of all requests.
+    pub(super) fn forget_all(&mut self) {
+        self.kept.retain(|_, kept| kept.is_placed);
+        self.part();
+    }
+
+    #[cfg(test)]
+    pub(super) fn kept_count(&self) -> usize {
+        self.kept.len()
     }
 
     /// A request comes again: what is sent in its place, which must be the same. An error: it is not.

@@ -262,12 +262,19 @@ impl Router {
             let steps = oldest.since(was);
             if steps <= REQUESTS_MAX {
                 for step in 0..steps {
-                    let request = self.requests.remove(&was.plus(step).0);
+                    let answered = was.plus(step).0;
+                    let request = self.requests.remove(&answered);
                     self.settle(request);
+                    if let Some(guided) = &mut self.guided {
+                        guided.forget(answered);
+                    }
                 }
             } else {
                 self.requests.clear();
                 self.owed.clear();
+                if let Some(guided) = &mut self.guided {
+                    guided.forget_all();
+                }
             }
         }
         self.oldest = Some(oldest);

@@ -7,6 +7,7 @@ use margay_ensemble::{Config, Joining, Kind, Lsn, Order, Switch};
 use margay_wire::OwnFrameRepr;
 
 use super::*;
+use crate::module::sample;
 use crate::protocol::Protocol;
 
 struct Rig {
@@ -267,6 +268,31 @@ fn one_connection_has_so_many_requests_and_no_more() {
     assert_eq!(rig.ask(REQUESTS_MAX, 0, "incr a 1\r\n"), None);
     assert_eq!(rig.ask(REQUESTS_MAX, 1, "incr a 1\r\n"), Some(0));
     assert_eq!(rig.router.requests.len(), 2);
+}
+
+/// The client's word of what is answered is the only one about a request that went nowhere.
+#[test]
+fn what_a_module_keeps_with_a_request_goes_with_the_request() {
+    let mut rig = Rig::new(Policy::RoundRobin, &[]);
+    rig.router = Router::guided(Protocol::Memcached, Guest::start(&sample("keeps")).expect("it starts"));
+    rig.join("a");
+    let kept = |rig: &Rig| rig.router.guided.as_ref().expect("there is a module").kept_count();
+    for number in 0..1000 {
+        let is_placed = number % 2 == 1;
+        assert_eq!(rig.ask(number, number, "get a\r\n").is_some(), is_placed);
+        assert!(kept(&rig) <= 2, "{number}: {}", kept(&rig));
+        if is_placed {
+            rig.retire(number);
+        }
+    }
+    rig.ask(1000, 1000, "get a\r\n");
+    rig.ask(1001, 1000, "get a\r\n");
+    assert_eq!(kept(&rig), 2);
+    // Far on: what is in the switch's ring alone may come again.
+    rig.ask(1003 + 2 * REQUESTS_MAX, 1003 + 2 * REQUESTS_MAX, "get a\r\n");
+    assert_eq!(kept(&rig), 2);
+    rig.retire(1001);
+    assert_eq!(kept(&rig), 1);
 }
 
 #[test]

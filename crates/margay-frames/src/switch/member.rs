@@ -59,6 +59,8 @@ pub(super) struct Member {
     parting_since: Option<Instant>,
     /// When it was asked last of all its connections.
     doubted_at: Option<Instant>,
+    /// When its host refused a datagram first, since something has come from it.
+    refused_at: Option<Instant>,
     /// Since when it owes an answer to what any member answers at once.
     waiting_since: Option<Instant>,
     /// Connections that it owes something: of these it need not say anything before its program does.
@@ -98,6 +100,7 @@ impl Member {
             died_at: None,
             parting_since: None,
             doubted_at: None,
+            refused_at: None,
             waiting_since: None,
             owed_by: BTreeSet::new(),
             owing_since: None,
@@ -126,6 +129,7 @@ impl Member {
     /// Something has come from it. Gives whether it is up from now on.
     pub(super) fn heard(&mut self, now: Instant) -> bool {
         self.waiting_since = None;
+        self.refused_at = None;
         self.heard_at = now;
         self.pings = 0;
         if self.reach == Reach::Up {
@@ -205,12 +209,28 @@ impl Member {
         self.owing_since = if self.owed_by.is_empty() { None } else { self.owing_since.or(Some(now)) };
     }
 
+    /// A datagram was refused. The kernel says so of one that was sent some time ago, and before it gives what has come
+    /// since; and a name can be withdrawn for a moment, while it registers again. So a member that was up is asked, and
+    /// dead when its host refuses the next question, too.
+    pub(super) fn refused(&mut self, now: Instant) -> Due {
+        match self.refused_at {
+            _ if self.reach != Reach::Up => Due::Dead,
+            Some(since) if now.since(since) >= PING_AFTER => Due::Dead,
+            Some(_) => Due::Nothing,
+            None => {
+                self.refused_at = Some(now);
+                Due::Ping
+            }
+        }
+    }
+
     /// Its flow has ended, or it is silent.
     pub(super) fn fell(&mut self, now: Instant, why: &str) {
         self.reach = Reach::Down(why.to_owned());
         self.turn = self.turn.wrapping_add(1);
         self.waiting_since = None;
         self.parting_since = None;
+        self.refused_at = None;
         self.ping_at = now + PROBE_AGAIN;
         self.pings = 0;
     }
@@ -302,6 +322,21 @@ mod test {
         member.fell(at(300), "its flow has ended");
         assert_eq!(member.on_time(at(500)), Due::Ping);
         assert!(member.heard(at(501)) && member.takes());
+    }
+
+    #[test]
+    fn a_member_that_was_up_is_asked_before_a_refusal_is_believed() {
+        let mut member = member();
+        assert_eq!(member.refused(at(0)), Due::Dead, "it has never answered");
+        member.heard(at(10));
+        assert_eq!([member.refused(at(20)), member.refused(at(21))], [Due::Ping, Due::Nothing]);
+        member.asked(at(20));
+        assert_eq!(member.on_time(at(120)), Due::Ping);
+        assert_eq!(member.refused(at(121)), Due::Dead);
+        member.heard(at(130));
+        assert_eq!(member.refused(at(500)), Due::Ping, "another refusal");
+        member.fell(at(600), "silent");
+        assert_eq!(member.refused(at(700)), Due::Dead);
     }
 
     #[test]

@@ -189,25 +189,39 @@ impl Links {
             if let Err(error) = received
                 && worker.leads(*host, link.turn)
             {
-                worker.link_failed(now, *host, &format!("its flow has ended: {error}"));
+                note_link_error(worker, now, *host, &error);
             }
         }
     }
 
-    /// Sends what is to be sent.
+    /// Sends what is to be sent, and what follows where that is refused.
     fn flush(&self, worker: &mut Worker, now: margay_core::Instant, service: &UdpSocket) -> io::Result<()> {
-        let mut out = worker.take_outgoing();
-        out.to_peers.send(service)?;
-        out.to_members.retain(|host, _| self.by_host.contains_key(host));
-        for (host, outbound) in out.to_members.iter_mut().filter(|(_, outbound)| !outbound.is_empty()) {
-            if let Some(link) = self.by_host.get(host)
-                && let Err(error) = outbound.send(&link.socket)
-            {
-                worker.link_failed(now, *host, &format!("its flow has ended: {error}"));
+        loop {
+            let mut out = worker.take_outgoing();
+            out.to_peers.send(service)?;
+            out.to_members.retain(|host, _| self.by_host.contains_key(host));
+            let mut is_refused = false;
+            for (host, outbound) in out.to_members.iter_mut().filter(|(_, outbound)| !outbound.is_empty()) {
+                if let Some(link) = self.by_host.get(host)
+                    && let Err(error) = outbound.send(&link.socket)
+                {
+                    is_refused = true;
+                    note_link_error(worker, now, *host, &error);
+                }
+            }
+            worker.give_back(out);
+            if !is_refused {
+                return Ok(());
             }
         }
-        worker.give_back(out);
-        Ok(())
+    }
+}
+
+fn note_link_error(worker: &mut Worker, now: margay_core::Instant, host: Host, error: &io::Error) {
+    let why = format!("its flow has ended: {error}");
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => worker.link_refused(now, host, &why),
+        _ => worker.link_failed(now, host, &why),
     }
 }
 

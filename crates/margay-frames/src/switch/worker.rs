@@ -515,9 +515,13 @@ impl Worker {
     /// A member does not know a connection that was its: another process may be in its place, or another host. It is
     /// asked as such, and of all its connections: nobody else finds out that what they wait for will not come.
     fn doubt(&mut self, now: Instant, host: Host) {
-        if !self.members.get_mut(&host).is_some_and(|member| member.is_doubted(now)) {
-            return;
+        if self.members.get_mut(&host).is_some_and(|member| member.is_doubted(now)) {
+            self.ask_all(now, host);
         }
+    }
+
+    /// Asks a member as such, and of all its connections.
+    fn ask_all(&mut self, now: Instant, host: Host) {
         self.say_to_member(now, host, framed_host_number(&host), &Framed::Ping);
         let legs = self.connections.values().filter_map(|served| served.legs.get(&host));
         let numbers: Vec<u64> = legs.filter(|leg| leg.member().is_some()).map(|leg| leg.number).collect();
@@ -531,6 +535,15 @@ impl Worker {
             self.follow_activity(now, host);
         }
         self.forget_members();
+    }
+
+    /// A member's host has refused a datagram.
+    pub(super) fn link_refused(&mut self, now: Instant, host: Host, why: &str) {
+        match self.members.get_mut(&host).map_or(Due::Nothing, |member| member.refused(now)) {
+            Due::Nothing => {}
+            Due::Ping => self.ask_all(now, host),
+            Due::Dead => self.link_failed(now, host, why),
+        }
     }
 
     /// Nothing leads to a member any more, or it is silent: it is dead for all connections.

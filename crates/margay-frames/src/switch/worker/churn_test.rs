@@ -83,6 +83,28 @@ fn a_death_without_requests_is_one_when_the_list_says_so_first() {
     }
 }
 
+/// A refusal is of a datagram that was sent before, and may be of another flow: the answers that have come since count.
+#[test]
+fn a_member_that_answers_is_not_given_up_for_one_refusal() {
+    let mut rig = Rig::new(&[1, 2]);
+    rig.pass(10);
+    let numbers = rig.ask_the_mute(2);
+    for _ in 0..3 {
+        rig.worker.link_refused(rig.now, host(2), "its flow has ended");
+        rig.worker.link_refused(rig.now, host(2), "its flow has ended");
+        rig.pass(300);
+    }
+    assert_eq!((rig.lost().len(), rig.worker.totals.deaths, rig.worker.legs.len()), (0, 0, 2), "{numbers:?}");
+    assert!(rig.is_up(2));
+    rig.end(2).is_cut = true;
+    rig.worker.link_refused(rig.now, host(2), "its flow has ended");
+    rig.pass(105);
+    assert_eq!(rig.worker.totals.deaths, 0, "it is asked again");
+    rig.worker.link_refused(rig.now, host(2), "its flow has ended");
+    rig.pass(5);
+    assert_eq!((rig.lost().len(), rig.worker.totals.deaths, rig.worker.legs.len()), (2, 1, 1));
+}
+
 #[test]
 fn a_member_whose_name_is_withdrawn_has_not_died() {
     let mut rig = Rig::new(&[1, 2]);
@@ -247,6 +269,7 @@ fn happen(rig: &mut Rig, rng: &mut Rng) {
             rig.end(number).is_unlisted ^= true;
             rig.list();
         }
+        3 if rng.u64().is_multiple_of(2) => rig.worker.link_refused(rig.now, host(number), "its flow has ended"),
         3 => rig.worker.link_failed(rig.now, host(number), "its flow has ended"),
         4 => rig.end(number).is_elsewhere ^= true,
         // What it was asked before it answers never: only its end ends that.

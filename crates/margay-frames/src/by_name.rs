@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use margay_core::key::HostId;
 use margay_sdk::{Agent, Error, Instances, Options, Target};
+use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::member::{self, Config, End, check};
+use crate::member::{Config, End, check};
 use crate::switch::MemberAt;
 
 /// Pause before the agent is asked again, when it has ended.
@@ -57,7 +58,8 @@ fn host_of(text: &str) -> Option<[u8; 16]> {
 }
 
 /// Serves as a member by name: as long as the program answers, and again when it does. Ends when `leave` becomes
-/// true, and all switches have let go.
+/// true, and all switches have let go. `serve` is [`member::serve`](crate::member::serve), or has another process do
+/// that: whoever binds the name again needs the right to.
 ///
 /// # Errors
 ///
@@ -67,6 +69,7 @@ pub async fn serve_member(
     name: &Target,
     config: &Config,
     mut leave: watch::Receiver<bool>,
+    serve: impl AsyncFn(UdpSocket, Config, watch::Receiver<bool>) -> io::Result<End>,
 ) -> io::Result<()> {
     let mut has_waited = false;
     let mut has_served = false;
@@ -95,7 +98,7 @@ pub async fn serve_member(
         has_served = true;
         let host = bound.source().and_then(|source| source.host()).map(|host| host.0).unwrap_or_default();
         tracing::info!(name = name.written, program = %config.to, "the member is there");
-        match member::serve(bound.into_udp(), Config { host, ..config.clone() }, leave.clone()).await? {
+        match serve(bound.into_udp(), Config { host, ..config.clone() }, leave.clone()).await? {
             End::Left => return Ok(()),
             End::ProgramGone(why) => tracing::warn!(why, "the member is gone"),
         }

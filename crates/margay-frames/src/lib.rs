@@ -24,6 +24,8 @@ pub mod protocol;
 pub mod router;
 pub mod switch;
 
+pub use margay_memcached::process;
+
 /// A table that is asked for each frame. Whoever chooses its keys may use the ensemble, and the tables are bounded: so
 /// the hash is quick, and not proof against whoever finds out its seed.
 type Table<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -130,6 +130,19 @@ pub fn resident_bytes(pid: u32) -> Result<f64> {
     status_bytes(pid, "VmRSS:")
 }
 
+/// Whether a process is root's, or has a capability.
+///
+/// # Errors
+///
+/// There is no such process.
+pub fn is_privileged(pid: u32) -> Result<bool> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    let is_root = line("Uid:").split_whitespace().any(|uid| uid == "0");
+    Ok(is_root || line("CapPrm:").trim().bytes().any(|digit| digit != b'0'))
+}
+
 /// What a process has allocated and written to, in bytes: not the pages of its program, of which the kernel maps more
 /// around each that is run.
 ///

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Parser;
 use margay_memcached::partition::Partitions;
-use margay_memcached::proxy::Proxy;
+use margay_memcached::process::{drop_privileges, raise_descriptor_limit};
+use margay_memcached::proxy::{Listeners, Proxy};
 use margay_memcached::server::Servers;
 use margay_sdk::Agent;
 
@@ -44,11 +45,16 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    let listeners = Listeners::bind(args.listen).with_context(|| {
+        format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
+    })?;
+    raise_descriptor_limit();
+    drop_privileges().context("cannot give up privileges")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no event loop")?;
-    runtime.block_on(run(args))
+    runtime.block_on(run(args, listeners))
 }
 
-async fn run(args: Args) -> Result<()> {
+async fn run(args: Args, listeners: Listeners) -> Result<()> {
     let agent = match &args.programs {
         Some(path) => Agent::connect_to(path).await?,
         None => Agent::connect().await?,
@@ -60,10 +66,7 @@ async fn run(args: Args) -> Result<()> {
         args.service
     );
     let partitions = Partitions::of(service, args.partitions)?;
-    let proxy = Proxy::bind(args.listen, Servers::new(partitions, agent, args.port)).await;
-    let proxy = proxy.with_context(|| {
-        format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
-    })?;
+    let proxy = Proxy::new(listeners, Servers::new(partitions, agent, args.port))?;
     eprintln!("margay-memcached: {} in {} partitions, at {}", args.service, args.partitions, proxy.address()?);
     proxy.run().await;
     Ok(())

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use nix::sys::socket::{Backlog, listen};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -24,6 +25,33 @@ const FRAME: usize = 8;
 /// What memcached puts into a datagram of an answer.
 const PAYLOAD_MAX: usize = 1400 - FRAME;
 
+/// Connections that wait to be accepted, as elsewhere in Margay; the standard library has 128.
+const BACKLOG: i32 = 1024;
+
+/// Where clients find a proxy. No runtime is needed, so that a process can have its sockets before it gives up its
+/// privileges, and threads after.
+pub struct Listeners {
+    tcp: std::net::TcpListener,
+    udp: std::net::UdpSocket,
+}
+
+impl Listeners {
+    /// Listens.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be had.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let tcp = std::net::TcpListener::bind(address)?;
+        listen(&tcp, Backlog::new(BACKLOG)?)?;
+        // The same port, also where the system chose it.
+        let udp = std::net::UdpSocket::bind(tcp.local_addr()?)?;
+        tcp.set_nonblocking(true)?;
+        udp.set_nonblocking(true)?;
+        Ok(Self { tcp, udp })
+    }
+}
+
 /// The sockets of a proxy.
 pub struct Proxy {
     tcp: TcpListener,
@@ -32,15 +60,14 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens.
+    /// Of clients at `listeners`, in the runtime that it is called in.
     ///
     /// # Errors
     ///
-    /// The address cannot be had.
-    pub async fn bind(listen: SocketAddr, servers: Servers) -> io::Result<Self> {
-        let tcp = TcpListener::bind(listen).await?;
-        // The same port, also where the system chose it.
-        let udp = Arc::new(UdpSocket::bind(tcp.local_addr()?).await?);
+    /// The runtime refuses the sockets.
+    pub fn new(listeners: Listeners, servers: Servers) -> io::Result<Self> {
+        let tcp = TcpListener::from_std(listeners.tcp)?;
+        let udp = Arc::new(UdpSocket::from_std(listeners.udp)?);
         Ok(Self { tcp, udp, servers: Arc::new(servers) })
     }
 

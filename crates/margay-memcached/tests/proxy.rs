@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use margay_core::name::Name;
 use margay_memcached::partition::Partitions;
-use margay_memcached::proxy::Proxy;
+use margay_memcached::proxy::{Listeners, Proxy};
 use margay_memcached::server::Servers;
 use margay_sdk::Agent;
 use rustix::net::{
@@ -145,7 +145,8 @@ impl Fake {
 async fn proxy(dir: &Path, port: u16) -> SocketAddr {
     let agent = Agent::connect_to(&agent(dir)).await.expect("it listens");
     let servers = Servers::new(partitions(), agent, port);
-    let proxy = Proxy::bind("127.0.0.1:0".parse().expect("literal"), servers).await.expect("free");
+    let listeners = Listeners::bind("127.0.0.1:0".parse().expect("literal")).expect("free");
+    let proxy = Proxy::new(listeners, servers).expect("a runtime");
     let address = proxy.address().expect("bound");
     tokio::spawn(proxy.run());
     address

@@ -28,8 +28,8 @@ pub const MODULE_MAX: usize = 1 << 20;
 pub const MEMORY_MAX: usize = 1 << 20;
 /// Bytes of a request that a module is given: longer ones it sees the beginning of.
 pub const FRAME_MAX: usize = 2048;
-/// Instructions of the interpreter, roughly, for each call, and what the switch does for the module meanwhile, by bytes:
-/// a millisecond or two of the slowest processors.
+/// Instructions of the interpreter, roughly, for each call, with what the switch does for the module meanwhile: a
+/// millisecond or two of the slowest processors.
 const FUEL: u64 = 200_000;
 /// Calls within each other.
 const DEPTH_MAX: usize = 128;

@@ -20,8 +20,8 @@ struct Kept {
     digest: Option<u64>,
     /// The module before this one has decided it.
     is_formers: bool,
-    /// It went to a member. Its frame is in the switch's ring then, and is retired some time; another one may never come
-    /// again, and goes with the client's word that it is answered.
+    /// It went to a member. Then its frame is in the switch's ring, and is retired some time. Any other may never come
+    /// again, and is forgotten once the client reports it as answered.
     is_placed: bool,
 }
 

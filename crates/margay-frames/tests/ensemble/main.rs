@@ -286,8 +286,8 @@ async fn a_drained_member_gets_nothing_until_that_is_undone() {
     .await;
 }
 
-/// A client that resets its connection has said its last word: the switch and the members hear so at once, and not after
-/// the time in which a silent framer is given up.
+/// The switch and the members hear of a client's reset at once, and not after the time in which a silent framer is
+/// given up.
 #[tokio::test]
 async fn a_client_that_resets_leaves_no_connection_behind() {
     let site = Site::start(&["s1", "s2"]).await;

@@ -27,7 +27,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 7] = [
+const BOUNDS: [Bound; 9] = [
     // Of the other ensemble's connections.
     bound("failed", Exactly(0.0)),
     bound("agent_restarts", Exactly(0.0)),
@@ -35,6 +35,10 @@ const BOUNDS: [Bound; 7] = [
     bound("memory_growth_mb", AtMost(20.0)),
     // Each hostile module was found out, and has lost its place.
     bound("modules_found_out", Exactly(MODULES.len() as f64)),
+    // Processes that parse what other hosts and programs send: both switches, both framers of clients, and the carrier
+    // of each member. None is root's or has a capability.
+    bound("parsers", Exactly(PARSERS as f64)),
+    bound("parsers_privileged", Exactly(0.0)),
     // A good module works after all of them.
     bound("good_answers", Exactly(1.0)),
     bound("answers", AtLeast(500.0)),
@@ -55,14 +59,22 @@ const DATAGRAMS_LONG: usize = 1_000_000;
 const ATTEMPTS_MAX: usize = 40;
 
 /// What hostile modules do when they are asked, by name.
-const MODULES: [(&str, &str); 6] = [
+const MODULES: [(&str, &str); 7] = [
     ("loops", "(loop $again (br $again)) (i64.const 0)"),
+    // The switch works for it, and not the interpreter.
+    (
+        "has-hashed",
+        "(drop (memory.grow (i32.const 15)))
+         (loop $again (drop (call $ring (i32.const 0) (i32.const 1048576))) (br $again)) (i64.const 0)",
+    ),
     ("grows", "(loop $again (br_if $again (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) (unreachable)"),
     ("traps", "(i64.load (i32.const -8))"),
     ("nobody", "(i64.const 63)"),
     ("too-long", "(i64.const 0x7fffffff00000000)"),
     ("no-request", "(i32.store (i32.const 0) (i32.const 0)) (i64.const 0)"),
 ];
+/// Two switches, their framers, and the members' carriers.
+const PARSERS: usize = 4 + MEMBER_HOSTS.len();
 const GOOD: &str = "(i64.extend_i32_u (call $member_at (i32.const 0)))";
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
@@ -80,6 +92,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _framers = [start_framer(client, ENSEMBLE, PORT)?, start_framer(client, OTHER, OTHER_PORT)?];
     let words = ["cache-checked".to_owned(), format!("127.0.0.1:{OTHER_PORT}"), format!("--count={CONNECTIONS}")];
     let load = Series::<Cached>::start(client, &words)?;
+    let hosts =
+        MEMBER_HOSTS.iter().chain(&["switch", "client"]).map(|name| lab.host(name)).collect::<Result<Vec<_>>>()?;
+    find_privileged(&hosts, findings)?;
     let agent_before = agent::pid(switch)?;
     await_answer(client, |answer| answer.starts_with("END"))?;
     let memory_before = observe::resident_bytes(hostile.pid())?;
@@ -102,6 +117,22 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
+/// All of them were started by root.
+fn find_privileged(hosts: &[&Host], findings: &mut Findings) -> Result<()> {
+    let is_parser = |words: &[String]| {
+        let has = |word: &str| words.iter().any(|one| one == word);
+        has("ensemble") && ["serve", "framer", "carry"].into_iter().any(has)
+    };
+    let mut found = Vec::new();
+    for host in hosts {
+        found.extend(observe::processes(host, is_parser)?);
+    }
+    let privileged = found.iter().map(|pid| observe::is_privileged(*pid)).collect::<Result<Vec<bool>>>()?;
+    findings.set("parsers", found.len() as f64);
+    findings.set("parsers_privileged", privileged.into_iter().filter(|is_privileged| *is_privileged).count() as f64);
+    Ok(())
+}
+
 fn start_member(host: &Host) -> Result<[Program; 2]> {
     let words = ["memcached", "-u", "root", "-l", "127.0.0.1", "-p", PORT, "-t", "1", "-m", "64"];
     let mut memcached = host.spawn("memcached", words)?;
@@ -121,6 +152,7 @@ fn start_framer(client: &Host, name: &str, port: &str) -> Result<Program> {
 fn load_module(switch: &Host, name: &str, body: &str) -> Result<()> {
     let text = format!(
         r#"(module (import "margay" "member_at" (func $member_at (param i32) (result i32)))
+            (import "margay" "ring" (func $ring (param i32 i32) (result i32)))
             (memory (export "memory") 1)
             (func (export "alrm_version") (result i32) (i32.const 1))
             (func (export "alrm_frame") (result i32) (i32.const 0))

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use margay_ensemble::{WINDOW_DEFAULT, WINDOW_MAX, WINDOW_MIN};
 use margay_frames::framer::{ByName, Framer};
+use margay_frames::process::{drop_privileges, raise_descriptor_limit};
 use margay_frames::protocol::Protocol;
 use margay_frames::switch::control::{self, Question};
 use margay_frames::{by_name, member, switch};
 use margay_sdk::{Agent, Options, Target, ToTarget};
 use margay_wire::FRAMED_LABEL_MAX;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
-use nix::unistd::{AccessFlags, access};
+use nix::unistd::{AccessFlags, access, geteuid};
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +27,7 @@ use crate::agent::programs;
 use crate::config::{Config, EnsembleProtocol, EnsembleRouter, EnsembleSection, ProgramProtocol};
 use crate::log;
 
+pub mod carrier;
 mod module;
 mod socket;
 
@@ -57,6 +59,9 @@ pub enum EnsembleVerb {
     Unload(module::UnloadArgs),
     /// Try a module with requests, without a switch: which member it gives each, and how long that takes
     Try(module::TryArgs),
+    /// Carry the frames of a member that starts this with its socket as standard input, without its privileges
+    #[command(hide = true)]
+    Carry(carrier::CarryArgs),
     /// Carry the frames of a program that starts this with a socket as standard input
     #[command(subcommand, hide = true)]
     Socket(socket::SocketVerb),
@@ -145,6 +150,7 @@ pub struct DrainArgs {
 
 /// Does what a verb says.
 pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Result<()> {
+    raise_descriptor_limit();
     match verb {
         EnsembleVerb::Serve(args) => serve(config, args).await,
         EnsembleVerb::Member(args) => run_member(config, args).await,
@@ -157,6 +163,7 @@ pub async fn ensemble(config: &Config, verb: EnsembleVerb, out: &mut Out) -> Res
         EnsembleVerb::Unload(args) => module::unload(config, args, out).await,
         EnsembleVerb::Try(args) => module::attempt(args, out),
         EnsembleVerb::Socket(verb) => socket::socket(config, verb).await,
+        EnsembleVerb::Carry(_) => Err(miette!("this verb is for members alone")),
     }
 }
 
@@ -271,6 +278,7 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     };
     eprintln!("margay: {} is an ensemble of {}, for {}", set_up.name, set_up.members, set_up.content.name());
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
+    give_up_privileges()?;
     let ended = tokio::select! {
         ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
         ended = by_name::follow_members(&follower, &members, &listed) => ended.into_diagnostic(),
@@ -279,9 +287,14 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     };
-    // Whoever asks hears at once that there is none; that of another switch, started meanwhile, stays.
+    // Whoever asks hears at once that there is none; that of another switch, started meanwhile, stays. A switch that
+    // root has started may not remove it, and leaves a socket that refuses.
     let _ = remove_dead(&path).await;
     ended
+}
+
+fn give_up_privileges() -> Result<()> {
+    drop_privileges().into_diagnostic().wrap_err("cannot give up root's privileges, which nothing needs from here on")
 }
 
 /// Ends when whoever attends to this is gone.
@@ -308,7 +321,14 @@ async fn run_member(config: &Config, args: MemberArgs) -> Result<()> {
     let leave = watch::Sender::new(false);
     let receiver = leave.subscribe();
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
-    let serving = by_name::serve_member(&agent, &name, &set_up, receiver);
+    let serving = async {
+        if geteuid().is_root() {
+            let serve = async |socket, set_up, leave| carrier::serve(args.protocol, socket, set_up, leave).await;
+            by_name::serve_member(&agent, &name, &set_up, receiver, serve).await
+        } else {
+            by_name::serve_member(&agent, &name, &set_up, receiver, member::serve).await
+        }
+    };
     let told = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -340,6 +360,7 @@ async fn run_framer(config: &Config, protocol: Protocol, args: FramerArgs) -> Re
         format!("cannot listen on {listen}; does a {program} run here? --listen chooses another place")
     })?;
     eprintln!("margay: clients of {program} reach {} at {}", written(&name), framer.address().into_diagnostic()?);
+    give_up_privileges()?;
     framer.run().await;
     Ok(())
 }

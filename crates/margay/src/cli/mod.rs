@@ -37,6 +37,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use margay_control::api;
 use margay_control::api::remote::TlsFiles;
 use margay_control::api::v1::agent_client::AgentClient;
+use margay_frames::process::raise_descriptor_limit;
 use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use tonic::transport::Channel;
 
@@ -228,6 +229,10 @@ pub fn main() -> ExitCode {
             log::start(&LogSection::default());
             responder::main(&words)
         }
+        Some(Verb::Ensemble(ensemble::EnsembleVerb::Carry(args))) => {
+            log::start(&LogSection::default());
+            ensemble::carrier::main(args)
+        }
         Some(verb) => report(perform(verb, cli.config, cli.remote)),
     }
 }
@@ -290,6 +295,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             Verb::Down(args) => down::down(&config, args, &mut out).await.map(|()| ExitCode::SUCCESS),
             Verb::Agent(args) => {
                 log::start(&config.log);
+                raise_descriptor_limit();
                 let router = args.router || start::was_router(&config);
                 let ended = agent::run(config, StartedWith { config_path, router }).await;
                 ended.map(|()| ExitCode::SUCCESS).or_else(tell_starter)

@@ -12,8 +12,7 @@ use std::time::Duration;
 use margay_control::dns::channel::Ended;
 use margay_control::dns::{Responder, Servers};
 use margay_core::Ranges;
-use nix::sys::prctl::set_no_new_privs;
-use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+use margay_frames::process::drop_privileges;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, UdpSocket, UnixListener, UnixStream};
@@ -22,8 +21,6 @@ use tokio::sync::mpsc;
 use super::{IDENTITY_LEN, Sockets, Words, given, pass};
 use crate::host::{RESOLV_CONF, resolv_conf};
 
-/// Nobody's.
-const NOBODY: u32 = 65_534;
 /// After an error of the system, so that a lasting one does not take the processor.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,23 +32,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) fn run(words: &Words) -> io::Result<()> {
     let (control, sockets) = given()?;
     let identity = words.identity()?;
-    drop_rights()?;
+    drop_privileges()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(words, identity, control, sockets))
-}
-
-/// From here on this process may do what anybody may: with the user, the kernel takes its capabilities. A user
-/// namespace that has one user alone is what confines it there.
-fn drop_rights() -> io::Result<()> {
-    let nobody = || {
-        setgroups(&[])?;
-        setgid(Gid::from_raw(NOBODY))?;
-        setuid(Uid::from_raw(NOBODY))
-    };
-    if let Err(error) = nobody() {
-        tracing::debug!(%error, "the DNS responder stays the user that it is");
-    }
-    Ok(set_no_new_privs()?)
 }
 
 async fn serve(words: &Words, identity: [u8; IDENTITY_LEN], control: OwnedFd, sockets: Sockets) -> io::Result<()> {

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::pin::pin;
 
 use clap::{Args, Subcommand};
+use margay_frames::process::drop_privileges;
 use margay_sdk::{
     Agent, Arrival, Error, Frames, FramesListener, FramesReceiver, FramesSender, Options, Order, Received, Sending,
 };
@@ -72,11 +73,15 @@ async fn options(config: &Config) -> Result<Options, Error> {
 }
 
 async fn open(config: &Config, args: &NameArgs) -> Result<Frames, Error> {
-    options(config).await?.connect_frames(&*args.name).await
+    let frames = options(config).await?.connect_frames(&*args.name).await?;
+    drop_privileges().map_err(Error::Io)?;
+    Ok(frames)
 }
 
 async fn listen(config: &Config, args: &NameArgs) -> Result<FramesListener, Error> {
-    options(config).await?.bind_frames(&*args.name, &args.label).await
+    let listener = options(config).await?.bind_frames(&*args.name, &args.label).await?;
+    drop_privileges().map_err(Error::Io)?;
+    Ok(listener)
 }
 
 fn over(error: &Error) -> Packet {
@@ -174,9 +179,26 @@ async fn carry(frames: Frames, program: Packets) -> io::Result<()> {
     }
 }
 
+/// Whether there are no more descriptors, or no memory for one, of this process, its user or the whole host. Those that
+/// are there go on.
+fn is_exhausted(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM | Errno::ETOOMANYREFS))
+}
+
+/// Gives the program a socket for a connection of a peer.
+async fn give(program: &Packets, peer: String) -> io::Result<Packets> {
+    let (ours, theirs) = Packets::pair()?;
+    let packet = Packet { payload: peer.into_bytes(), ..Packet::new(b'A') };
+    program.send(&packet, Some(theirs.as_fd())).await?;
+    Ok(ours)
+}
+
 /// Gives the program a socket for each connection, until it wants no more of them, and carries those that there are.
+/// One for which there is no descriptor is refused.
 async fn accept(mut listener: FramesListener, program: Packets) -> io::Result<()> {
     let mut connections = JoinSet::new();
+    let mut has_refused = false;
     loop {
         tokio::select! {
             accepted = listener.accept() => {
@@ -184,16 +206,22 @@ async fn accept(mut listener: FramesListener, program: Packets) -> io::Result<()
                     Ok(accepted) => accepted,
                     Err(error) => return program.send(&over(&error), None).await,
                 };
-                let (ours, theirs) = Packets::pair()?;
                 let who = peer.service().map(|service| service.to_string()).unwrap_or_default();
-                let packet = Packet { payload: who.into_bytes(), ..Packet::new(b'A') };
-                if program.send(&packet, Some(theirs.as_fd())).await.is_err() {
-                    break;
-                }
-                drop(theirs);
-                connections.spawn(carry(frames, ours));
                 // How one ends is its own affair.
                 while connections.try_join_next().is_some() {}
+                match give(&program, who).await {
+                    Ok(ours) => drop(connections.spawn(carry(frames, ours))),
+                    // Without its frames the connection is closed.
+                    Err(error) if is_exhausted(&error) => {
+                        if !std::mem::replace(&mut has_refused, true) {
+                            eprintln!(
+                                "margay: a framed connection is refused, and so are others while there are no \
+                                 descriptors for them ({error}); raise the hard limit of descriptors (ulimit -Hn)"
+                            );
+                        }
+                    }
+                    Err(_) => break,
+                }
             }
             _ = program.receive() => break,
         }
@@ -205,7 +233,39 @@ async fn accept(mut listener: FramesListener, program: Packets) -> io::Result<()
 
 #[cfg(test)]
 mod test {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
     use super::*;
+
+    /// The limit is the whole process's, so another process lowers it: this test, run once more.
+    #[test]
+    fn a_connection_for_which_there_is_no_descriptor_is_refused_alone() {
+        const VARIABLE: &str = "MARGAY_TEST_LOWERS_LIMIT";
+        if std::env::var_os(VARIABLE).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+            command.args(["a_connection_for_which_there_is_no_descriptor_is_refused_alone", "--nocapture"]);
+            let output = command.env(VARIABLE, "1").output().expect("a process");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            return;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (program, theirs) = Packets::pair().expect("sockets");
+            let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+            // Descriptors 0 to 2 are taken.
+            setrlimit(Resource::RLIMIT_NOFILE, 3, hard).expect("less is always allowed");
+            let refused = give(&program, "peer.shop".to_owned()).await.expect_err("there is no descriptor");
+            setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as it was");
+            assert!(is_exhausted(&refused), "{refused}");
+            give(&program, "peer.shop".to_owned()).await.expect("there are descriptors again");
+            let mut told = [0; 512];
+            let len = nix::unistd::read(&theirs, &mut told).expect("a packet");
+            assert!(told[0] == b'A' && told[..len].ends_with(b"peer.shop"));
+            drop(theirs);
+            let gone = give(&program, String::new()).await.expect_err("the program is gone");
+            assert!(!is_exhausted(&gone), "{gone}");
+        });
+    }
 
     #[test]
     fn what_a_program_says_is_read() {

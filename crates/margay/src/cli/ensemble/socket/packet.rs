@@ -22,9 +22,10 @@ use std::os::unix::fs::FileExt;
 
 use margay_sdk::FRAME_MAX;
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -164,6 +165,10 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
     if received.bytes == 0 {
         return Ok(None);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // Its payload was a file for which no descriptor is free: without that it would be another packet.
+        return Err(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error()));
     }
     let file = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),

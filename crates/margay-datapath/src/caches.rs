@@ -46,6 +46,13 @@ impl Caches<'_> {
             EntryUpdate::RemoveGrant(id) => {
                 self.direct.remove_grant(id, |flow| self.table.read().key(flow).is_some());
             }
+            EntryUpdate::Suspend(flow) => {
+                // What the kernel's cache has seen and counted is the table's from here on.
+                if let Some(removed) = self.direct.follow(flow, None) {
+                    self.table.read().take_over(flow, &removed);
+                }
+                self.table.write().apply(update);
+            }
             EntryUpdate::Remove { flow, reason } => {
                 self.remove(flow, reason);
             }

@@ -530,6 +530,7 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
         | EntryUpdate::Opened(_)
         | EntryUpdate::Begun { .. }
         | EntryUpdate::Succession { .. }
+        | EntryUpdate::Suspend(_)
         | EntryUpdate::Grant(_)
         | EntryUpdate::StopGrant(_)
         | EntryUpdate::RemoveGrant(_) => shared.caches().apply(update),

@@ -211,6 +211,8 @@ pub struct Table {
     /// The next packet number of flows without an entry. While a flow lives no number comes twice: the other end puts
     /// trains together by it, and may still wait for the rest of an old one.
     numbers: HashMap<FlowId, u64>,
+    /// Flows of which nothing is carried for now ([`suspending`]).
+    suspended: HashMap<FlowId, Slot>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
     /// What numbers and repairs flows that go by `fec`. It outlives their entries, since numbers go on.
@@ -264,6 +266,7 @@ impl Table {
                 Applied::Done
             }
             EntryUpdate::Succession { from, to } => self.succeed(from, to),
+            EntryUpdate::Suspend(flow) => self.suspend(flow),
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),
         }
     }
@@ -503,7 +506,7 @@ impl Table {
 
     /// What the flow has carried; `None` when it is not cached.
     pub fn counters(&self, flow: FlowId) -> Option<FlowCounters> {
-        self.find(flow).map(|slot| FlowCounters {
+        self.find(flow).or_else(|| self.suspended.get(&flow)).map(|slot| FlowCounters {
             egress_bytes: slot.egress_bytes.load(Ordering::Relaxed),
             egress_segments: slot.egress_segments.load(Ordering::Relaxed),
             ingress_bytes: slot.ingress_bytes.load(Ordering::Relaxed),
@@ -624,12 +627,17 @@ impl Table {
             self.fill(index, entry);
             return Applied::Done;
         }
+        if self.suspended.get(&entry.flow).is_some_and(|slot| slot.generation > entry.generation) {
+            return Applied::Stale;
+        }
+        let slot = self.suspended.remove(&entry.flow).unwrap_or_else(|| {
+            let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
+            let sends = Sends::new(entry.stacks.sends);
+            let left_to_core = opening::of_new(key.protocol);
+            Slot { occupied: true, flow: entry.flow, next_packet, sends, left_to_core, ..Slot::vacant() }
+        });
         let index = self.take_vacant();
-        let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
-        let sends = Sends::new(entry.stacks.sends);
-        let left_to_core = opening::of_new(key.protocol);
-        let flow = entry.flow;
-        *self.slot_mut(index) = Slot { key, occupied: true, flow, next_packet, sends, left_to_core, ..Slot::vacant() };
+        *self.slot_mut(index) = Slot { key, ..slot };
         self.fill(index, entry);
         self.link_as(index, entry.directions);
         self.link_flow(index);
@@ -692,7 +700,10 @@ impl Table {
         self.watched.remove(&flow);
         self.numbers.remove(&flow);
         self.heirs.remove(&flow);
-        let Some(index) = self.find_index(flow) else { return Applied::Stale };
+        let was_suspended = self.suspended.remove(&flow).is_some();
+        let Some(index) = self.find_index(flow) else {
+            return if was_suspended { Applied::Done } else { Applied::Stale };
+        };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");
         self.remove_at(index);
         Applied::Done
@@ -709,7 +720,7 @@ impl Table {
         }
     }
 
-    fn remove_at(&mut self, index: u32) {
+    fn remove_at(&mut self, index: u32) -> Slot {
         self.unlink_key(index);
         let hash = self.hasher.hash_one(self.slot(index).flow);
         if let Ok(entry) = self.by_flow.find_entry(hash, |&other| other == index) {
@@ -717,9 +728,9 @@ impl Table {
         }
         let flow = self.slot(index).flow;
         self.deltas.remove(&flow);
-        *self.slot_mut(index) = Slot::vacant();
         self.vacant.push(index);
         self.len -= 1;
+        core::mem::replace(self.slot_mut(index), Slot::vacant())
     }
 
     fn unlink_key(&mut self, index: u32) {
@@ -761,6 +772,7 @@ mod route;
 mod shown;
 mod stacks;
 mod stripes;
+mod suspending;
 
 #[cfg(test)]
 #[path = "table_test.rs"]

@@ -9,7 +9,7 @@ use margay_core::Taking;
 use margay_core::delta::Delta;
 use margay_core::entry::{Place, Places};
 use margay_core::{Cipher, PlaceStack, Tuple};
-use margay_wire::{STACK_ENCAP, STACK_FEC};
+use margay_wire::{DATA_HEADER_LEN, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -583,4 +583,45 @@ fn an_entry_with_a_delta_says_how_numbers_are_translated_until_it_goes() {
     table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
     table.apply(install(4, None));
     assert_eq!(table.recipient(FlowId(7)), Some(key.reversed().into()));
+}
+
+/// The program's next packet of flow 7, encrypted as it leaves.
+fn encrypted(table: &Table, text: &[u8]) -> Vec<u8> {
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let route = table.egress(&key, text.len(), 1, None, false).expect("carried");
+    let mut train = [&[0; DATA_HEADER_LEN], text, &[0; SEAL_TAG_LEN]].concat();
+    let stride = train.len();
+    route.seal.expect("encrypted").seal_train(route.peer_flow, &mut train, stride).expect("sealed");
+    train
+}
+
+/// A hand-over that fails leaves the connection here, with the keys that it had.
+#[test]
+fn an_encrypted_flow_that_is_suspended_uses_no_number_twice_and_takes_nothing_twice() {
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let sealed =
+        |generation| Entry { seal: Some(keys), stacks: Stacks::only(Stack::Secure), generation, ..entry(7, 1, 100) };
+    let mut table = table();
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    assert_eq!(table.apply(EntryUpdate::Install(sealed(1))), Applied::Done);
+    let before = encrypted(&table, b"attack at dawn!!");
+    let kept = Arc::clone(&table.seals[&FlowId(7)]);
+    table.count_ingress(FlowId(7), 500, 1);
+    let counted = table.counters(FlowId(7));
+    assert_eq!(table.apply(EntryUpdate::Suspend(FlowId(7))), Applied::Done);
+    assert!(table.egress(&key, 1, 1, None, true).is_none() && table.egress_by(FlowId(7), 1, 1, None).is_none());
+    assert!(table.route_by(FlowId(7), Stack::Secure).is_none() && table.recipient(FlowId(7)).is_none());
+    assert_eq!((table.len(), table.counters(FlowId(7))), (0, counted));
+    assert_eq!(table.apply(EntryUpdate::Install(sealed(0))), Applied::Stale, "older than what waits");
+    table.clear();
+    assert_eq!(table.apply(EntryUpdate::Install(sealed(2))), Applied::Done);
+    let after = encrypted(&table, b"retreat at noon!");
+    assert_ne!(before[..DATA_HEADER_LEN], after[..DATA_HEADER_LEN], "another number");
+    assert!(Arc::ptr_eq(&kept, &table.seals[&FlowId(7)]), "with the window of what was opened");
+    assert_eq!(table.counters(FlowId(7)).map(|counters| counters.egress_segments), Some(2), "counted on");
+    // Its end is the end of it, wherever it is.
+    table.apply(EntryUpdate::Suspend(FlowId(7)));
+    let reason = RemoveReason::HandedOver;
+    assert_eq!(table.apply(EntryUpdate::Remove { flow: FlowId(7), reason }), Applied::Done);
+    assert!(table.seals.is_empty() && table.suspended.is_empty() && table.counters(FlowId(7)).is_none());
 }

@@ -21,6 +21,7 @@ use margay_wire::{
 };
 
 use crate::kernel::{Ending, Kernel, Unjudged, Wanted};
+use crate::nonces::Nonces;
 use crate::place_fec::{PlaceFecs, Sent};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
@@ -97,6 +98,8 @@ pub struct Cache {
     pub void: u64,
     by_tuple: HashMap<Tuple, FlowId>,
     by_flow: HashMap<FlowId, Slot>,
+    /// Of flows of which nothing is carried for now.
+    suspended: HashMap<FlowId, Slot>,
     paths: HashMap<PathId, Path>,
     /// The next packet number of flows without an entry: while a flow lives no number comes twice.
     numbers: HashMap<FlowId, u32>,
@@ -108,6 +111,8 @@ pub struct Cache {
     former: HashMap<PathId, (SocketAddr, Instant)>,
     /// Sealed flows; nothing forgets them but their end.
     seals: HashMap<FlowId, Seal>,
+    /// What is encrypted in the host's world.
+    nonces: Nonces,
     /// Flows whose sessions' programs go by others: how their connections end is known of those.
     heirs: HashMap<FlowId, FlowId>,
     /// Places of striped flows that repair what they lose.
@@ -133,12 +138,13 @@ pub struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(own: IpAddr) -> Self {
+    pub(crate) fn new(own: IpAddr, nonces: Nonces) -> Self {
         Self {
             own,
             void: 0,
             by_tuple: HashMap::new(),
             by_flow: HashMap::new(),
+            suspended: HashMap::new(),
             paths: HashMap::new(),
             numbers: HashMap::new(),
             unjudged: BTreeMap::new(),
@@ -146,6 +152,7 @@ impl Cache {
             wrong_path: 0,
             former: HashMap::new(),
             seals: HashMap::new(),
+            nonces,
             heirs: HashMap::new(),
             place_fecs: PlaceFecs::default(),
             turns: Turns::default(),
@@ -214,9 +221,11 @@ impl Cache {
                 }
             }
             EntryUpdate::Succession { from, to } => self.succeed(from, to),
+            EntryUpdate::Suspend(flow) => self.suspend(now, flow),
             EntryUpdate::Remove { flow, .. } => {
                 self.seals.remove(&flow);
                 self.numbers.remove(&flow);
+                self.suspended.remove(&flow);
                 self.pass_on_endings(flow);
                 self.turns.end(flow);
                 // What the kernel has opened and nobody has told the caches of stays there.
@@ -230,10 +239,12 @@ impl Cache {
     }
 
     fn install(&mut self, now: Instant, entry: Entry) {
-        let known = self.by_flow.get(&entry.flow);
+        let known = self.by_flow.get(&entry.flow).or(self.suspended.get(&entry.flow));
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
         }
+        self.by_flow.extend(self.suspended.remove_entry(&entry.flow));
+        let known = self.by_flow.get(&entry.flow);
         let turns = |known: &Slot| known.entry.stacks.sends != entry.stacks.sends && !entry.is_held;
         if known.is_some_and(turns) {
             let last = self.last_packet(entry.flow, entry.stacks.change);
@@ -247,7 +258,7 @@ impl Cache {
         if let Some(keys) = entry.seal
             && self.seals.get(&entry.flow).is_none_or(|known| !known.has(&keys))
         {
-            self.seals.insert(entry.flow, Seal::new(keys));
+            self.seals.insert(entry.flow, Seal::new(keys, self.nonces.clone()));
         }
         let fresh = Slot {
             entry,
@@ -273,6 +284,17 @@ impl Cache {
             self.by_tuple.insert(entry.app, entry.flow);
         }
         self.follow(now, entry.flow);
+    }
+
+    /// Nothing of a flow is carried until it is installed again; what is known of it stays.
+    fn suspend(&mut self, now: Instant, flow: FlowId) {
+        if let Some(slot) = self.by_flow.get_mut(&flow) {
+            slot.entry.wire = None;
+        }
+        self.follow(now, flow);
+        let Some(slot) = self.by_flow.remove(&flow) else { return };
+        self.unlist(&slot.entry.app, flow);
+        self.suspended.insert(flow, slot);
     }
 
     /// Two flows never share a five-tuple: a new one takes it from an old one that lingers.

@@ -21,6 +21,7 @@ use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 use crate::cache::{Cache, Came, Carried};
 use crate::kernel::Told;
 use crate::middlebox::{Habit, Middlebox};
+use crate::nonces::Nonces;
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::relay::Relay;
 use crate::seal::Refused;
@@ -102,6 +103,8 @@ pub struct Host {
     journal: Option<Journal>,
     start: Start,
     limits: Limits,
+    /// What is encrypted in its world.
+    nonces: Nonces,
     next_port: u16,
     /// The ciphers that its agent has, and whether it demands that every flow is sealed.
     secure: (Vec<Cipher>, bool),
@@ -110,11 +113,26 @@ pub struct Host {
 pub(crate) const UNIX_START_S: u64 = 1_800_000_000;
 
 impl Host {
-    pub(crate) fn new(address: IpAddr, start: Start, now: Instant, seed: [u8; 32], limits: Limits) -> Self {
-        Self::at(vec![address], address, start, now, seed, limits)
+    pub(crate) fn new(
+        address: IpAddr,
+        start: Start,
+        now: Instant,
+        seed: [u8; 32],
+        limits: Limits,
+        nonces: Nonces,
+    ) -> Self {
+        Self::at(vec![address], address, start, now, seed, limits, nonces)
     }
 
-    fn at(addresses: Vec<IpAddr>, address: IpAddr, start: Start, now: Instant, seed: [u8; 32], limits: Limits) -> Self {
+    fn at(
+        addresses: Vec<IpAddr>,
+        address: IpAddr,
+        start: Start,
+        now: Instant,
+        seed: [u8; 32],
+        limits: Limits,
+        nonces: Nonces,
+    ) -> Self {
         let config = Config {
             host_key: HostSecret::generate(&mut Rng::new(start.key_seed)),
             epoch: start.epoch,
@@ -129,7 +147,7 @@ impl Host {
             address,
             addresses,
             sal: Sal::new(config, now, UNIX_START_S + now.micros() / 1_000_000, seed),
-            cache: Cache::new(address),
+            cache: Cache::new(address, nonces.clone()),
             servers: Vec::new(),
             clients: Vec::new(),
             streams: Vec::new(),
@@ -149,6 +167,7 @@ impl Host {
             journal: None,
             start,
             limits,
+            nonces,
             next_port: 30_000,
             secure: (Vec::new(), false),
         }

@@ -3,8 +3,8 @@
 //! Every host runs the [`Sal`](margay_core::Sal) that ships; only clock, network and programs are simulated. The same
 //! seed gives the same run, packet for packet. [`World`] is the network, [`Host`] one machine on it, [`program`] the
 //! tiny TCP and UDP programs that the hosts run, [`stream`] those that talk for longer, [`kernel`] the cache of the
-//! direct path, and [`check`] judges a run from outside. [`ensemble`] is a world of its own: one peer, one switch, many
-//! members.
+//! direct path, and [`check`] judges a run from outside. [`nonces`] checks in every world that no nonce is used twice
+//! under its key. [`ensemble`] is a world of its own: one peer, one switch, many members.
 
 pub mod cache;
 #[cfg(test)]
@@ -17,6 +17,7 @@ pub mod host;
 mod kernel;
 pub mod middlebox;
 pub mod network;
+pub mod nonces;
 mod place_fec;
 pub mod program;
 mod relay;

@@ -5,11 +5,14 @@ use std::collections::HashSet;
 use margay_core::{Cipher, SealKeys};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_FEC, STACK_SCTP};
 
+use crate::nonces::Nonces;
+
 /// What a host keeps of a sealed flow, whatever its cache forgets.
 pub(crate) struct Seal {
     keys: SealKeys,
     next: u32,
     opened: HashSet<u32>,
+    nonces: Nonces,
 }
 
 /// Why a chunk is not opened.
@@ -22,8 +25,9 @@ pub(crate) enum Refused {
 }
 
 impl Seal {
-    pub fn new(keys: SealKeys) -> Self {
-        Self { keys, next: 0, opened: HashSet::new() }
+    /// Of a world that notes here what is encrypted in it.
+    pub fn new(keys: SealKeys, nonces: Nonces) -> Self {
+        Self { keys, next: 0, opened: HashSet::new(), nonces }
     }
 
     pub fn has(&self, keys: &SealKeys) -> bool {
@@ -47,6 +51,7 @@ impl Seal {
         };
         let flags = self.keys.send_epochs | header.flags & FENCE;
         DataRepr { stack, flags, packet_number: self.next, ..header }.emit(&mut datagram);
+        self.nonces.note(&self.keys.send, self.next);
         self.next += 1;
         let sealed = crypt(&self.keys.send, &datagram, payload);
         let tag = tag(&self.keys.send, &datagram, &sealed);

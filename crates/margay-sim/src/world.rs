@@ -16,6 +16,7 @@ use rand_core::{RngCore, SeedableRng};
 use crate::host::{Host, HostId, Outgoing, Start};
 use crate::middlebox::Habit;
 use crate::network::{Network, Passing, Weather};
+use crate::nonces::Nonces;
 use crate::program::{Datagram, Segment};
 use crate::stream::Plan;
 
@@ -45,6 +46,8 @@ pub struct World {
     pub recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
     /// Every packet of the direct path that was sent, when asked for.
     pub direct_recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
+    /// What its hosts have encrypted. A key and nonce that are used twice end the world.
+    pub nonces: Nonces,
     /// Bounds of hosts made from now on.
     pub limits: Limits,
     /// Virtual addresses of hosts made from now on.
@@ -64,6 +67,7 @@ impl World {
             sent: 0,
             recording: None,
             direct_recording: None,
+            nonces: Nonces::default(),
             limits: Limits::default(),
             ranges: Ranges::USUAL,
         }
@@ -92,7 +96,7 @@ impl World {
     /// Puts a host at `address`, in the place of the one that had this number: a restart, or a new machine.
     pub fn start_host(&mut self, id: HostId, address: IpAddr, start: Start) {
         let seed = self.seed();
-        let host = Host::new(address, start, self.now, seed, self.limits);
+        let host = Host::new(address, start, self.now, seed, self.limits, self.nonces.clone());
         if id.0 < self.hosts.len() {
             self.hosts[id.0] = host;
         } else {

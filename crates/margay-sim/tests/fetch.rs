@@ -229,6 +229,11 @@ struct Talk {
 }
 
 fn talk(seed: u64, weather: Weather, is_direct: bool) -> Talk {
+    talk_as_demanded(seed, weather, is_direct, false)
+}
+
+/// `demands`: every host demands that its flows are encrypted.
+fn talk_as_demanded(seed: u64, weather: Weather, is_direct: bool, demands: bool) -> Talk {
     let mut shop = shop(seed, Weather::FAIR);
     if is_direct {
         for id in 0..shop.world.hosts.len() {
@@ -236,7 +241,7 @@ fn talk(seed: u64, weather: Weather, is_direct: bool) -> Talk {
         }
     }
     for id in 0..shop.world.hosts.len() {
-        shop.world.host(HostId(id)).set_secure(&[Cipher::ChaCha20Poly1305], false);
+        shop.world.host(HostId(id)).set_secure(&[Cipher::ChaCha20Poly1305], demands);
     }
     for instance in shop.instances {
         shop.world.publish_streams(shop.router, instance, NAME, CHAT);
@@ -381,6 +386,31 @@ fn what_fails_before_the_clients_word_leaves_the_connection_where_it_is() {
         assert_eq!(agents.outcome(ticket), Some("stays"));
         talk.assert_goes_on(&mut agents, giver, "it stays");
         // Nothing of the first try is in the way of another.
+        let again = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+        agents.run_for(&mut talk.shop, SECOND);
+        assert_eq!(agents.outcome(again), Some("gone"));
+        talk.assert_goes_on(&mut agents, taker, "it goes");
+    }
+}
+
+/// The numbers of the flow go on where they were: none is used twice, which the world itself checks, and the client
+/// takes none of them for one that it has had.
+#[test]
+fn an_encrypted_connection_that_stays_goes_on_with_its_own_numbers() {
+    for (seed, fault) in [(6, Fault::TransferLost), (7, Fault::RestoreFails)] {
+        let mut talk = talk_as_demanded(seed, Weather::FAIR, false, true);
+        let mut agents = Agents::default();
+        let Talk { giver, taker, flow, .. } = talk;
+        for _ in 0..2 {
+            let keys = talk.shop.world.nonces.counts().keys;
+            let ticket = agents.hand_over(&mut talk.shop, flow, (giver, taker), fault).expect("it is open");
+            agents.run_for(&mut talk.shop, SECOND);
+            assert_eq!(agents.outcome(ticket), Some("stays"));
+            talk.assert_goes_on(&mut agents, giver, "it stays");
+            let counts = talk.shop.world.nonces.counts();
+            assert_eq!((counts.keys, counts.reused), (keys, 0), "under the keys that it had");
+        }
+        assert_eq!(talk.shop.world.host(talk.shop.client).cache.refused, 0, "seed {seed}");
         let again = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
         agents.run_for(&mut talk.shop, SECOND);
         assert_eq!(agents.outcome(again), Some("gone"));

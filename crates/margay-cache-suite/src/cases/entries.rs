@@ -159,6 +159,26 @@ fn forgetting() -> Vec<Case> {
                 ],
             ),
         ),
+        case(
+            "a suspended flow is nobody's until it is installed again, and is removed where it is",
+            &[],
+            after(
+                entry(FLOW, 1),
+                vec![
+                    says(FLOW, ANY),
+                    suspends(FLOW),
+                    misses(PORT_A),
+                    hears_as(FLOW, ANSWER, Seen::Missed),
+                    installs(entry(FLOW, 2)),
+                    says(FLOW, ANY),
+                    hears(FLOW, ANSWER),
+                    suspends(FLOW),
+                    removes(FLOW),
+                    misses(PORT_A),
+                    hears_as(FLOW, ANSWER, Seen::Missed),
+                ],
+            ),
+        ),
     ]
 }
 

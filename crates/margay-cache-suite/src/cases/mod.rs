@@ -117,6 +117,10 @@ const fn removes(flow: FlowId) -> Step {
     Step::Told(EntryUpdate::Remove { flow, reason: RemoveReason::Closed })
 }
 
+const fn suspends(flow: FlowId) -> Step {
+    Step::Told(EntryUpdate::Suspend(flow))
+}
+
 /// A path, and a flow on it.
 fn begun(entry: Entry) -> Vec<Step> {
     vec![on_path(path()), installs(entry)]

@@ -145,10 +145,25 @@ fn numbers_of_seals() -> Vec<Case> {
                     installs(sealed(1)),
                     out(2),
                     comes(of_seal(5, peer_keys()), dropped(Why::Replayed)),
-                    removes(FLOW),
-                    installs(sealed(1)),
+                ],
+            )
+        }),
+        case("a suspended flow carries nothing, and goes on with its keys where it was", ENCAPSULATED, {
+            let missed = || Expected::Exactly(Seen::Missed);
+            after(
+                sealed(1),
+                vec![
                     out(0),
+                    out(1),
                     comes(of_seal(5, peer_keys()), GIVEN),
+                    suspends(FLOW),
+                    misses(PORT_A),
+                    comes(of_seal(6, peer_keys()), missed()),
+                    Step::Forgets,
+                    installs(sealed(2)),
+                    out(2),
+                    comes(of_seal(5, peer_keys()), dropped(Why::Replayed)),
+                    comes(of_seal(6, peer_keys()), GIVEN),
                 ],
             )
         }),

@@ -19,8 +19,8 @@ use margay_wire::{
     StackRepr, epochs,
 };
 
-use crate::association::AssociationTable;
 use crate::association::draft::Draft;
+use crate::association::{Association, AssociationTable};
 use crate::leg::carriage::Why;
 use crate::leg::seal::{Cipher, SealKeys};
 use crate::leg::stack::{Stack, Stacks};
@@ -175,8 +175,9 @@ impl Sal {
                 else {
                     continue;
                 };
-                self.flows.derive_seal(&self.associations, &self.config, id, cipher);
-                if self.flows.get(id).is_some_and(|flow| flow.stacks.has_sealed()) {
+                // The cipher is the one that it has.
+                let is_derived = self.flows.derive_seal(&self.associations, &self.config, id, cipher).is_ok();
+                if is_derived && self.flows.get(id).is_some_and(|flow| flow.stacks.has_sealed()) {
                     self.flows.install_again(&mut self.queue, id);
                 }
             }
@@ -249,7 +250,8 @@ impl Demands {
 impl FlowTable {
     /// A flow whose association and peer are known is sealed from its first packet on.
     pub(crate) fn seal_flow(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
-        self.derive_seal(associations, config, id, cipher);
+        // A flow that is new here has no keys yet.
+        let _ = self.derive_seal(associations, config, id, cipher);
         if let Some(flow) = self.get_mut(id) {
             flow.marks |= Marks::SECURE;
             flow.stacks = Stacks::only(Stack::Secure);
@@ -257,39 +259,54 @@ impl FlowTable {
     }
 
     /// Gives a flow the keys of the present epochs.
-    pub(crate) fn derive_seal(&mut self, associations: &AssociationTable, config: &Config, id: FlowId, cipher: Cipher) {
-        let Some(flow) = self.get(id) else { return };
-        let Some(association) = associations.get(flow.association) else { return };
-        let own = config.epoch;
-        let peer = association.peer_epoch;
-        let is_initiator = flow.role == Role::Initiator;
-        let (initiator_flow, responder_flow) =
-            if is_initiator { (flow.id, flow.peer_flow) } else { (flow.peer_flow, flow.id) };
-        let secret = |is_own: bool| {
-            let (sender_epoch, receiver_epoch) = if is_own { (own, peer) } else { (peer, own) };
-            let from_initiator = is_own == is_initiator;
-            let session = flow.session;
-            let context = Context {
-                cipher,
-                from_initiator,
-                sender_epoch,
-                receiver_epoch,
-                initiator_flow,
-                responder_flow,
-                session,
-            };
-            context.secret(&association.root_key())
-        };
-        let keys = SealKeys {
-            cipher,
-            send: secret(true),
-            open: secret(false),
-            send_epochs: epochs(own, peer),
-            open_epochs: epochs(peer, own),
-        };
-        if let Some(flow) = self.get_mut(id) {
-            flow.seal = Some(Box::new(keys));
+    ///
+    /// # Errors
+    ///
+    /// It has keys of these epochs, of another cipher; it keeps them. Numbers under them have been used: who could have
+    /// the cipher replaced could have the first one come back, with counters that begin again.
+    pub(crate) fn derive_seal(
+        &mut self,
+        associations: &AssociationTable,
+        config: &Config,
+        id: FlowId,
+        cipher: Cipher,
+    ) -> Result<(), CipherBound> {
+        let Some(flow) = self.get_mut(id) else { return Ok(()) };
+        let Some(association) = associations.get(flow.association) else { return Ok(()) };
+        let other = flow.seal.as_deref().filter(|had| had.cipher != cipher);
+        if other.is_some_and(|had| *had == keys_of(flow, association, config, had.cipher)) {
+            return Err(CipherBound);
         }
+        flow.seal = Some(Box::new(keys_of(flow, association, config, cipher)));
+        Ok(())
+    }
+}
+
+/// A flow has a cipher in these epochs, and it is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CipherBound;
+
+/// The keys of a flow in the present epochs of both ends.
+fn keys_of(flow: &Flow, association: &Association, config: &Config, cipher: Cipher) -> SealKeys {
+    let own = config.epoch;
+    let peer = association.peer_epoch;
+    let is_initiator = flow.role == Role::Initiator;
+    let (initiator_flow, responder_flow) =
+        if is_initiator { (flow.id, flow.peer_flow) } else { (flow.peer_flow, flow.id) };
+    let secret = |is_own: bool| {
+        let (sender_epoch, receiver_epoch) = if is_own { (own, peer) } else { (peer, own) };
+        let from_initiator = is_own == is_initiator;
+        let session = flow.session;
+        let context =
+            Context { cipher, from_initiator, sender_epoch, receiver_epoch, initiator_flow, responder_flow, session };
+        context.secret(&association.root_key())
+    };
+    SealKeys {
+        cipher,
+        send: secret(true),
+        open: secret(false),
+        send_epochs: epochs(own, peer),
+        open_epochs: epochs(peer, own),
     }
 }
 

@@ -425,7 +425,10 @@ pub enum EntryUpdate {
         /// What is lost.
         loss: Loss,
     },
-    /// Forget an entry.
+    /// Carry nothing of a flow from here on, as if it had no entry, until one is installed again. Whatever belongs to
+    /// the flow and its keys stays: numbers, what was opened, what is counted.
+    Suspend(FlowId),
+    /// Forget an entry, and whatever belongs to its flow, which is over: no entry with the same keys follows.
     Remove {
         /// The local identifier of the flow.
         flow: FlowId,

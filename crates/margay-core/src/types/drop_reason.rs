@@ -102,6 +102,8 @@ drop_reasons! {
     Locked = 38, "locked";
     /// A datagram of `fec` that has come twice, or after it was given up, or whose number is far from the others.
     LateDatagram = 39, "late_datagram";
+    /// The peer names another cipher for a flow that has one.
+    OtherCipher = 40, "other_cipher";
 }
 
 impl fmt::Display for DropReason {

@@ -61,7 +61,8 @@ impl Host {
         let mut kept = self.kept(now);
         kept.flows.iter_mut().for_each(alter);
         let start = Start { epoch: self.start.epoch + 1, ..self.start };
-        let mut next = Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits);
+        let mut next =
+            Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits, self.nonces.clone());
         for (prefix, id, rule) in self.sal.rules() {
             // An empty table has room for what another had room for.
             let _ = next.sal.add_rule_as(now, id, prefix, rule.clone());
@@ -69,7 +70,7 @@ impl Host {
         next.sal.set_chain_policy(self.sal.chain_policy().clone()).expect("it was gone by before");
         self.leases.iter().for_each(|(address, service)| next.sal.bind_name(*address, *service));
         std::mem::swap(&mut next.sal, &mut self.sal);
-        let mut cache = Cache::new(self.cache.own);
+        let mut cache = Cache::new(self.cache.own, self.nonces.clone());
         cache.kernel = self.cache.kernel.take();
         (self.cache, self.start, self.is_dead) = (cache, start, false);
         if !self.secure.0.is_empty() {

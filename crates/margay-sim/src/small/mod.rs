@@ -13,6 +13,7 @@ use margay_core::{Instant, Limits};
 use margay_wire::PORT;
 
 use crate::host::{Host, Outgoing, Start};
+use crate::nonces::Nonces;
 
 pub mod changing;
 pub mod handing;
@@ -271,5 +272,6 @@ impl SmallWorld {
 }
 
 fn new_host(address: IpAddr, start: Start, seed: u8, now: Instant) -> Host {
-    Host::new(address, start, now, [seed; 32], Limits::default())
+    // No two hosts encrypt under one key: each looks after its own.
+    Host::new(address, start, now, [seed; 32], Limits::default(), Nonces::default())
 }

@@ -337,7 +337,8 @@ impl Fetches {
         if let Some(giving) = self.giving.get_mut(&ticket) {
             giving.was_frozen = true;
         }
-        queue.update(EntryUpdate::Remove { flow, reason: RemoveReason::HandedOver });
+        // Not removed: where the connection comes to stay, its keys are the same and their numbers go on.
+        queue.update(EntryUpdate::Suspend(flow));
         queue.freeze(flow);
         events.push(Event::HandOver(HandOver::Fetched(ticket)));
     }

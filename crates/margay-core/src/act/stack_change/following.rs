@@ -114,7 +114,7 @@ impl Sal {
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let from = flow.stacks.sends;
         if let Some(cipher) = self.cipher_for(flow) {
-            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher)?;
         }
         let number = self.rng.u32();
         let proposing = Proposing { to, from, number, cause, sends: Sends::starting(now), until: now + PATIENCE };
@@ -174,7 +174,7 @@ impl Sal {
             if self.secure.secure_stacks() & cipher.bit() == 0 {
                 return Err(ChangeRefused::NoCipher);
             }
-            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher)?;
         }
         let proposed = self.stack_changes.proposing.remove(&id);
         let cause = match proposed {

@@ -122,10 +122,10 @@ impl Sal {
         let from = flow.stacks.sends;
         let number = number_after(flow.stacks.change, now);
         let holder = Holder { host: self.config.host_id(), act: Act::Stack };
-        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         if let Some(cipher) = cipher {
-            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher)?;
         }
+        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
         }

@@ -3,6 +3,7 @@
 use margay_wire::{CHANGES, ErrorCode, FlowId};
 
 use super::ChangeOutcome;
+use crate::act::secure::CipherBound;
 use crate::association::Association;
 use crate::leg::seal::Cipher;
 use crate::leg::stack::Stack;
@@ -70,6 +71,9 @@ pub enum ChangeRefused {
     /// The two ends have no cipher in common.
     #[error("the two hosts have no cipher in common")]
     NoCipher,
+    /// The flow has keys for another cipher.
+    #[error("the flow has a cipher, which stays the same until one of the two agents starts again")]
+    OtherCipher,
     /// The peer's version has no `fec`.
     #[error("the agent of the peer is of a version that has no `fec`; bring it up to date")]
     NoFec,
@@ -128,6 +132,12 @@ fn outranked(end: &End) -> &'static str {
     }
 }
 
+impl From<CipherBound> for ChangeRefused {
+    fn from(CipherBound: CipherBound) -> Self {
+        Self::OtherCipher
+    }
+}
+
 impl ChangeRefused {
     /// What a peer is told.
     pub(super) const fn code(self) -> ErrorCode {
@@ -137,9 +147,13 @@ impl ChangeRefused {
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
-            Self::OldPeer | Self::NoCipher | Self::NoFec | Self::NoSealedFec | Self::NoSctp | Self::NoSealedSctp => {
-                ErrorCode::NoCommonStack
-            }
+            Self::OldPeer
+            | Self::NoCipher
+            | Self::OtherCipher
+            | Self::NoFec
+            | Self::NoSealedFec
+            | Self::NoSctp
+            | Self::NoSealedSctp => ErrorCode::NoCommonStack,
             Self::DatagramsOnly => ErrorCode::DatagramsOnly,
             Self::Demanded(_) => ErrorCode::Demanded,
             Self::Outranked(_) => ErrorCode::Outranked,

@@ -7,6 +7,7 @@ use core::time::Duration;
 use margay_wire::{CHANGES, ChangeRepr, ChangeStep, Flags, FlowId};
 
 use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, StackChange};
+use crate::act::secure::CipherBound;
 use crate::leg::seal::Cipher;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
@@ -66,7 +67,7 @@ impl Sal {
         let following = self.stack_changes.following.get(&id);
         let has_unknown = following.is_some_and(|one| !one.is_made() && one.number != said.number);
         if own != agreed && agreed.is_sealed() {
-            self.go_to_sealed(now, id, said);
+            self.go_to_sealed(now, id, said)?;
         } else if own != agreed {
             self.go_to_plain(now, id, said.number);
         } else if theirs == own && has_unknown {
@@ -83,14 +84,18 @@ impl Sal {
     }
 
     /// An end has the flow sealed; so has this end from here on, and without repairs.
-    fn go_to_sealed(&mut self, now: Instant, id: FlowId, said: ChangeRepr) {
+    fn go_to_sealed(&mut self, now: Instant, id: FlowId, said: ChangeRepr) -> Result<(), DropReason> {
         if let Some(cipher) = Cipher::sealing(said.stack) {
             if self.secure.secure_stacks() & cipher.bit() == 0 {
-                return;
+                return Ok(());
             }
-            self.flows.derive_seal(&self.associations, &self.config, id, cipher);
+            self.flows.derive_seal(&self.associations, &self.config, id, cipher).map_err(|CipherBound| {
+                // It is encrypted under the cipher that it has, or not at all.
+                DropReason::OtherCipher
+            })?;
         }
         self.settle_as_told(now, id, Stack::Secure, said.number);
+        Ok(())
     }
 
     /// The peer has the flow plain, and this end by `fec` or `sctp`: neither has anything that the other needs.

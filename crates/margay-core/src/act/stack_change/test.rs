@@ -103,7 +103,7 @@ fn the_whole_matrix_of_orders() {
                     return "-".into();
                 }
                 let (mut sal, id) = host(Role::Initiator, ABLE_OF_ALL);
-                sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
+                sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305).expect("its first");
                 let flow = sal.flows.get_mut(id).expect("there");
                 flow.app.protocol = 17;
                 flow.stacks = Stacks::only(from);
@@ -181,7 +181,7 @@ fn what_is_sealed_stays_so_whatever_the_peer_has() {
     let start = Instant::from_millis(10_000);
     for theirs in [Stack::Plain, Stack::Fec, Stack::Secure] {
         let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
-        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
+        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305).expect("its first");
         sal.flows.get_mut(id).expect("there").stacks = Stacks { change: 9, ..Stacks::only(Stack::SecureFec) };
         let number = theirs.number(Some(Cipher::ChaCha20Poly1305));
         let told = ChangeRepr { step: ChangeStep::Tell, stack: number, ..request(Stack::Plain, 8) };
@@ -237,7 +237,7 @@ fn a_late_demand_ends_changes_to_less_and_lets_those_to_more_go_on() {
     let start = Instant::from_millis(10_000);
     for (to, goes_on) in [(Stack::Plain, false), (Stack::Fec, false), (Stack::SecureFec, true)] {
         let (mut sal, id) = host(Role::Responder, ABLE | FEC | Cipher::ChaCha20Poly1305.fec_bit());
-        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305);
+        sal.flows.derive_seal(&sal.associations, &sal.config, id, Cipher::ChaCha20Poly1305).expect("its first");
         let flow = sal.flows.get_mut(id).expect("there");
         flow.app.protocol = 17;
         flow.stacks = Stacks::only(Stack::Secure);
@@ -463,4 +463,33 @@ fn a_request_that_comes_before_the_fence_of_the_change_before_is_kept_until_the_
     sal.handle(start, Input::Turned { flow: id, change: 5 });
     assert_eq!((stacks(&sal, id).settled(), said(&mut sal)), (Some(Stack::Secure), alloc::vec![]));
     assert!(sal.flow(id).is_some_and(|flow| flow.stack.changing_to.is_none()));
+}
+
+/// A peer that has the cipher replaced could have the first one come back, with numbers that begin again.
+#[test]
+fn a_flow_keeps_its_cipher_until_an_agent_starts_again() {
+    let start = Instant::from_millis(10_000);
+    let (aes, chacha) = (Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305);
+    let (mut sal, id) = host(Role::Responder, ABLE | aes.bit());
+    sal.set_secure(&[aes, chacha], false, Vec::new());
+    let asks = |cipher: Cipher, number| ChangeRepr { stack: cipher.stack(), ..request(Stack::Secure, number) };
+    let keys = |sal: &Sal| sal.flows.get(id).and_then(|flow| flow.seal.as_deref().copied()).expect("it has keys");
+    assert_eq!(sal.requested(start, id, asks(chacha, 5)), Ok(()));
+    let first = keys(&sal);
+    assert_eq!(sal.abandoned(start, id, 5), Ok(()));
+    said(&mut sal);
+    assert_eq!(sal.requested(start, id, asks(aes, 6)), Ok(()));
+    assert_eq!(said(&mut sal), [ChangeStep::Refuse]);
+    let tells = ChangeRepr { step: ChangeStep::Tell, ..asks(aes, 7) };
+    assert_eq!(sal.told(start, id, tells, false), Err(DropReason::OtherCipher));
+    assert!(said(&mut sal).is_empty() && stacks(&sal, id).settled() == Some(Stack::Plain), "nothing has changed");
+    assert!(keys(&sal) == first && sal.stack_changes.under_way(id).is_none());
+    assert_eq!(sal.requested(start, id, asks(chacha, 8)), Ok(()));
+    assert_eq!(said(&mut sal), [ChangeStep::Answer]);
+    assert!(keys(&sal) == first, "the numbers go on under these");
+    assert_eq!(sal.abandoned(start, id, 8), Ok(()));
+    let association = sal.flows.get(id).map_or(0, |flow| flow.association);
+    sal.associations.get_mut(association).expect("its own").peer_epoch += 1;
+    assert_eq!(sal.requested(start, id, asks(aes, 9)), Ok(()));
+    assert_eq!(keys(&sal).cipher, aes, "all keys are fresh");
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use margay_core::epoch::next_epoch;
 use margay_core::key::{HostId, HostSecret, from_hex, to_hex};
 use zeroize::Zeroizing;
 
@@ -24,6 +25,9 @@ pub struct Identity {
     pub epoch: u32,
     /// The boot of the host.
     pub boot_id: [u8; 16],
+    /// What the runtime directory keeps of keys is of this boot, and the epoch that they were used in last is known. If
+    /// not, they must not be used again: nobody could say under which numbers they have been.
+    pub continues: bool,
 }
 
 impl Identity {
@@ -42,18 +46,15 @@ impl Identity {
         let known = read_key(dir)?;
         let beside_keys = runtime_dir.join(EPOCH_FILE);
         let used = read_used(&beside_keys)?;
-        let epoch = next_epoch(dir, used, known.is_some(), clock)?;
+        let epoch = later_epoch(dir, used.map(|used| used.epoch), known.is_some(), clock)?;
         dir.write(EPOCH_FILE, format!("{epoch}\n").as_bytes())?;
-        std::fs::write(&beside_keys, format!("{epoch}\n")).map_err(|error| StateError::Io {
-            path: beside_keys,
-            act: "write the epoch",
-            error,
-        })?;
+        write_used(&beside_keys, epoch, &boot_id)?;
+        let continues = used.is_some_and(|used| used.boot_id.is_none_or(|known| known == boot_id));
         let host_key = match known {
             Some(key) => key,
             None => make_key(dir)?,
         };
-        Ok(Self { host_key, epoch, boot_id })
+        Ok(Self { host_key, epoch, boot_id, continues })
     }
 
     /// The host's name on the wire.
@@ -85,18 +86,41 @@ fn make_key(dir: &StateDir) -> Result<HostSecret, StateError> {
     Ok(key)
 }
 
-/// The epoch of the start before on this boot, as it lies beside the keys that may have been used under it.
-fn read_used(path: &Path) -> Result<Option<u32>, StateError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(text.trim_end().parse().ok()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(StateError::Io { path: path.to_owned(), act: "read the epoch", error }),
-    }
+/// What lies beside the keys: the epoch that they were used in last, and the boot that they are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Used {
+    epoch: u32,
+    /// Unknown where the version before has written it.
+    boot_id: Option<[u8; 16]>,
+}
+
+fn read_used(path: &Path) -> Result<Option<Used>, StateError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StateError::Io { path: path.to_owned(), act: "read the epoch", error }),
+    };
+    let text = text.trim_end();
+    let used = match text.split_once(' ') {
+        Some((epoch, boot_id)) => epoch.parse().ok().zip(from_hex(boot_id).ok().map(Some)),
+        None => text.parse().ok().map(|epoch| (epoch, None)),
+    };
+    let used = used.map(|(epoch, boot_id)| Used { epoch, boot_id });
+    let what = "not an epoch and a boot; remove it: peers are met anew, and the flows that were kept end";
+    used.map(Some).ok_or_else(|| damaged(path, what))
+}
+
+/// Whole, or not at all.
+fn write_used(path: &Path, epoch: u32, boot_id: &[u8; 16]) -> Result<(), StateError> {
+    let fresh = path.with_extension("new");
+    let text = format!("{epoch} {}\n", to_hex(boot_id));
+    let written = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path));
+    written.map_err(|error| StateError::Io { path: path.to_owned(), act: "write the epoch", error })
 }
 
 /// Beyond every epoch that this host may have used: those that it remembers, and the clock, since an agent starts
 /// less than once a second. The clock counts although there is a counter: the counter may be an old copy.
-fn next_epoch(dir: &StateDir, used: Option<u32>, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
+fn later_epoch(dir: &StateDir, used: Option<u32>, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
     let path = dir.join(EPOCH_FILE);
     let text = dir.read(EPOCH_FILE)?;
     let advice = "not a number; remove it, and the agent continues from the clock";
@@ -113,15 +137,10 @@ fn next_epoch(dir: &StateDir, used: Option<u32>, has_key: bool, clock: &Clock) -
             "the epoch counter has gone back: the state directory was restored from an older copy; the later one counts"
         );
     }
-    let used_up = || damaged(&path, "the last epoch is used up; remove the host key to become a new host");
-    let next = counted.max(used).unwrap_or(0).checked_add(1).ok_or_else(used_up)?;
     // A new host needs no clock, and one whose clock is beyond 2106 goes on counting.
     let now = if has_key { u32::try_from(clock.unix_s()).unwrap_or(0) } else { 0 };
-    if now <= next {
-        return Ok(next);
-    }
-    // Sealed data shows the low three bits: they go on counting, so that two starts after each other are told apart.
-    Ok(now.saturating_add(next.wrapping_sub(now) & 7))
+    next_epoch(counted, used, now)
+        .ok_or_else(|| damaged(&path, "the last epoch is used up; remove the host key to become a new host"))
 }
 
 fn read_boot_id(path: &Path) -> Result<[u8; 16], StateError> {
@@ -183,6 +202,28 @@ mod tests {
         dir.write(EPOCH_FILE, copy.as_bytes()).expect("restored");
         let rebooted = at(1100).expect("started").epoch;
         assert!(rebooted > restored, "{rebooted} was used, up to {restored}");
+    }
+
+    #[test]
+    fn keys_are_used_again_only_on_their_boot_and_beyond_their_epoch() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (dir, runtime) = (StateDir::open(base.path().join("s")).expect("made"), base.path());
+        let boots = ["one", "two"].map(|name| runtime.join(name));
+        for (path, digit) in boots.iter().zip(["1", "2"]) {
+            std::fs::write(path, digit.repeat(32)).expect("written");
+        }
+        let at = |boot: usize| Identity::start(&dir, runtime, &boots[boot], &clock());
+        let starts = [0, 0, 1, 1].map(|boot| at(boot).expect("started"));
+        assert_eq!(starts.each_ref().map(|start| start.continues), [false, true, false, true]);
+        assert!(starts.is_sorted_by(|one, next| one.epoch < next.epoch));
+        let beside_keys = runtime.join(EPOCH_FILE);
+        for torn in ["", "17 ", "17 22", "x"] {
+            std::fs::write(&beside_keys, torn).expect("written");
+            let error = at(1).expect_err("nobody knows what the keys were used for").to_string();
+            assert!(error.contains(EPOCH_FILE), "{error}");
+        }
+        std::fs::remove_file(&beside_keys).expect("removed");
+        assert!(!at(1).expect("started").continues, "the keys are left alone");
     }
 
     #[test]

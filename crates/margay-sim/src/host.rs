@@ -105,6 +105,8 @@ pub struct Host {
     limits: Limits,
     /// What is encrypted in its world.
     nonces: Nonces,
+    /// What its state directory says of its agent's epochs.
+    counted_epoch: u32,
     next_port: u16,
     /// The ciphers that its agent has, and whether it demands that every flow is sealed.
     secure: (Vec<Cipher>, bool),
@@ -168,6 +170,7 @@ impl Host {
             start,
             limits,
             nonces,
+            counted_epoch: start.epoch,
             next_port: 30_000,
             secure: (Vec::new(), false),
         }

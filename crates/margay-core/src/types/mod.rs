@@ -3,6 +3,7 @@
 pub mod config;
 pub mod direction;
 pub mod drop_reason;
+pub mod epoch;
 pub mod hop;
 pub mod key;
 pub(crate) mod keyed_hash;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use margay_core::Instant;
+use margay_core::epoch::next_epoch;
 use margay_core::handover::HandoverRecord;
 use margay_wire::FlowId;
 
@@ -21,6 +22,19 @@ impl Host {
     /// The agent's epoch.
     pub const fn epoch(&self) -> u32 {
         self.start.epoch
+    }
+
+    /// Its state directory is restored from the first copy that there was. What the runtime directory has stays: keys,
+    /// and the epoch that they were used in last.
+    pub const fn restore_state_directory(&mut self) {
+        self.counted_epoch = 1;
+    }
+
+    /// The next start takes the epoch of the one before again.
+    #[cfg(test)]
+    pub(crate) const fn forget_epoch(&mut self) {
+        self.start.epoch -= 1;
+        self.counted_epoch = self.start.epoch;
     }
 
     /// From now on its agent does not run.
@@ -60,7 +74,10 @@ impl Host {
     pub(crate) fn start_agent_with(&mut self, now: Instant, seed: [u8; 32], alter: &dyn Fn(&mut HandoverRecord)) {
         let mut kept = self.kept(now);
         kept.flows.iter_mut().for_each(alter);
-        let start = Start { epoch: self.start.epoch + 1, ..self.start };
+        // Without a clock: only what is remembered counts.
+        let epoch = next_epoch(Some(self.counted_epoch), Some(self.start.epoch), 0).expect("far from the last");
+        self.counted_epoch = epoch;
+        let start = Start { epoch, ..self.start };
         let mut next =
             Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits, self.nonces.clone());
         for (prefix, id, rule) in self.sal.rules() {

@@ -18,7 +18,13 @@ impl Keepsake {
     }
 
     /// Hands the core what the start before has left. Without it every peer is met anew, which costs a handshake each.
-    pub fn take_up(&self, sal: &mut Sal, now: Instant) {
+    /// `continues`: the keys are of this boot, and it is known in which epoch they were used last. Others are forgotten:
+    /// a nonce could be used twice under them.
+    pub fn take_up(&self, sal: &mut Sal, now: Instant, continues: bool) {
+        if !continues {
+            // Absent as a rule: a boot begins without them.
+            return drop(fs::remove_file(&self.0));
+        }
         let bytes = match fs::read(&self.0) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,

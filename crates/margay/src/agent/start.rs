@@ -275,7 +275,7 @@ async fn start_core(
     // Messages about what is carried already are answered from the beginning, SYNs when `begin` says so.
     sal.hold_connects();
     let runtime_dir = config.host.runtime_dir.clone();
-    Keepsake::new(&runtime_dir).take_up(&mut sal, now);
+    Keepsake::new(&runtime_dir).take_up(&mut sal, now, identity.continues);
     flows::take_up(&runtime_dir, &mut sal, now);
     direct.hand_over_grants(&mut sal, now);
     sal.forget_superseded();

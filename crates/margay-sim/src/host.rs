@@ -176,12 +176,6 @@ impl Host {
         }
     }
 
-    /// The ciphers that its agent has, and whether it demands that every flow is sealed: also after its next starts.
-    pub fn set_secure(&mut self, ciphers: &[Cipher], demands: bool) {
-        self.secure = (ciphers.to_vec(), demands);
-        self.sal.set_secure(ciphers, demands, Vec::new());
-    }
-
     /// Its virtual addresses.
     pub const fn ranges(&self) -> Ranges {
         self.start.ranges
@@ -190,11 +184,6 @@ impl Host {
     /// The host's public key.
     pub fn public_key(&self) -> [u8; 32] {
         HostSecret::generate(&mut Rng::new(self.start.key_seed)).public().0
-    }
-
-    /// From which its key was made: the same machine can start again with it.
-    pub fn key_seed(&self) -> [u8; 32] {
-        self.start.key_seed
     }
 
     /// Starts a server, reachable as `service`.

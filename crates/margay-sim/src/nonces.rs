@@ -3,6 +3,8 @@
 //! The numbers under a key rise, since a counter begins at zero and never goes back. So what is remembered of a key is
 //! its next number, however much is encrypted under it, and whatever begins again at an earlier one is found at once.
 
+pub mod search;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -58,6 +58,7 @@ mod names;
 mod narrow_path;
 mod nat_first_contact;
 mod next_key;
+mod nonces;
 mod odd_hosts;
 mod odd_packets;
 mod own_frames;
@@ -276,6 +277,7 @@ pub const ALL: &[Scenario] = &[
     cloned_key::SCENARIO,
     half_closed::SCENARIO,
     model::SCENARIO,
+    nonces::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,
     router_ha::SCENARIO,

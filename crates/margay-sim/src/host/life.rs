@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use margay_core::Instant;
 use margay_core::epoch::next_epoch;
 use margay_core::handover::HandoverRecord;
+use margay_core::{Cipher, Instant};
 use margay_wire::FlowId;
 
 use super::journal::Journal;
@@ -19,6 +19,17 @@ struct Kept {
 }
 
 impl Host {
+    /// The ciphers that its agent has, and whether it demands that every flow is sealed: also after its next starts.
+    pub fn set_secure(&mut self, ciphers: &[Cipher], demands: bool) {
+        self.secure = (ciphers.to_vec(), demands);
+        self.sal.set_secure(ciphers, demands, Vec::new());
+    }
+
+    /// From which its key was made: the same machine can start again with it.
+    pub fn key_seed(&self) -> [u8; 32] {
+        self.start.key_seed
+    }
+
     /// The agent's epoch.
     pub const fn epoch(&self) -> u32 {
         self.start.epoch

@@ -18,8 +18,8 @@ impl Keepsake {
     }
 
     /// Hands the core what the start before has left. Without it every peer is met anew, which costs a handshake each.
-    /// `continues`: the keys are of this boot, and it is known in which epoch they were used last. Others are forgotten:
-    /// a nonce could be used twice under them.
+    /// `continues`: the keys are of this boot, and it is known in which epoch they were used last. Others are
+    /// forgotten: a nonce could be used twice under them.
     pub fn take_up(&self, sal: &mut Sal, now: Instant, continues: bool) {
         if !continues {
             // Absent as a rule: a boot begins without them.

@@ -7,9 +7,9 @@
 //! commits: from that moment on its program's packets go to the taker, and no others do. Whoever of the two does not
 //! know where the connection is asks the initiator.
 //!
-//! While the connection is frozen, nothing of it leaves the giver: the flow cache has suspended it, so that what its TCP
-//! still takes is never acknowledged, and comes again to the taker. Numbers, keys and counters wait in the cache for the
-//! connection that comes to stay (docs/decisions/0117).
+//! While the connection is frozen, nothing of it leaves the giver: the flow cache has suspended it, so that what its
+//! TCP still takes is never acknowledged, and comes again to the taker. Numbers, keys and counters wait in the cache
+//! for the connection that comes to stay (docs/decisions/0117).
 //!
 //! [`giver`], [`initiator`] and [`taker`] are the three ends.
 

@@ -5,13 +5,14 @@
 //! ```
 //!
 //! Prints one JSON object for each check; the last line sums up: `stateright_states`, `sim_seeds`, `violations`. The
-//! exit status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of
-//! `wandering` if nothing else is said.
+//! exit status is 0 if there are none. `--only` takes one search, `wandering`, `unrest` or `nonces`, which
+//! runs only when it is asked for; `--seed` one seed, of `wandering` if nothing else is said.
 
 mod changing;
 mod handing;
 mod meeting;
 mod moving;
+mod nonces;
 mod search;
 mod wandering;
 
@@ -205,10 +206,16 @@ fn main() -> ExitCode {
         let range = order.seed.map_or(0..count, |seed| seed..seed + 1);
         let start = Instant::now();
         let tried = range.end - range.start;
-        let wrong = wandering::explore(range, threads, run);
+        let wrong = wandering::explore(range, threads, &run);
         (seeds, violations, checks) = (seeds + tried, violations + wrong.len(), checks + 1);
         let seconds = start.elapsed().as_secs_f64();
         say(&json!({"check": name, "seeds": tried, "seconds": seconds, "wrong": wrong}));
+    }
+    if order.only.as_deref() == Some(nonces::NAME) {
+        let count = order.seeds.unwrap_or(if order.is_long { nonces::LONG } else { SEEDS });
+        let range = order.seed.map_or(0..count, |seed| seed..seed + 1);
+        let (tried, wrong) = (range.end - range.start, nonces::explore(range, threads));
+        (seeds, violations, checks) = (seeds + tried, violations + wrong, checks + 1);
     }
     say(&json!({"stateright_states": states, "sim_seeds": seeds, "violations": violations}));
     if checks == 0 {

@@ -183,7 +183,7 @@ pub fn run(seed: u64) -> Result<(), String> {
 }
 
 /// Runs a world for every seed; gives those that go wrong, and why.
-pub fn explore(seeds: Range<u64>, threads: usize, run: fn(u64) -> Result<(), String>) -> Vec<String> {
+pub fn explore(seeds: Range<u64>, threads: usize, run: &(dyn Fn(u64) -> Result<(), String> + Sync)) -> Vec<String> {
     let (next, wrong) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..threads {

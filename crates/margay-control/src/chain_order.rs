@@ -15,7 +15,7 @@ use crate::chains::{RulesError, rule};
 use crate::keyring::Authority;
 use crate::lineage::Lineage;
 pub use crate::registration::proto::{ChainOrder as OrderWords, OrderReason, OrderReport};
-use crate::statement::Statement;
+use crate::statement::{Statement, StatementDoubt};
 
 /// How long after it was signed an order may be begun with, in seconds.
 pub const LIFE_S: RangeInclusive<u32> = 1..=600;
@@ -179,12 +179,10 @@ impl SignedOrder {
     ///
     /// Why nobody carries it out.
     pub fn order(&self, line: &Lineage, revoked: &[KeyRevocation], unix_s: u64) -> Result<ChainOrder, OrderDoubt> {
-        if !self.is_signed(CONTEXT, line) {
-            return Err(OrderDoubt::Unsigned);
-        }
-        if self.is_by_any_of(revoked) {
-            return Err(OrderDoubt::Revoked);
-        }
+        self.check(CONTEXT, line, revoked, unix_s).map_err(|doubt| match doubt {
+            StatementDoubt::Revoked => OrderDoubt::Revoked,
+            StatementDoubt::Unsigned | StatementDoubt::Ended => OrderDoubt::Unsigned,
+        })?;
         if self.signed_s() > unix_s.saturating_add(AHEAD_MAX_S) {
             return Err(OrderDoubt::Ahead);
         }

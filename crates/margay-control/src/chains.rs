@@ -4,6 +4,7 @@
 use std::ops::{Deref, RangeInclusive};
 
 use margay_core::chain::{BoxWanted, ChainPolicy, ChainRule, Client, Filter, PolicyError, Program, Requirement};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{AUTHORITY_BITS, Name, NameError, Prefix, group_number};
 use prost::Message;
 
@@ -11,15 +12,23 @@ use crate::api::v1::{PolicyChain, PolicyRequirement};
 use crate::keyring::Authority;
 use crate::lineage::Lineage;
 pub use crate::registration::proto::ChainRules;
-use crate::statement::Statement;
+use crate::statement::{Statement, StatementDoubt};
 
 /// Encoded rules of one authority: with all around them they fit into one message to a host.
 const RULES_LEN_MAX: usize = 57_344;
 const CONTEXT: &[u8] = b"margay 2026 chains";
+/// Rules count for so long after they were signed, and no longer than their signer may sign. The router that has signed
+/// them signs them again in time.
+pub const LIFETIME_S: u64 = 30 * 24 * 60 * 60;
+/// It does so when less is left.
+const RENEW_BEFORE_S: u64 = 20 * 24 * 60 * 60;
+/// A signature that would count for less longer than the one before is not worth the telling.
+const RENEW_GAIN_S: u64 = 60 * 60;
 /// Characters of a filter's expression.
 pub const FILTER_LEN_MAX: usize = 1024;
 /// Rules that were signed by a clock that is ahead by less are taken: others could not be replaced for long.
 const AHEAD_MAX_S: u64 = 24 * 60 * 60;
+const MS_PER_S: u64 = 1000;
 
 /// Rules that an authority has signed; of two, the later count.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +79,17 @@ pub enum Doubt {
     #[error("they are not signed by the authority, nor by a router that may sign for all of its services")]
     Unsigned,
     /// By a key that was taken back.
-    #[error("they are signed by a key that may sign for the authority no longer")]
+    #[error(
+        "they are signed by a key that the authority has taken back; apply the policy again on a router that may sign: \
+         `margay policy apply`"
+    )]
     Revoked,
+    /// Too late.
+    #[error(
+        "their signature has run out, or their signer's right to sign has; apply the policy again on a router that may \
+         sign: `margay policy apply`"
+    )]
+    Ended,
     /// From the future.
     #[error("they were signed more than a day from now; check both clocks")]
     Ahead,
@@ -114,19 +132,59 @@ impl SignedChains {
         if rules.encode_to_vec() == self.body { Ok(rules) } else { Err(Doubt::Newer) }
     }
 
-    /// The policy, if the authority whose keys are `line` has signed it: by a key that was believed at that time.
+    /// Until when they count, in seconds since 1970, if they do: the authority whose keys are `line` has signed them,
+    /// by a key that might then and may now.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody goes by them.
+    pub fn until_s(&self, line: &Lineage, revoked: &[KeyRevocation], unix_s: u64) -> Result<u64, Doubt> {
+        let until_s = self.check(CONTEXT, line, revoked, unix_s).map_err(|doubt| match doubt {
+            StatementDoubt::Unsigned => Doubt::Unsigned,
+            StatementDoubt::Revoked => Doubt::Revoked,
+            StatementDoubt::Ended => Doubt::Ended,
+        })?;
+        if self.signed_s() > unix_s.saturating_add(AHEAD_MAX_S) {
+            return Err(Doubt::Ahead);
+        }
+        let until_s = until_s.min(self.signed_s().saturating_add(LIFETIME_S));
+        if until_s < unix_s { Err(Doubt::Ended) } else { Ok(until_s) }
+    }
+
+    /// The policy, if it counts.
     ///
     /// # Errors
     ///
     /// Why nobody goes by it.
-    pub fn policy(&self, line: &Lineage, unix_s: u64) -> Result<ChainPolicy, Doubt> {
-        if !self.is_signed(CONTEXT, line) {
-            return Err(Doubt::Unsigned);
-        }
-        if self.signed_s() > unix_s.saturating_add(AHEAD_MAX_S) {
-            return Err(Doubt::Ahead);
-        }
+    pub fn policy(&self, line: &Lineage, revoked: &[KeyRevocation], unix_s: u64) -> Result<ChainPolicy, Doubt> {
+        self.until_s(line, revoked, unix_s)?;
         Ok(compile(&self.rules()?, self.authority)?)
+    }
+
+    /// The names that the rules are about, as far as this version can tell, where they were signed and do not count:
+    /// nobody is to get past their middleboxes meanwhile.
+    pub fn lapsed_names(&self) -> Vec<Prefix> {
+        let rules = ChainRules::decode(&self.body[..]).unwrap_or_default();
+        let of_chains = rules.chains.iter().filter(|chain| !chain.boxes.is_empty()).map(|chain| &chain.services);
+        let named = of_chains.chain(rules.required.iter().map(|required| &required.services));
+        let is_its = |prefix: &Prefix| prefix.bits >= AUTHORITY_BITS && prefix.id.authority() == self.authority;
+        let mut all: Vec<Prefix> = named.filter_map(|text| services_of(text).ok()).filter(is_its).collect();
+        all.sort_unstable_by_key(|prefix| (prefix.id, prefix.bits));
+        all.dedup();
+        all
+    }
+
+    /// The same rules, signed again before they end. Only what its own key has signed a router signs again: else the
+    /// word of a stolen router would outlive the key that it was signed with. `None`: there is time, or no right.
+    pub fn renewed(&self, by: &Authority, line: &Lineage, revoked: &[KeyRevocation], unix_s: u64) -> Option<Self> {
+        let until_s = self.until_s(line, revoked, unix_s).ok()?;
+        let is_own = self.signer == by.key.public() || by.warrant.is_none() && line.until_s(&self.signer).is_some();
+        if !is_own || !by.is_valid(unix_s) || until_s - unix_s >= RENEW_BEFORE_S {
+            return None;
+        }
+        let again = Self::sign(by, &self.rules().ok()?, Some(self), unix_s * MS_PER_S).ok()?;
+        let longer_s = again.until_s(line, revoked, unix_s).ok()?.saturating_sub(until_s);
+        (longer_s >= RENEW_GAIN_S).then_some(again)
     }
 }
 
@@ -348,7 +406,6 @@ pub fn written(chain: &PolicyChain) -> String {
 #[cfg(test)]
 mod tests {
     use margay_core::key::SigningKey;
-    use margay_core::key_revocation::KeyRevocation;
     use margay_core::name::authority_block;
     use margay_core::rng::Rng;
     use margay_core::succession::Succession;
@@ -519,12 +576,12 @@ mod tests {
         let signed = sign(&authority(1));
         let read = SignedChains::decode(&signed.encode()).expect("readable");
         assert_eq!(read, signed);
-        assert_eq!(read.policy(&line, NOW_S).expect("signed").rules.len(), 1);
-        assert_eq!(sign(&authority(2)).policy(&line, NOW_S), Err(Doubt::Unsigned), "another's key");
+        assert_eq!(read.policy(&line, &[], NOW_S).expect("signed").rules.len(), 1);
+        assert_eq!(sign(&authority(2)).policy(&line, &[], NOW_S), Err(Doubt::Unsigned), "another's key");
         let mut changed = signed.clone();
         changed.0.signed_ms += 1;
-        assert_eq!(changed.policy(&line, NOW_S), Err(Doubt::Unsigned));
-        assert_eq!(signed.policy(&line, NOW_S - 2 * AHEAD_MAX_S), Err(Doubt::Ahead));
+        assert_eq!(changed.policy(&line, &[], NOW_S), Err(Doubt::Unsigned));
+        assert_eq!(signed.policy(&line, &[], NOW_S - 2 * AHEAD_MAX_S), Err(Doubt::Ahead));
         assert_eq!(SignedChains::decode(b"abc"), Err(Doubt::Malformed));
         let again = SignedChains::sign(&authority(1), &ChainRules::default(), Some(&signed), 5).expect("signed");
         assert!(again.signed_ms > signed.signed_ms, "a clock that was set back makes nothing older");
@@ -540,15 +597,17 @@ mod tests {
         };
         let router = Authority { key: key(7), warrant: Some(warrant), ..authority(1) };
         let signed = sign(&router);
-        assert!(SignedChains::decode(&signed.encode()).expect("readable").policy(&line, NOW_S + 7200).is_ok());
+        let read = SignedChains::decode(&signed.encode()).expect("readable");
+        assert!(read.policy(&line, &[], NOW_S + 3600).is_ok());
+        assert_eq!(read.policy(&line, &[], NOW_S + 3601), Err(Doubt::Ended), "what it has signed ends with its right");
         let rules = rules(&[], &[]);
         let late = SignedChains::sign(&router, &rules, None, NOW_MS + 7_200_000).expect("signed");
-        assert_eq!(late.policy(&line, NOW_S + 7200), Err(Doubt::Unsigned), "the warrant has ended");
+        assert_eq!(late.policy(&line, &[], NOW_S + 7200), Err(Doubt::Unsigned), "the warrant has ended");
         let revoked = |key| KeyRevocation::new(authority_block("shop"), key, u64::MAX, &self::key(1));
-        assert!(signed.is_by_any_of(&[revoked(key(7).public())]));
-        assert!(!signed.is_by_any_of(&[revoked(key(8).public())]));
+        assert_eq!(signed.policy(&line, &[revoked(key(7).public())], NOW_S), Err(Doubt::Revoked));
+        assert!(signed.policy(&line, &[revoked(key(8).public())], NOW_S).is_ok());
         let posing = Authority { key: key(8), ..router };
-        assert_eq!(sign(&posing).policy(&line, NOW_S), Err(Doubt::Unsigned), "another key's warrant");
+        assert_eq!(sign(&posing).policy(&line, &[], NOW_S), Err(Doubt::Unsigned), "another key's warrant");
     }
 
     #[test]
@@ -559,10 +618,57 @@ mod tests {
         let follows = Succession::new(block, &key(1), &key(2), NOW_S - 100, NOW_S - 10);
         store.keep_succession(&follows, "shop", NOW_S).expect("kept");
         let line = Lineage::of(&store, block, key(1).public());
-        assert_eq!(sign(&authority(1)).policy(&line, NOW_S), Err(Doubt::Unsigned));
-        assert!(sign(&authority(2)).policy(&line, NOW_S).is_ok());
+        assert_eq!(sign(&authority(1)).policy(&line, &[], NOW_S), Err(Doubt::Unsigned));
+        assert!(sign(&authority(2)).policy(&line, &[], NOW_S).is_ok());
         let earlier = SignedChains::sign(&authority(1), &ChainRules::default(), None, NOW_MS - 20_000).expect("signed");
-        assert!(earlier.policy(&line, NOW_S).is_ok(), "it was trusted then");
+        assert!(earlier.policy(&line, &[], NOW_S - 10).is_ok());
+        assert_eq!(
+            earlier.policy(&line, &[], NOW_S),
+            Err(Doubt::Ended),
+            "who has the key still may have dated it back"
+        );
+        let again = earlier.renewed(&authority(2), &line, &[], NOW_S - 10).expect("its end is near");
+        assert!(again.policy(&line, &[], NOW_S).is_ok());
+    }
+
+    #[test]
+    fn a_router_signs_its_own_rules_again_in_time_and_nobody_elses() {
+        let (_base, line) = line(1);
+        let by = authority(1);
+        let signed = sign(&by);
+        let end_s = NOW_S + LIFETIME_S;
+        assert_eq!(signed.until_s(&line, &[], NOW_S), Ok(end_s));
+        assert_eq!(signed.until_s(&line, &[], end_s + 1), Err(Doubt::Ended));
+        assert_eq!(signed.renewed(&by, &line, &[], end_s - RENEW_BEFORE_S), None, "there is time");
+        let again = signed.renewed(&by, &line, &[], end_s - RENEW_BEFORE_S + 1).expect("it is time");
+        assert_eq!(again.rules(), signed.rules());
+        assert!(again.signed_ms > signed.signed_ms && again.until_s(&line, &[], end_s + 1).is_ok());
+        assert_eq!(signed.renewed(&by, &line, &[], end_s + 1), None, "an operator is to look at it first");
+        let grant = |lifetime_s| {
+            let granted = Request::new("shop", &key(7)).grant(&by, NOW_S, lifetime_s).expect("granted");
+            let Warrant::Authority(warrant) = granted else { panic!("it is an authority's") };
+            Authority { key: key(7), warrant: Some(warrant), ..authority(1) }
+        };
+        let router = grant(5 * 86_400);
+        let of_router = sign(&router);
+        assert_eq!(of_router.renewed(&by, &line, &[], NOW_S), None, "a stolen router's word would live on");
+        assert_eq!(signed.renewed(&router, &line, &[], end_s - 1), None);
+        assert_eq!(of_router.renewed(&router, &line, &[], NOW_S + 86_400), None, "it would end no later");
+        let again =
+            of_router.renewed(&grant(90 * 86_400), &line, &[], NOW_S + 86_400).expect("its right is longer now");
+        assert_eq!(again.until_s(&line, &[], NOW_S), Ok(NOW_S + 86_400 + LIFETIME_S));
+    }
+
+    #[test]
+    fn names_of_rules_that_count_no_longer_are_known() {
+        let by = authority(1);
+        let web: Name = "web.shop".parse().expect("literal");
+        let all = [chain("inspect", "web.shop", &["fw.shop"]), chain("exempt", "mail.shop", &[])];
+        let signed = SignedChains::sign(&by, &rules(&all, &[require("web.shop", &["fw.shop"])]), None, NOW_MS);
+        assert_eq!(signed.expect("signed").lapsed_names(), [web.service_prefix()]);
+        let newer = [&sign(&by).body[..], &[15 << 3, 1]].concat();
+        let newer = SignedChains(Statement::sign(CONTEXT, &by, newer, NOW_MS));
+        assert_eq!(newer.lapsed_names(), [web.service_prefix()]);
     }
 
     #[test]
@@ -575,7 +681,7 @@ mod tests {
         newer = SignedChains(Statement::sign(CONTEXT, &by, rules, NOW_MS));
         let read = SignedChains::decode(&newer.encode()).expect("readable");
         assert_eq!(read, newer);
-        assert_eq!(read.policy(&line, NOW_S), Err(Doubt::Newer));
+        assert_eq!(read.policy(&line, &[], NOW_S), Err(Doubt::Newer));
     }
     #[test]
     fn a_proxy_divides_a_chain() {

@@ -13,6 +13,17 @@ use crate::registration::proto;
 
 const MS_PER_S: u64 = 1000;
 
+/// Why a statement does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StatementDoubt {
+    /// The authority has not signed it, nor a key that might sign then.
+    Unsigned,
+    /// The key was taken back since.
+    Revoked,
+    /// The key's right to sign has ended since.
+    Ended,
+}
+
 /// Signed bytes of an authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
@@ -68,30 +79,50 @@ impl Statement {
         self.signed_ms / MS_PER_S
     }
 
-    /// Whether the authority whose keys are `line` has signed it, by a key that was believed at that time.
-    pub(crate) fn is_signed(&self, context: &[u8], line: &Lineage) -> bool {
+    /// Whether the authority whose keys are `line` has signed it: by a key that might when it was signed, and that may
+    /// now. Whoever signs chooses the first of these times; a right that has ended could sign for ever by dating back.
+    /// Gives until when the key may sign.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub(crate) fn check(
+        &self,
+        context: &[u8],
+        line: &Lineage,
+        revoked: &[KeyRevocation],
+        unix_s: u64,
+    ) -> Result<u64, StatementDoubt> {
         let signed = signed_bytes(context, self.authority, self.signed_ms, &self.body);
         if line.authority != self.authority || !self.signer.verify(&signed, &self.signature) {
-            return false;
+            return Err(StatementDoubt::Unsigned);
         }
-        let root = self.root(self.signed_s());
-        root.and_then(|root| line.until_s(&root)).is_some_and(|until_s| until_s >= self.signed_s())
+        let (root, until_s) = self.root(self.signed_s()).ok_or(StatementDoubt::Unsigned)?;
+        let until_s = until_s.min(line.until_s(&root).ok_or(StatementDoubt::Unsigned)?);
+        if until_s < self.signed_s() {
+            return Err(StatementDoubt::Unsigned);
+        }
+        if self.is_by_any_of(revoked) {
+            return Err(StatementDoubt::Revoked);
+        }
+        if until_s < unix_s { Err(StatementDoubt::Ended) } else { Ok(until_s) }
     }
 
-    /// The authority's key that the signature rests on.
-    fn root(&self, unix_s: u64) -> Option<VerifyingKey> {
+    /// The authority's key that the signature rests on, and until when it lets the signer sign.
+    fn root(&self, unix_s: u64) -> Option<(VerifyingKey, u64)> {
         if self.delegations.is_empty() {
-            return Some(self.signer);
+            return Some((self.signer, u64::MAX));
         }
         let chain = decode_chain(&self.delegations).ok()?;
         let root = chain.first()?.issuer;
         let whole = Prefix::new(id_of(self.authority), AUTHORITY_BITS);
         verify_delegation(&chain, (CertificateKind::Service, &whole), &root, &self.signer, unix_s).ok()?;
-        Some(root)
+        Some((root, chain.iter().map(|link| link.not_after_s).min().unwrap_or(0)))
     }
 
-    /// Whether a key that it rests on was taken back: what such a key has signed and was not known before is not taken.
-    pub fn is_by_any_of(&self, revoked: &[KeyRevocation]) -> bool {
+    /// Whether a key that it rests on was taken back: what such a key has signed counts no longer, whenever it was
+    /// signed.
+    fn is_by_any_of(&self, revoked: &[KeyRevocation]) -> bool {
         let links = decode_chain(&self.delegations).unwrap_or_default();
         let keys = links.iter().filter_map(|link| link.delegate).chain([self.signer]);
         let is_revoked =

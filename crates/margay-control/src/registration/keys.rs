@@ -123,17 +123,18 @@ impl Shared {
         let authority = &config.authority;
         let (line, revoked) = self.signers(unix_s)?;
         let counts = SignedChains::decode(&chains.signed).and_then(|signed| {
-            if signed.is_by_any_of(&revoked) {
-                return Err(Doubt::Revoked);
-            }
             // What only this version does not understand is kept for the next one.
-            match signed.policy(&line, unix_s) {
+            match signed.policy(&line, &revoked, unix_s) {
                 Ok(_) | Err(Doubt::Newer | Doubt::Rules(_)) => Ok(signed),
                 Err(doubt) => Err(doubt),
             }
         });
         match counts {
-            Ok(signed) => self.store.keep_chains(&signed, authority, unix_s).map(drop),
+            Ok(signed) => {
+                // Whatever its date: who has signed what counts no longer may have dated it ahead.
+                let is_void = |known: &SignedChains| known.until_s(&line, &revoked, unix_s).is_err();
+                self.store.replace_chains(&signed, authority, unix_s, is_void).map(drop)
+            }
             Err(doubt) => {
                 let router = &config.router_address;
                 tracing::warn!(router, authority, why = %doubt, "chains that the router tells are not taken");

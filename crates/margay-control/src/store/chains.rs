@@ -25,12 +25,27 @@ impl Store {
     ///
     /// The others do not agree, or the disk refuses.
     pub fn keep_chains(&self, signed: &SignedChains, authority: &str, unix_s: u64) -> Result<bool, StoreError> {
+        self.replace_chains(signed, authority, unix_s, |_| false)
+    }
+
+    /// The same where what was here `is_void`, also if that is later.
+    ///
+    /// # Errors
+    ///
+    /// The others do not agree, or the disk refuses.
+    pub fn replace_chains(
+        &self,
+        signed: &SignedChains,
+        authority: &str,
+        unix_s: u64,
+        is_void: impl Fn(&SignedChains) -> bool,
+    ) -> Result<bool, StoreError> {
         let row = signed.authority;
         self.settle(|transaction, draft| {
             let table = transaction.open_table(CHAINS)?;
             let before = table.get(row)?.map(|known| known.value().to_vec());
             let known = before.as_deref().and_then(|known| SignedChains::decode(known).ok());
-            if known.is_some_and(|known| known.signed_ms >= signed.signed_ms) {
+            if known.is_some_and(|known| known.signed_ms >= signed.signed_ms && !is_void(&known)) {
                 return Ok(false);
             }
             draft.put(SharedTable::Chains, &row, before, Some(signed.encode()));

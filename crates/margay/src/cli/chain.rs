@@ -114,7 +114,11 @@ async fn show(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     }
     for policy in &reply.policies {
         let key: String = policy.signer.chars().take(16).collect();
-        out.line(&format!("{}, signed {} by key {key}", policy.authority, moment(policy.signed_unix_s)))?;
+        let until = match policy.until_unix_s {
+            0 => String::new(),
+            until_s => format!(", counts until {}", moment(until_s)),
+        };
+        out.line(&format!("{}, signed {} by key {key}{until}", policy.authority, moment(policy.signed_unix_s)))?;
         if !policy.refused.is_empty() {
             out.line(&format!("  this host does not go by it: {}", policy.refused))?;
         }

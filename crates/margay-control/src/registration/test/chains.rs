@@ -1,10 +1,14 @@
 //! Which sessions go through boxes, as hosts hear it.
 
+use margay_core::key::SigningKey;
+use margay_core::rng::Rng;
+
 use super::*;
 use crate::api::v1::PolicyChain;
 use crate::chains::{ChainRules, SignedChains};
 use crate::keyring::Authority;
 use crate::store::{Marks, Row, SharedTable};
+use crate::warrant::{Request, Warrant, revoke};
 
 const NOW_MS: u64 = NOW_S * 1000;
 
@@ -76,6 +80,40 @@ async fn a_host_takes_chains_from_nobody_but_the_authority() {
     tell(&sign(&own, "web", NOW_MS));
     until("the authority's word", || kept(&host) == ["web"]).await;
     assert_eq!(home.state().phase, Phase::Connected, "the rest of what the router says counts");
+    home.stop().await;
+    at.stop().await;
+}
+
+/// A router whose right to sign has ended dates chains back to when it had it, and ahead of all that others sign.
+#[tokio::test]
+async fn a_router_that_may_sign_no_longer_signs_nothing_by_another_date() {
+    let (router, at, host, home) = shop().await;
+    let own = authority(&router);
+    let key = SigningKey::generate(&mut Rng::new([77; 32]));
+    let granted = Request::new("shop", &key).grant(&own, NOW_S - 7200, 3600).expect("granted");
+    let Warrant::Authority(warrant) = granted else { panic!("it is an authority's") };
+    let former = Authority { key: key.clone(), warrant: Some(warrant), ..own.clone() };
+    let tell = |signed: &SignedChains| {
+        let row: Row = (SharedTable::Chains, signed.authority.to_vec(), Some(signed.encode()));
+        router.store.follow(&[row], Marks::default()).expect("written");
+    };
+    let sign = |by: &Authority, name: &str, ms| SignedChains::sign(by, &rules(&[name]), None, ms).expect("signed");
+    let dated_back = sign(&former, "mail", NOW_MS - 5_400_000);
+    tell(&dated_back);
+    until("the router's looking", || at.shared.news.borrow().chains == [dated_back.clone()]).await;
+    home.register(registration("web.shop", 100));
+    until("what is told with it", || state_of(&home, "web.shop") == "registered").await;
+    assert_eq!(kept(&host), Vec::<String>::new());
+
+    let granted = Request::new("shop", &key).grant(&own, NOW_S, 3600).expect("granted");
+    let Warrant::Authority(warrant) = granted else { panic!("it is an authority's") };
+    let stolen = Authority { key: key.clone(), warrant: Some(warrant), ..own.clone() };
+    tell(&sign(&stolen, "mail", NOW_MS + 3_000_000));
+    until("what it may sign", || kept(&host) == ["mail"]).await;
+    let revocation = revoke(&own, key.public(), NOW_S).expect("made");
+    assert!(router.store.revoke_key(&revocation, "shop", NOW_S).expect("written"));
+    tell(&sign(&own, "web", NOW_MS));
+    until("the authority's word, which has an earlier date", || kept(&host) == ["web"]).await;
     home.stop().await;
     at.stop().await;
 }

@@ -1,12 +1,13 @@
 //! `chain-attacks`: who has a box, or none, and wants more than that: a box's host that connects as if it were a
-//! client, a box that answers in the server's place, a host that serves a box without a right to. What is said on the
-//! wire is attacked in the simulator.
+//! client, a box that answers in the server's place, a host that serves a box without a right to, a client's host that
+//! signs itself a policy without middleboxes. What is said on the wire is attacked in the simulator.
 
 use std::path::Path;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
-use super::{PORT, ZONE, apply, await_reason, build, chain, count_sessions, serve, sessions, watch};
+use super::{PORT, ZONE, apply, await_chains, await_reason, build, chain, count_sessions, serve, sessions, watch};
 use crate::agent::{self, Agents, margay};
 use crate::host::Host;
 use crate::lab::Lab;
@@ -19,7 +20,8 @@ use crate::server;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "chain-attacks",
-    summary: "boxes that pose as clients or as servers, and hosts that serve boxes without a right to",
+    summary: "boxes that pose as clients or as servers, hosts that serve boxes without a right to, clients that sign \
+              themselves an exemption",
     bounds: &BOUNDS,
     run,
 };
@@ -69,8 +71,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let client = lab.host("client")?;
     let one = lab.host("box1")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
-    let id = agent::status(client)?["host_id"].as_str().unwrap_or_default().to_owned();
-    agent::publish(server, NAME, "0.0.0.0:7", &["--allow", &format!("host:{id}")])?;
+    let [allowed, other] = [client, lab.host("other")?].map(|host| agent::status(host).map(|status| id_of(&status)));
+    agent::publish(server, NAME, "0.0.0.0:7", &["--allow", &allowed?, "--allow", &other?])?;
     serve(one, "fw.shop", "forward", &[])?;
     count_sessions(one)?;
     let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n");
@@ -83,11 +85,36 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     made_up_client(client, one, &mut tally, findings)?;
     answers_itself(&lab, &mut tally, findings)?;
     box_without_grant(&lab, &mut tally, findings)?;
+    signs_for_itself(&lab, &mut tally, findings)?;
     tally.honest(client, findings)?;
     findings.set("accepted", tally.accepted);
     findings.set("honest_failed", tally.honest_failed);
     findings.set("error_ms_max", tally.error_ms);
     findings.figures.add("failed", 0.0);
+    Ok(())
+}
+
+fn id_of(status: &Value) -> String {
+    format!("host:{}", status["host_id"].as_str().unwrap_or_default())
+}
+
+/// A client's host has a warrant, and signs a policy by which its sessions pass no middlebox. The server's host goes by
+/// that of all hosts; and so does the client's again as soon as its key is taken back.
+fn signs_for_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let [router, other, one] = [lab.host("router")?, lab.host("other")?, lab.host("box1")?];
+    let request = margay(other, ["id", "authority", "request", "shop"])?;
+    let warrant = margay(router, ["id", "authority", "sign", request.trim(), "--lifetime", "1h"])?;
+    margay(other, ["id", "accept", warrant.trim()])?;
+    let exempt = format!("require = []\n{}", chain("exempt", NAME, &[], ""));
+    apply(other, &exempt, &[other], &["exempt"])?;
+    tally.attack("a client's host with a policy of its own", other, &[], findings)?;
+    let identity: Value = serde_json::from_str(&margay(other, ["id", "--json"])?)?;
+    let key = identity["warrants"][0]["signs_with"].as_str().context("the host shows no key")?;
+    margay(router, ["id", "authority", "revoke", "shop", key])?;
+    await_chains(other, &["inspect"])?;
+    let before = sessions(one)?;
+    tally.honest(other, findings)?;
+    ensure!(sessions(one)? >= before + TRIES as f64, "the policy of a key that was taken back is gone by");
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use margay_control::api::v1::*;
-use margay_control::chains::{ChainRules, RulesError, SignedChains, authority_of, compile, written};
+use margay_control::chains::{ChainRules, Doubt, RulesError, SignedChains, authority_of, compile, written};
 use margay_control::keyring::Authority;
 use margay_core::chain::{ChainPlace, ChainRecord, PassedBox};
 use margay_core::key::{HostId, to_hex};
@@ -33,31 +33,60 @@ pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Ve
         return Ok(Vec::new());
     }
     let authorities = blocking(|| agent.host.keyring.authorities()).map_err(environment)?;
-    let kept = blocking(|| agent.host.store.chains()).map_err(environment)?;
+    let kept = blocking(|| chain::said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()))
+        .map_err(environment)?;
     let chains = chains.map(|all| of_authorities(&all.chains, &authorities)).transpose()?;
     let required = required.map(|all| of_authorities(&all.required, &authorities)).transpose()?;
     let mut declared = Vec::new();
     for by in authorities {
-        let before = kept.iter().find(|known| known.authority == by.block()).cloned();
+        let kept = kept.iter().find(|known| known.signed.authority == by.block());
+        let before = kept.map(|known| known.signed.clone());
         let known = before.as_ref().map(SignedChains::rules).transpose();
         let known = known.map_err(|why| environment(format!("the chains of {}: {why}", by.name)))?.unwrap_or_default();
+        let doubt = kept.and_then(|known| known.policy.as_ref().err());
+        if let Some(why) = doubt {
+            ensure_complete(request, &by.name, &known, why)?;
+        }
         let own_chains = chains.as_ref().map(|all| all.get(&by.block()).cloned().unwrap_or_default());
         let own_required = required.as_ref().map(|all| all.get(&by.block()).cloned().unwrap_or_default());
         let rules = ChainRules {
             chains: own_chains.unwrap_or_else(|| known.chains.clone()),
             required: own_required.unwrap_or_else(|| known.required.clone()),
         };
-        if rules == known {
+        if rules == known && doubt.is_none() {
             continue;
         }
         if !by.is_valid(agent.host.clock.unix_s()) {
             return Err(environment(by.ended()));
         }
         compile(&rules, by.block()).map_err(misuse)?;
-        let changes = changes(&known, &rules);
+        let mut changes = changes(&known, &rules);
+        changes.extend(doubt.map(|why| PolicyChange {
+            act: "change".to_owned(),
+            what: "chain".to_owned(),
+            text: format!("all of {} are signed anew, since {why}", by.name),
+        }));
         declared.push(Declared { by, rules, before, changes });
     }
     Ok(declared)
+}
+
+/// What stays as it was counts no longer, and somebody else may have signed it: nobody signs that unread.
+fn ensure_complete(
+    request: &PolicyApplyRequest,
+    authority: &str,
+    known: &ChainRules,
+    why: &Doubt,
+) -> Result<(), Status> {
+    let is_left_out = request.chains.is_none() && !known.chains.is_empty()
+        || request.required.is_none() && !known.required.is_empty();
+    if is_left_out {
+        return Err(misuse(format!(
+            "the chains of {authority} count no longer ({why}): write both `[[chain]]` and `[[require]]` into the \
+             policy, which leaves one of them as it was"
+        )));
+    }
+    Ok(())
 }
 
 /// What a policy says of names.
@@ -181,7 +210,7 @@ fn required(one: &PolicyRequirement) -> String {
 pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
     let said = blocking(|| chain::said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()))
         .map_err(environment)?;
-    let policy = |Said { authority, signed, policy }: Said| {
+    let policy = |Said { authority, signed, policy, until_s }: Said| {
         // What this version cannot read it does not go by, and says so.
         let rules = signed.rules().unwrap_or_default();
         ChainPolicyInfo {
@@ -191,6 +220,7 @@ pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
             chains: rules.chains,
             required: rules.required,
             refused: policy.err().map(|why| why.to_string()).unwrap_or_default(),
+            until_unix_s: until_s,
         }
     };
     let config = agent.config();

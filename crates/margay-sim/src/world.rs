@@ -48,6 +48,10 @@ pub struct World {
     pub direct_recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
     /// What its hosts have encrypted. A key and nonce that are used twice end the world.
     pub nonces: Nonces,
+    /// An attacker on every path drops the datagrams of the agents for which this is true. They are recorded as sent.
+    pub attacker_drops: Option<fn(&[u8]) -> bool>,
+    /// How many it has dropped.
+    pub dropped_by_attacker: u64,
     /// Bounds of hosts made from now on.
     pub limits: Limits,
     /// Virtual addresses of hosts made from now on.
@@ -68,6 +72,8 @@ impl World {
             recording: None,
             direct_recording: None,
             nonces: Nonces::default(),
+            attacker_drops: None,
+            dropped_by_attacker: 0,
             limits: Limits::default(),
             ranges: Ranges::USUAL,
         }
@@ -300,6 +306,10 @@ impl World {
             let recording = if is_direct { &mut self.direct_recording } else { &mut self.recording };
             if let Some(recording) = recording {
                 recording.push((from, to, bytes.clone()));
+            }
+            if !is_direct && self.attacker_drops.is_some_and(|drops| drops(&bytes)) {
+                self.dropped_by_attacker += 1;
+                continue;
             }
             let packet = Passing { from, to, is_direct, bytes: &bytes };
             for arrival in self.network.send(self.now, &mut self.rng, &packet) {

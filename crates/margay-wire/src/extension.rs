@@ -246,10 +246,14 @@ bitflags::bitflags! {
         /// In a PROBE: another host, at the address, shows the receiver's key.
         const TWIN = 0x0020;
         /// The sender's rules demand that flows are sealed at this pair of addresses: the receiver sends nothing plain
-        /// there until they are, or until it is freed. In a PROBE: the sender waits to be freed.
+        /// there until they are, or until it is freed. In a PROBE: the sender waits to be freed, and the token names
+        /// its question.
         const SEALED = 0x0040;
-        /// In a PROBE: what is not sealed by now need not be.
+        /// In a PROBE: what is not sealed by now need not be. The token is that of the question.
         const FREED = 0x0080;
+        /// In a PROBE: the sender's rules demand that the flow is sealed: the receiver sends nothing plain of it until
+        /// it is, or until it is freed.
+        const DEMANDED = 0x0100;
         const _ = !0;
     }
 }

@@ -16,7 +16,8 @@
 //! service has its clients wait for a silent host (4; all ones: for ever); then, with bit 7, the chain of boxes that
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
-//! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two
+//! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two;
+//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -37,6 +38,7 @@ use margay_wire::{FlowId, PORT, STACK_ENCAP, SessionId};
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
 use crate::act::reconfiguration::{KeptWay, PartingRecord};
+use crate::act::stack_rule::guard;
 use crate::association::location::Pair;
 use crate::cache::entry::{Directions, EntryUpdate};
 use crate::leg::delta::{DELTA_RECORD_LEN, Delta};
@@ -50,8 +52,9 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
-/// The highest version that this program reads, and the one of a flow that is one of its session's two ways. Every
-/// other flow's record is of version 1, or, with a delta, of version 2, which programs of before read.
+/// The highest version that this program reads, and the one of a flow that is one of its session's two ways, or that a
+/// rule demands encrypted. Every other flow's record is of version 1, or, with a delta, of version 2, which programs of
+/// before read.
 pub const HANDOVER_VERSION: u16 = 3;
 const WITH_DELTA: u16 = 2;
 const WITHOUT_DELTA: u16 = 1;
@@ -60,6 +63,8 @@ const PARTS_LEN: usize = 4;
 const PART_DELTA: u8 = 1;
 const PART_OLD_WAY: u8 = 2;
 const PART_NEW_WAY: u8 = 4;
+const PART_RULED: u8 = 8;
+const PART_GUARDED: u8 = 16;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -201,6 +206,10 @@ pub struct HandoverRecord {
     pub is_demanded: bool,
     /// Whether the peer does.
     pub is_demanded_by_peer: bool,
+    /// Whether a rule of this host does.
+    pub is_demanded_by_rule: bool,
+    /// Nothing of it may be sent until it is encrypted.
+    pub is_guarded: bool,
     /// Of the last entry that the cache was given.
     pub generation: u32,
     /// Milliseconds since it began.
@@ -243,14 +252,16 @@ impl HandoverRecord {
             Some(KeptWay::Old(record)) => Some(record),
             _ => None,
         };
-        let rest = rest + self.way.map_or(0, |_| PARTS_LEN) + old_way.map_or(0, PartingRecord::len);
+        let parts = self.parts();
+        let has_parts = parts & !PART_DELTA != 0;
+        let rest = rest + if has_parts { PARTS_LEN } else { 0 } + old_way.map_or(0, PartingRecord::len);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
-        let version = match (self.way, self.delta) {
-            (Some(_), _) => HANDOVER_VERSION,
-            (None, Some(_)) => WITH_DELTA,
-            (None, None) => WITHOUT_DELTA,
+        let version = match parts {
+            0 => WITHOUT_DELTA,
+            PART_DELTA => WITH_DELTA,
+            _ => HANDOVER_VERSION,
         };
         out.extend_from_slice(&version.to_be_bytes());
         // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56.
@@ -278,13 +289,25 @@ impl HandoverRecord {
         out.extend(self.source.iter().flat_map(|source| source.0));
         out.extend(self.give_up_after.iter().flat_map(|told| told.ms().to_be_bytes()));
         out.extend(self.chain.iter().flat_map(ChainRecord::encode));
-        if let Some(way) = self.way {
-            let way = if way == KeptWay::New { PART_NEW_WAY } else { PART_OLD_WAY };
-            out.extend_from_slice(&[way | self.delta.map_or(0, |_| PART_DELTA), 0, 0, 0]);
+        if has_parts {
+            out.extend_from_slice(&[parts, 0, 0, 0]);
         }
         out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
         out.extend(old_way.iter().flat_map(|record| record.encode()));
         out
+    }
+
+    /// What there is behind the legs, and what the flags have no room for.
+    fn parts(&self) -> u8 {
+        let way = match &self.way {
+            None => 0,
+            Some(KeptWay::Old(_)) => PART_OLD_WAY,
+            Some(KeptWay::New) => PART_NEW_WAY,
+        };
+        let part = |part: u8, is_there: bool| if is_there { part } else { 0 };
+        way | part(PART_DELTA, self.delta.is_some())
+            | part(PART_RULED, self.is_demanded_by_rule)
+            | part(PART_GUARDED, self.is_guarded)
     }
 
     /// Reads a record.
@@ -347,6 +370,8 @@ impl HandoverRecord {
             fins: (flags & 2 != 0, flags & 4 != 0),
             is_demanded: flags & DEMANDS != 0,
             is_demanded_by_peer: flags & PEER_DEMANDS != 0,
+            is_demanded_by_rule: parts & PART_RULED != 0,
+            is_guarded: parts & PART_GUARDED != 0,
             generation: reader.u32(68)?,
             age_ms: u64::from_be_bytes(reader.array(72)?),
             idle_ms: u64::from_be_bytes(reader.array(80)?),
@@ -482,12 +507,15 @@ fn decode_delta(reader: &Reader<'_>, at: usize) -> Result<Delta, HandoverError> 
 fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
     reader.zeros(at + 1, PARTS_LEN - 1)?;
     let parts = reader.byte(at)?;
-    let is_one_way = matches!(parts & !PART_DELTA, PART_OLD_WAY | PART_NEW_WAY);
-    if is_one_way { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
+    let is_one_way = matches!(parts & (PART_OLD_WAY | PART_NEW_WAY), 0 | PART_OLD_WAY | PART_NEW_WAY);
+    // What has none of these is of an earlier version.
+    let is_needed = parts & !PART_DELTA != 0;
+    let is_known = parts & !(PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED) == 0;
+    if is_one_way && is_needed && is_known { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
 }
 
 fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, HandoverError> {
-    Ok(match parts & !PART_DELTA {
+    Ok(match parts & (PART_OLD_WAY | PART_NEW_WAY) {
         PART_OLD_WAY => {
             let record = bytes.get(at..).and_then(PartingRecord::decode).ok_or(HandoverError::Malformed { at })?;
             Some(KeptWay::Old(record))
@@ -621,6 +649,8 @@ impl Sal {
             fins: (flow.has(Marks::FIN_EGRESS), flow.has(Marks::FIN_INGRESS)),
             is_demanded: flow.has(Marks::DEMANDS),
             is_demanded_by_peer: flow.has(Marks::PEER_DEMANDS),
+            is_demanded_by_rule: flow.has(Marks::RULED),
+            is_guarded: flow.has(Marks::GUARDED),
             generation: flow.generation,
             age_ms: millis(flow.since),
             idle_ms: millis(flow.active),
@@ -716,13 +746,24 @@ impl Sal {
             Some(KeptWay::Old(ways)) => self.adopt_old_way(record.flow, ways),
             None => {}
         }
-        let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
         self.locations.announce_path(&self.associations, &mut self.queue, association);
-        self.queue.update(EntryUpdate::Install(entry));
-        self.begin_policy(now, record.flow);
-        self.begin_rules(now, record.flow);
+        install_adopted(self, now, record);
         Ok(())
     }
+}
+
+/// Gives the cache the entry of a flow that was adopted, after whatever keeps packets of it from leaving plain.
+fn install_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
+    if record.is_guarded {
+        guard::guard_as_before(sal, now, record.flow);
+    }
+    if record.is_demanded_by_rule {
+        sal.stack_rules.carry_over(record.flow);
+    }
+    sal.begin_rules(now, record.flow);
+    let Some(entry) = sal.flows.get(record.flow).map(Flow::entry) else { return };
+    sal.queue.update(EntryUpdate::Install(entry));
+    sal.begin_policy(now, record.flow);
 }
 
 #[cfg(test)]

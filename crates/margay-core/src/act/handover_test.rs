@@ -51,6 +51,8 @@ pub(crate) fn record() -> HandoverRecord {
         fins: (true, false),
         is_demanded: false,
         is_demanded_by_peer: false,
+        is_demanded_by_rule: false,
+        is_guarded: false,
         generation: 12,
         age_ms: 0x1000,
         idle_ms: 0x20,
@@ -185,7 +187,7 @@ fn two_ways_make_it_another_version() {
     assert_eq!(bytes[312..328], [6; 16]);
     assert_eq!(bytes[328..], delta().encode(Instant::ZERO));
     assert_eq!(HandoverRecord::decode(&bytes), Ok(old));
-    for (at, wrong) in [(288, 0), (288, 6), (288, 8), (289, 1)] {
+    for (at, wrong) in [(288, 0), (288, 6), (288, 32), (289, 1)] {
         let right = core::mem::replace(&mut bytes[at], wrong);
         let error = HandoverRecord::decode(&bytes).expect_err("no such parts");
         assert_eq!(error, HandoverError::Malformed { at: at.min(288) + usize::from(at == 289) }, "byte {at}");
@@ -200,6 +202,23 @@ fn two_ways_make_it_another_version() {
     let bytes = new.encode();
     assert_eq!(bytes[288..292], [5, 0, 0, 0]);
     assert_eq!(HandoverRecord::decode(&bytes), Ok(new));
+}
+
+#[test]
+fn a_flow_that_waits_to_be_encrypted_says_so_in_its_record() {
+    for (is_demanded_by_rule, is_guarded, parts) in [(true, false, 8), (false, true, 16), (true, true, 24)] {
+        let held = HandoverRecord { is_demanded_by_rule, is_guarded, ..record() };
+        let bytes = held.encode();
+        assert_eq!(
+            (bytes[4..8].to_vec(), bytes[288..].to_vec()),
+            (alloc::vec![0, 3, 1, 0x24], alloc::vec![parts, 0, 0, 0])
+        );
+        assert_eq!(HandoverRecord::decode(&bytes), Ok(held));
+    }
+    let mut with_delta = HandoverRecord { is_guarded: true, delta: Some(delta()), ..record() }.encode();
+    assert!(HandoverRecord::decode(&with_delta).is_ok_and(|record| record.is_guarded && record.delta.is_some()));
+    with_delta[288] = 1;
+    assert_eq!(HandoverRecord::decode(&with_delta), Err(HandoverError::Malformed { at: 288 }), "of version 2");
 }
 
 /// Two records of one session's two ways, in either order, and one of them alone.

@@ -558,7 +558,7 @@ impl Sal {
         });
         let (pair, is_placed, cause, rtt) = answered?;
         if theirs.flags.contains(MoveFlags::SEALED) {
-            self.stack_rules.note_sealing(now, scope);
+            self.stack_rules.note_peer_demand(&mut self.rng, now, scope);
         }
         if let Some(rtt) = rtt {
             self.associations.note_rtt(scope.host, rtt);
@@ -636,7 +636,7 @@ impl Sal {
         if is_later {
             self.unlock_flow(now, scope.flow, Act::Move);
             if theirs.flags.contains(MoveFlags::SEALED) {
-                self.stack_rules.note_sealing(now, scope);
+                self.stack_rules.note_peer_demand(&mut self.rng, now, scope);
             }
             self.place(now, scope, pair, theirs.flags.contains(MoveFlags::BROKEN), Cause::Peer);
             self.pursue(now, scope, wish);

@@ -107,7 +107,9 @@ pub struct Entry {
     pub stripe: Option<Places>,
     /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
     /// host, or it is not sealed yet where it must be. What comes of the peer's is taken. Where its stack becomes
-    /// another meanwhile, there is no last packet of the one before: nothing of it has been sent.
+    /// another meanwhile, there is no last packet of the one before: nothing of it has been sent by this path. Where
+    /// its stack becomes another as the hold ends, there is one, and what is sent from then on is of the new stack,
+    /// also what overtakes that packet.
     pub is_held: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,

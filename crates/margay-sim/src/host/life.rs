@@ -95,6 +95,8 @@ impl Host {
             // An empty table has room for what another had room for.
             let _ = next.sal.add_rule_as(now, id, prefix, rule.clone());
         }
+        // As an agent does: its configuration is read before flows are taken up.
+        next.sal.set_stack_rules(now, self.sal.stack_rules().into_iter().map(|info| info.rule).collect());
         next.sal.set_chain_policy(self.sal.chain_policy().clone()).expect("it was gone by before");
         self.leases.iter().for_each(|(address, service)| next.sal.bind_name(*address, *service));
         std::mem::swap(&mut next.sal, &mut self.sal);

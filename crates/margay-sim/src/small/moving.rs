@@ -158,6 +158,8 @@ impl SmallWorld {
             fins: (false, false),
             is_demanded: false,
             is_demanded_by_peer: false,
+            is_demanded_by_rule: false,
+            is_guarded: false,
             generation: 1,
             age_ms: 0,
             idle_ms: 0,

@@ -145,6 +145,8 @@ mod test {
                 is_demanded: false,
                 is_demanded_by_rule: false,
                 is_demanded_by_peer: false,
+                is_demanded_by_rule: false,
+                is_guarded: false,
                 changes: Vec::new(),
             },
             local: None,

@@ -232,9 +232,9 @@ impl Sal {
             self.hear_of_direct(now, host, pair, &probe);
             return Ok(());
         }
-        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED) {
+        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED | MoveFlags::DEMANDED) {
             let scope = self.flows.scope_of(&self.associations, association, message).unwrap_or(Scope::of(host));
-            self.hear_of_sealing(now, scope, pair, probe.flags);
+            self.hear_of_sealing(now, scope, pair, probe);
             return Ok(());
         }
         let is_known = self.associations.pair_of(host).is_some_and(|known| known.remote == from);

@@ -247,7 +247,7 @@ impl Sal {
                 following.until = now + PATIENCE;
                 self.turn(id, to, Taking::Turning(to));
                 self.say_change(id, ChangeStep::Done, to, number);
-                if self.is_guarded(id) {
+                if self.stack_rules.is_guarded_by_move(id) {
                     // Nothing of the old stack has been sent by this path.
                     return self.following_event(now, id, number, FollowingEvent::Fenced);
                 }

@@ -210,7 +210,7 @@ impl Sal {
                 leading.sends.next = None;
                 let to = leading.to;
                 self.turn(id, to, Taking::Turning(to));
-                if self.is_guarded(id) {
+                if self.stack_rules.is_guarded_by_move(id) {
                     // Nothing of the old stack has been sent by this path.
                     return self.leading_event(now, id, number, LeadingEvent::Fenced);
                 }

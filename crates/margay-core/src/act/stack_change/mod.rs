@@ -42,8 +42,10 @@ use core::time::Duration;
 use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind};
 
 use crate::act::setup::retry_after;
+use crate::act::stack_rule::guard;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
+use crate::association::location::Scope;
 use crate::leg::stack::{Stack, Stacks, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
@@ -169,6 +171,8 @@ struct History {
     changes: VecDeque<StackChange>,
     /// Repairs have failed: until then no rule of either end tries them again.
     failed_until: Option<Instant>,
+    /// The peer's last message of a change: our index of its association, its epoch and its number.
+    heard: Option<(u32, u32, u32)>,
 }
 
 /// The changes that this host has a part in, and what is remembered of those that are over.
@@ -187,6 +191,18 @@ impl StackChanges {
         let following = self.following.values().map(|one| one.until);
         let proposing = self.proposing.values().map(following::Proposing::due);
         leading.chain(following).chain(proposing).min()
+    }
+
+    /// Whether a message is older than the last one that was heard of the same flow. Takes note of one that is not.
+    fn is_overtaken(&mut self, id: FlowId, message: &Verified<'_>) -> bool {
+        let epoch = message.auth().map_or(0, |auth| auth.epoch);
+        let heard = (message.association(), epoch, message.control_seq);
+        let last = &mut self.histories.entry(id).or_default().heard;
+        let is_overtaken = last.is_some_and(|last| last.0 == heard.0 && (last.1, last.2) > (heard.1, heard.2));
+        if !is_overtaken {
+            *last = Some(heard);
+        }
+        is_overtaken
     }
 
     /// Whether a rule of this host wants the change that is under way.
@@ -274,7 +290,16 @@ impl Sal {
             }
             return Err(DropReason::UnknownFlow);
         };
-        self.note_demand(id, Marks::PEER_DEMANDS, said.demands);
+        let is_overtaken = self.stack_changes.is_overtaken(id, message);
+        if said.demands || !is_overtaken {
+            // A word that was sent before a demand, and comes after it, does not end it.
+            self.note_demand(id, Marks::PEER_DEMANDS, said.demands);
+        }
+        if guard::is_demanded_by(&said)
+            && let Some(host) = self.associations.get(association).map(|association| association.host)
+        {
+            guard::hold_for_peer(self, now, Scope { host, flow: id });
+        }
         match (said.step, role) {
             (ChangeStep::Propose, Role::Initiator) => self.proposed(now, id, said),
             (ChangeStep::Request, Role::Responder) => self.requested(now, id, said),

@@ -8,6 +8,7 @@ use margay_wire::{CHANGES, ChangeRepr, ChangeStep, Flags, FlowId};
 
 use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, StackChange};
 use crate::act::secure::CipherBound;
+use crate::act::stack_rule::guard;
 use crate::leg::seal::Cipher;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
@@ -30,6 +31,7 @@ impl Sal {
         if is_able && !is_early {
             association.stack_told = Some(now);
             self.tell(id, Flags::empty());
+            guard::tell_of_demand(self, id);
         }
     }
 

@@ -9,6 +9,7 @@ use margay_wire::{ChangeRepr, FlowId};
 
 use super::expression::Failure;
 use super::fact::{Fact, Facts, Pace};
+use super::guard::hold_until_sealed;
 use super::region::{Watch, are_as_found, regions};
 use super::seen::{Seen, Steady};
 use super::state::RuleState;
@@ -95,7 +96,12 @@ impl Sal {
             // Under a floor a flow goes by one pair, and nothing plain by that where it is to be sealed.
             let is_apart = service.is_some_and(|service| self.stack_rules.has_floor_for(&service));
             let was_striped = is_apart && self.leave_places(id, true);
+            let was_guarded = self.stack_rules.guarded.contains_key(&id);
             self.begin_rules(now, id);
+            if let Some(guarded) = self.stack_rules.guarded.get_mut(&id).filter(|_| !was_guarded) {
+                // It has been plain here until now.
+                guarded.is_moved = false;
+            }
             if was_striped {
                 self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
             }
@@ -288,6 +294,7 @@ impl Sal {
         let Some(followed) = self.stack_rules.followed.get(&id) else { return };
         let is_ruled = followed.floor(&rules).is_some();
         self.set_ruled(now, id, is_ruled);
+        hold_until_sealed(self, now, id);
         let (Some(flow), Some(followed)) = (self.flows.get(id), self.stack_rules.followed.get(&id)) else { return };
         let Some((to, cause)) = self.aim(flow, followed, &rules) else { return };
         let acted = if let ChangeCause::Rule(number) = cause { Some(number) } else { None };
@@ -335,10 +342,13 @@ impl Sal {
         let is_in_force = |rule: &StackRule| is_changed && is_part(rule.uses);
         let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.makes_good() == sends.makes_good();
         let acted = mine().find(|(_, rule)| is_last(rule)).map(|(_, rule)| rule.number);
-        let states: Vec<(u16, RuleState)> = mine()
-            .map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), is_in_force(rule)))
-            .map(|(at, in_force)| (at, RuleState::new(now, in_force)))
-            .collect();
+        let is_carried_over = self.stack_rules.carried_over.contains(&id);
+        let state_of = |rule: &StackRule| match is_carried_over && rule.is_floor {
+            true => RuleState::carried_over(now),
+            false => RuleState::new(now, is_in_force(rule)),
+        };
+        let states: Vec<(u16, RuleState)> =
+            mine().map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), state_of(rule))).collect();
         if states.is_empty() {
             return;
         }
@@ -358,6 +368,7 @@ impl Sal {
             carried: None,
         };
         self.stack_rules.followed.insert(id, followed);
+        self.stack_rules.carried_over.remove(&id);
         if asks_for_program {
             self.stack_rules.programs.ask(id);
         }

@@ -1,16 +1,21 @@
-//! What a rule that demands keeps from leaving by new addresses (docs/decisions/0076).
+//! What a rule that demands keeps from leaving plain (docs/decisions/0076, 0120).
 //!
-//! Before packets go by another pair, the rules are looked at with that pair. A flow of which one demands that it is
-//! sealed there is *guarded*: what its program sends waits in the core until the flow is sealed. The peer is told by
-//! RSYN-ACK or RSYN-DONE, before it sends anything there, and guards every plain flow with this host; it asks until it
-//! is *freed*, and by then it knows by the requests for changes which flows are to be sealed.
+//! A flow that a rule demands encrypted, and that is not, is *guarded*: what its program sends waits in the core until
+//! the flow is encrypted, or nobody demands it any more. It is guarded when the rule comes into force while the flow
+//! runs, by whatever fact; and before packets go by another pair of addresses, for which the rules are looked at with
+//! that pair.
+//!
+//! The peer guards its end as well. At a move it is told by RSYN-ACK or RSYN-DONE, before it sends anything there, and
+//! guards every plain flow with this host; of a single flow it is told by a PROBE, and by the request for the change.
+//! It asks until it is *freed*, or the flow is encrypted. No time, no lost message and no new start of an agent frees
+//! it: whoever drops messages can only hold the flow up.
 
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use margay_wire::{Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
+use margay_wire::{ChangeRepr, ChangeStep, Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
-use super::{Guarded, Late, Sealing};
+use super::Guarded;
 use crate::act::stack_rule::StackRules;
 use crate::association::AssociationTable;
 use crate::association::draft::Draft;
@@ -23,18 +28,15 @@ use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Marks};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
+use crate::types::rng::Rng;
 use crate::types::time::Instant;
 use crate::types::tuple::GREETING;
 
-/// Packets of a program that wait until their flow is sealed; TCP sends others again.
-const HELD_MAX: usize = 64;
-/// After so long a flow that is not sealed has a trouble.
+/// After so long a flow that is not encrypted has a trouble.
 const LATE: Duration = Duration::from_secs(5);
-/// From then on the two ends tell each other so often what they demand of it.
+/// The peer is told again what this end demands of a flow: soon at first, and then so often.
+const TELL_SOON: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How often a peer is asked to free what need not be sealed, and how many times.
-const ASK_EVERY: Duration = Duration::from_millis(100);
-const ASKS_MAX: u32 = 60;
 
 impl Sal {
     /// Whether rules of this host demand that a flow of this scope is sealed before anything of it goes by `pair`.
@@ -49,7 +51,7 @@ impl Sal {
 
     /// Packets of a scope are about to go by `pair`: what is to be sealed there waits.
     pub(crate) fn guard_moved(&mut self, now: Instant, scope: Scope, pair: Pair) {
-        let is_told = self.stack_rules.sealing.contains_key(&scope);
+        let is_told = self.stack_rules.peer_demands.has(scope);
         if self.stack_rules.rules.is_empty() && !is_told {
             return;
         }
@@ -59,19 +61,15 @@ impl Sal {
             // What is sealed leaves as it is; its rules are looked at when it is there.
             self.stack_rules.note_moved(id);
             if !is_sealed && (self.demand_at(now, id, pair) || is_told) {
-                self.guard(now, id);
+                guard(self, now, id, true);
             }
         }
     }
 
     /// Packets of a scope go by another pair now: what waits there is sealed.
     pub(crate) fn seal_moved(&mut self, now: Instant, scope: Scope) {
-        let guarded: Vec<FlowId> = self.stack_rules.guarded.keys().copied().collect();
-        for id in guarded {
-            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
-            if association.is_some_and(|association| association.host == scope.host) {
-                self.decide(now, id);
-            }
+        for id in guarded_with(self, scope.host) {
+            self.decide(now, id);
         }
     }
 
@@ -81,51 +79,27 @@ impl Sal {
         let Some(host) = self.associations.get(flow.association).map(|association| association.host) else { return };
         let Some(pair) = self.pair_in_use(Scope { host, flow: id }) else { return };
         if self.demand_at(now, id, pair) && self.flows.get(id).is_some_and(|flow| !flow.is_sealed()) {
-            self.guard(now, id);
+            guard(self, now, id, true);
+            tell_of_demand(self, id);
             self.decide(now, id);
         }
     }
 
-    fn guard(&mut self, now: Instant, id: FlowId) {
-        let is_plain = |flow: &&mut Flow| !flow.has(Marks::GUARDED) && !flow.is_settled_sealed();
-        let Some(flow) = self.flows.get_mut(id).filter(is_plain) else { return };
-        flow.marks |= Marks::GUARDED;
-        self.stack_rules.guarded.insert(id, Guarded { since: now, held: Vec::new(), late: None });
-        self.queue.guard(id);
-        self.flows.install_again(&mut self.queue, id);
-        self.events.push(Event::FlowChanged(id));
-    }
-
-    /// What has waited goes on.
-    fn unguard(&mut self, now: Instant, id: FlowId) {
-        let Some(guarded) = self.stack_rules.guarded.remove(&id) else { return };
-        self.queue.unguard(id);
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.marks &= !Marks::GUARDED;
-        self.flows.install_again(&mut self.queue, id);
-        guarded.held.into_iter().for_each(|packet| self.queue.egress(packet));
-        self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
-        self.events.push(Event::FlowChanged(id));
-    }
-
     /// A packet of a program whose flow is not sealed yet.
     pub(crate) fn hold_unsealed(&mut self, id: FlowId, packet: &[u8]) -> AppVerdict {
-        match self.stack_rules.guarded.get_mut(&id) {
-            Some(guarded) if guarded.held.len() < HELD_MAX => {
-                guarded.held.push(packet.to_vec());
-                AppVerdict::Consumed
-            }
-            _ => {
-                self.counters.held_full += 1;
-                AppVerdict::Drop(DropReason::Full)
-            }
+        let host = self.flows.get(id).and_then(|flow| host_of(&self.associations, flow));
+        if host.is_some_and(|host| self.stack_rules.held.push(id, host, packet)) {
+            return AppVerdict::Consumed;
         }
+        self.counters.held_full += 1;
+        AppVerdict::Drop(DropReason::Full)
     }
 
     /// Both ends seal a flow now, or it is plain at both again.
     pub(crate) fn end_guard_of_sealed(&mut self, now: Instant, id: FlowId, stack: Stack) {
         if stack.is_sealed() {
-            self.unguard(now, id);
+            self.stack_rules.peer_demands.forget_flow(id);
+            unguard(self, now, id);
         }
     }
 
@@ -138,23 +112,28 @@ impl Sal {
         }
     }
 
-    /// Nobody demands of a guarded flow that it is sealed, as far as is known; while its peer's rules have it wait for
-    /// all flows to be sealed, it waits.
+    /// Nobody demands of a guarded flow that it is sealed, as far as is known; while its peer's rules have it wait,
+    /// alone or with all other flows, it waits.
     pub(crate) fn end_guard_of_freed(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id).filter(|flow| flow.has(Marks::GUARDED)) else { return };
-        let host = self.associations.get(flow.association).map(|association| association.host);
-        let is_sealing = host.is_some_and(|host| self.stack_rules.sealing.keys().any(|scope| scope.host == host));
-        if !is_sealing && !flow.has(Marks::RULED) && !flow.has(Marks::PEER_DEMANDS) {
-            self.unguard(now, id);
+        let host = host_of(&self.associations, flow);
+        let is_covered = host.is_some_and(|host| self.stack_rules.peer_demands.covers(host, id));
+        if !is_covered && !flow.has(Marks::RULED) && !flow.has(Marks::PEER_DEMANDS) {
+            unguard(self, now, id);
         }
     }
 
-    /// What a peer says of flows that wait to be sealed; `scope` names one flow where that waits alone.
-    pub(crate) fn hear_of_sealing(&mut self, now: Instant, scope: Scope, pair: Pair, said: MoveFlags) {
+    /// What a peer says of flows that wait to be sealed; `scope` names one flow where that is about this one alone.
+    pub(crate) fn hear_of_sealing(&mut self, now: Instant, scope: Scope, pair: Pair, said: MoveRepr) {
         let host = scope.host;
-        if said.contains(MoveFlags::FREED) {
-            self.stack_rules.sealing.retain(|scope, _| scope.host != host);
-            self.free(now, host);
+        if said.flags.contains(MoveFlags::FREED) {
+            if self.stack_rules.peer_demands.is_answered(host, said.token) {
+                guarded_with(self, host).into_iter().for_each(|id| self.end_guard_of_freed(now, id));
+            }
+            return;
+        }
+        if said.flags.contains(MoveFlags::DEMANDED) {
+            hold_for_peer(self, now, scope);
             return;
         }
         let is_there = self.associations.pair_of(host).is_some_and(|known| known.remote == pair.remote);
@@ -165,15 +144,22 @@ impl Sal {
         if is_moving || self.is_found_elsewhere(now, scope, pair) {
             return;
         }
+        if !scope.is_host() {
+            // It waits for this flow alone, which the peer has not encrypted yet, whatever this end has done.
+            match self.flows.get(scope.flow).filter(|flow| flow.has(Marks::RULED)) {
+                None => say_of_sealing(self, Scope::of(host), MoveFlags::FREED, said.token),
+                Some(flow) if flow.is_settled_sealed() => self.tell(scope.flow, Flags::empty()),
+                // It is asked for the change, again and again.
+                Some(_) => {}
+            }
+            return;
+        }
         let waits = |(id, guarded): (&FlowId, &Guarded)| {
-            let of_host = |flow: &Flow| {
-                flow.has(Marks::RULED) && self.associations.get(flow.association).is_some_and(|one| one.host == host)
-            };
-            let is_open = guarded.late.is_none_or(|late| !late.is_told);
-            is_open && self.flows.get(*id).is_some_and(of_host)
+            let of_host = |flow: &Flow| flow.has(Marks::RULED) && host_of(&self.associations, flow) == Some(host);
+            !guarded.is_told && self.flows.get(*id).is_some_and(of_host)
         };
-        if (is_there || !scope.is_host()) && !self.stack_rules.guarded.iter().any(waits) {
-            self.say_of_sealing(Scope::of(host), MoveFlags::FREED);
+        if is_there && !self.stack_rules.guarded.iter().any(waits) {
+            say_of_sealing(self, Scope::of(host), MoveFlags::FREED, said.token);
         }
     }
 
@@ -181,7 +167,7 @@ impl Sal {
     /// the end of the flow's move: the peer is told where the flow is, as by any move.
     fn is_found_elsewhere(&mut self, now: Instant, scope: Scope, pair: Pair) -> bool {
         let Some(flow) = self.flows.get(scope.flow) else { return false };
-        let is_its = self.associations.get(flow.association).is_some_and(|one| one.host == scope.host);
+        let is_its = host_of(&self.associations, flow) == Some(scope.host);
         let Some(known) = self.pair_in_use(scope).filter(|_| is_its) else { return false };
         let is_here = known.local.is_none() || pair.local.is_none() || known.local == pair.local;
         if is_here && known.remote == pair.remote {
@@ -191,53 +177,141 @@ impl Sal {
         true
     }
 
-    /// Flows with a peer that need not be sealed go on.
-    fn free(&mut self, now: Instant, host: HostId) {
-        let guarded: Vec<FlowId> = self.stack_rules.guarded.keys().copied().collect();
-        for id in guarded {
-            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
-            if association.is_some_and(|association| association.host == host) {
-                self.end_guard_of_freed(now, id);
-            }
-        }
-    }
-
-    /// Of a single flow by the pair that this has.
-    fn say_of_sealing(&mut self, scope: Scope, flags: MoveFlags) {
-        let Some(pair) = self.pair_in_use(scope) else { return };
-        let peer_flow = self.flows.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow);
-        let extensions = [Extension::Move(MoveRepr { number: 0, token: 0, address: pair.remote, flags })];
-        let mut draft = Draft::new(Kind::Probe, peer_flow, scope.flow);
-        draft.extensions = &extensions;
-        self.send_over(scope.host, pair, draft);
-    }
-
-    /// Asks peers to free what waits, and takes note of what waits for too long.
+    /// Asks peers to free what waits, tells them what is demanded, and takes note of what waits for too long.
     pub(crate) fn guards_due(&mut self, now: Instant) {
-        let due: Vec<Scope> =
-            self.stack_rules.sealing.iter().filter(|(_, one)| one.next <= now).map(|(scope, _)| *scope).collect();
-        for scope in due {
-            let Some(sealing) = self.stack_rules.sealing.get_mut(&scope) else { continue };
-            sealing.tries += 1;
-            sealing.next = now + ASK_EVERY;
-            if sealing.tries > ASKS_MAX {
-                self.stack_rules.sealing.remove(&scope);
-                self.free(now, scope.host);
+        for (scope, token) in self.stack_rules.peer_demands.take_due(now) {
+            if scope.is_host() && guarded_with(self, scope.host).is_empty() {
+                self.stack_rules.peer_demands.forget_host(scope.host);
             } else {
-                self.say_of_sealing(scope, MoveFlags::SEALED);
+                say_of_sealing(self, scope, MoveFlags::SEALED, token);
             }
         }
-        let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.due() <= now);
+        let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.next <= now);
         for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
             let Some(guarded) = self.stack_rules.guarded.get_mut(&id) else { continue };
-            let is_told = guarded.late.is_some_and(|late| late.is_told);
-            if guarded.late.replace(Late { is_told, next: now + TELL_EVERY }).is_none() {
+            let was_late = guarded.is_late;
+            guarded.wait(now);
+            let is_late = guarded.is_late;
+            if is_late && !was_late {
                 self.events.push(Event::FlowChanged(id));
             }
-            // The answer says what the peer demands, and that it knows what this end does.
-            self.tell(id, Flags::empty());
+            tell_of_demand(self, id);
+            if is_late {
+                // The answer says what the peer demands, and that it knows what this end does.
+                self.tell(id, Flags::empty());
+            }
         }
     }
+}
+
+fn host_of(associations: &AssociationTable, flow: &Flow) -> Option<HostId> {
+    associations.get(flow.association).map(|association| association.host)
+}
+
+/// Flows with a host that wait.
+fn guarded_with(sal: &Sal, host: HostId) -> Vec<FlowId> {
+    let is_its = |id: &FlowId| sal.flows.get(*id).is_some_and(|flow| host_of(&sal.associations, flow) == Some(host));
+    sal.stack_rules.guarded.keys().copied().filter(is_its).collect()
+}
+
+/// From here on nothing plain of a flow is sent. `is_moved`: nothing has been by its present path.
+fn guard(sal: &mut Sal, now: Instant, id: FlowId, is_moved: bool) {
+    if let Some(guarded) = sal.stack_rules.guarded.get_mut(&id) {
+        guarded.is_moved |= is_moved;
+        return;
+    }
+    let is_plain = |flow: &&mut Flow| flow.carries_data() && !flow.is_settled_sealed();
+    let Some(flow) = sal.flows.get_mut(id).filter(is_plain) else { return };
+    flow.marks |= Marks::GUARDED;
+    sal.stack_rules.guarded.insert(id, Guarded::new(now, is_moved));
+    sal.queue.guard(id);
+    sal.flows.install_again(&mut sal.queue, id);
+    sal.events.push(Event::FlowChanged(id));
+}
+
+/// A rule of this host demands that a flow is encrypted: what is sent plain until now waits, here and at the peer.
+pub(super) fn hold_until_sealed(sal: &mut Sal, now: Instant, id: FlowId) {
+    let is_exposed =
+        |flow: &Flow| flow.has(Marks::RULED) && !flow.has(Marks::GUARDED) && !flow.stacks.sends.is_sealed();
+    if sal.flows.get(id).is_some_and(is_exposed) {
+        guard(sal, now, id, false);
+        tell_of_demand(sal, id);
+    }
+}
+
+/// A peer's rule demands that a flow is encrypted: nothing plain of it is sent, unless the peer frees it.
+pub(crate) fn hold_for_peer(sal: &mut Sal, now: Instant, scope: Scope) {
+    let is_exposed = |flow: &Flow| flow.carries_data() && !flow.stacks.sends.is_sealed();
+    if sal.stack_rules.peer_demands.has(scope) || !sal.flows.get(scope.flow).is_some_and(is_exposed) {
+        return;
+    }
+    sal.stack_rules.peer_demands.note(&mut sal.rng, now, scope);
+    guard(sal, now, scope.flow, false);
+}
+
+/// Whether a step of a change says that a rule of the peer demands an encrypted flow.
+pub(crate) fn is_demanded_by(said: &ChangeRepr) -> bool {
+    let is_wish = matches!(said.step, ChangeStep::Propose | ChangeStep::Request);
+    is_wish && said.by_rule && said.demands && Stack::of_number(said.stack).is_some_and(Stack::is_sealed)
+}
+
+/// The start of the agent before guarded a flow, for its own rules or the peer's: so does this one, until the flow is
+/// encrypted, or its rules say otherwise and the peer frees it.
+pub(crate) fn guard_as_before(sal: &mut Sal, now: Instant, id: FlowId) {
+    let host = sal.flows.get(id).and_then(|flow| host_of(&sal.associations, flow));
+    if let Some(host) = host {
+        sal.stack_rules.peer_demands.note(&mut sal.rng, now, Scope { host, flow: id });
+        guard(sal, now, id, true);
+    }
+}
+
+/// Tells the peer of a single flow that this host's rules demand it encrypted: by a PROBE, beside what the messages of
+/// a change say.
+pub(crate) fn tell_of_demand(sal: &mut Sal, id: FlowId) {
+    let Some(flow) = sal.flows.get(id).filter(|flow| flow.has(Marks::RULED)) else { return };
+    if let Some(host) = host_of(&sal.associations, flow) {
+        say_of_sealing(sal, Scope { host, flow: id }, MoveFlags::DEMANDED, 0);
+    }
+}
+
+/// Of a single flow by the pair that this has.
+fn say_of_sealing(sal: &mut Sal, scope: Scope, flags: MoveFlags, token: u64) {
+    let Some(pair) = sal.pair_in_use(scope) else { return };
+    let peer_flow = sal.flows.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow);
+    let extensions = [Extension::Move(MoveRepr { number: 0, token, address: pair.remote, flags })];
+    let mut draft = Draft::new(Kind::Probe, peer_flow, scope.flow);
+    draft.extensions = &extensions;
+    sal.send_over(scope.host, pair, draft);
+}
+
+/// A flow's entry is about to say that it is sent encrypted, by the path that its plain packets have gone: what has
+/// waited may follow the last of those. Gives it; nothing where the flow waits for another reason.
+pub(crate) fn end_guard_in_place(sal: &mut Sal, id: FlowId, stack: Stack) -> Vec<Vec<u8>> {
+    let is_in_place = sal.stack_rules.guarded.get(&id).is_some_and(|guarded| !guarded.is_moved);
+    if !stack.is_sealed() || !is_in_place {
+        return Vec::new();
+    }
+    sal.stack_rules.peer_demands.forget_flow(id);
+    end_guard(sal, id)
+}
+
+fn end_guard(sal: &mut Sal, id: FlowId) -> Vec<Vec<u8>> {
+    sal.stack_rules.guarded.remove(&id);
+    sal.queue.unguard(id);
+    sal.flows.get_mut(id).into_iter().for_each(|flow| flow.marks &= !Marks::GUARDED);
+    sal.stack_rules.held.take(id)
+}
+
+/// What has waited goes on.
+fn unguard(sal: &mut Sal, now: Instant, id: FlowId) {
+    if !sal.stack_rules.guarded.contains_key(&id) {
+        return;
+    }
+    let held = end_guard(sal, id);
+    sal.flows.install_again(&mut sal.queue, id);
+    held.into_iter().for_each(|packet| sal.queue.egress(packet));
+    sal.flows.open_pinhole(&mut sal.ports, &mut sal.queue, now, id);
+    sal.events.push(Event::FlowChanged(id));
 }
 
 impl FlowTable {
@@ -254,31 +328,44 @@ impl FlowTable {
 
 impl StackRules {
     /// The peer's rules demand that flows are sealed at the pair that a scope comes to.
-    pub(crate) fn note_sealing(&mut self, now: Instant, scope: Scope) {
-        self.sealing.insert(scope, Sealing { next: now + ASK_EVERY, tries: 0 });
+    pub(crate) fn note_peer_demand(&mut self, rng: &mut Rng, now: Instant, scope: Scope) {
+        self.peer_demands.note(rng, now, scope);
+    }
+
+    /// Whether nothing of a flow has been sent by its present path, and it waits.
+    pub(crate) fn is_guarded_by_move(&self, id: FlowId) -> bool {
+        self.guarded.get(&id).is_some_and(|guarded| guarded.is_moved)
     }
 
     /// Whether a flow waits for longer than sealing takes.
     pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
-        self.guarded.get(&id).is_some_and(|guarded| guarded.late.is_some())
+        self.guarded.get(&id).is_some_and(|guarded| guarded.is_late)
     }
 
     /// The peer has answered what it was told of a flow.
     pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
-        if let Some(late) = self.guarded.get_mut(&id).and_then(|guarded| guarded.late.as_mut()) {
-            late.is_told = true;
+        if let Some(guarded) = self.guarded.get_mut(&id).filter(|guarded| guarded.is_late) {
+            guarded.is_told = true;
         }
     }
 
     /// When something of this is due.
     pub(crate) fn guards_deadline(&self) -> Option<Instant> {
-        let sealing = self.sealing.values().map(|sealing| sealing.next);
-        sealing.chain(self.guarded.values().map(Guarded::due)).min()
+        let guarded = self.guarded.values().map(|guarded| guarded.next);
+        self.peer_demands.next_deadline().into_iter().chain(guarded).min()
     }
 }
 
 impl Guarded {
-    fn due(&self) -> Instant {
-        self.late.map_or(self.since + LATE, |late| late.next)
+    fn new(now: Instant, is_moved: bool) -> Self {
+        Self { since: now, is_moved, next: now + TELL_SOON, tells: 0, is_late: false, is_told: false }
+    }
+
+    /// What was due is done: when there is something again, and whether the flow waits for too long.
+    fn wait(&mut self, now: Instant) {
+        self.tells += 1;
+        self.is_late = now.since(self.since) >= LATE;
+        let wait = (TELL_SOON * (1 << self.tells.min(8))).min(TELL_EVERY);
+        self.next = if self.is_late { now + wait } else { (now + wait).min(self.since + LATE) };
     }
 }

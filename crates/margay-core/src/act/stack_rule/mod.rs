@@ -6,20 +6,23 @@
 //! with, for flows that are active.
 //!
 //! Reading order: [`fact`], [`expression`], [`region`] (which values of a fact change nothing), [`state`] (one rule and
-//! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving by new addresses).
+//! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving plain), [`held`] (what waits
+//! meanwhile), [`peer_demand`] (what a peer's rules have this host hold).
 
 mod engine;
 mod expression;
 mod fact;
-mod guard;
+pub(crate) mod guard;
+mod held;
 mod outside;
+mod peer_demand;
 mod program;
 mod region;
 mod seen;
 mod shown;
 mod state;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -29,7 +32,6 @@ use core::time::Duration;
 use margay_wire::FlowId;
 
 use crate::act::stack_change::ChangeRefused;
-use crate::association::location::Scope;
 use crate::leg::stack::Stack;
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::time::Instant;
@@ -41,6 +43,8 @@ pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo, is_fact_name
 pub use program::Program;
 pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
+use held::HeldPackets;
+use peer_demand::PeerDemands;
 use program::Programs;
 use region::{Region, Watch};
 use state::RuleState;
@@ -135,30 +139,19 @@ struct Carried {
     bytes_per_s: f64,
 }
 
-/// Nothing of a flow is sent until it is sealed.
+/// Nothing of a flow is sent until it is encrypted.
 #[derive(Debug)]
 struct Guarded {
     since: Instant,
-    /// What its program has sent meanwhile.
-    held: Vec<Vec<u8>>,
-    /// It waits for longer than sealing takes.
-    late: Option<Late>,
-}
-
-/// Of a flow that waits for longer than sealing takes.
-#[derive(Clone, Copy, Debug)]
-struct Late {
-    /// The peer knows what this end demands of it.
+    /// Nothing of it has been sent by its present path: then its old stack has no last packet there.
+    is_moved: bool,
+    /// When the peer is told of the demand again, and how often it was.
+    next: Instant,
+    tells: u32,
+    /// It waits for longer than encrypting takes.
+    is_late: bool,
+    /// The peer has answered what it was told since.
     is_told: bool,
-    /// When the peer is told again.
-    next: Instant,
-}
-
-/// The peer's rules demand that flows are sealed where it and this host find each other now.
-#[derive(Clone, Copy, Debug)]
-struct Sealing {
-    next: Instant,
-    tries: u32,
 }
 
 /// Counts of one rule since it was set.
@@ -187,7 +180,10 @@ pub(crate) struct StackRules {
     followed: BTreeMap<FlowId, Followed>,
     programs: Programs,
     guarded: BTreeMap<FlowId, Guarded>,
-    sealing: BTreeMap<Scope, Sealing>,
+    held: HeldPackets,
+    peer_demands: PeerDemands,
+    /// Flows that the start of the agent before held to a floor, until their rules are evaluated.
+    carried_over: BTreeSet<FlowId>,
 }
 
 impl StackRules {
@@ -206,6 +202,11 @@ impl StackRules {
         self.followed.get(&id).is_some_and(|followed| followed.asks_for_loss)
     }
 
+    /// Rules of this host demanded a flow encrypted when the agent stopped.
+    pub fn carry_over(&mut self, id: FlowId) {
+        self.carried_over.insert(id);
+    }
+
     /// Something about a flow has changed that rules care for.
     pub fn stir(&mut self, id: FlowId) {
         if let Some(followed) = self.followed.get_mut(&id) {
@@ -218,6 +219,9 @@ impl StackRules {
         self.followed.remove(&id);
         self.programs.forget(id);
         self.guarded.remove(&id);
+        self.held.take(id);
+        self.peer_demands.forget_flow(id);
+        self.carried_over.remove(&id);
     }
 }
 

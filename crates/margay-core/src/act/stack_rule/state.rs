@@ -17,19 +17,28 @@ pub(super) struct RuleState {
     pub failure: Option<Failure>,
     /// Facts that seldom change decide the condition: it need not be evaluated before one of those has.
     pub is_steady: bool,
+    /// It was in force when the agent stopped, and the condition has had no value since. What it is about may have been
+    /// forgotten with the agent, such as a fact from outside: that does not end a demand.
+    is_carried_over: bool,
 }
 
 impl RuleState {
     pub const fn new(now: Instant, in_force: bool) -> Self {
-        Self { holds: in_force, since: now, in_force, failure: None, is_steady: false }
+        Self { holds: in_force, since: now, in_force, failure: None, is_steady: false, is_carried_over: false }
+    }
+
+    /// Of a demand that was in force when the agent stopped.
+    pub fn carried_over(now: Instant) -> Self {
+        Self { is_carried_over: true, ..Self::new(now, true) }
     }
 
     /// What the condition is now. True if it fails, and did not before.
     pub fn note(&mut self, now: Instant, found: Result<bool, Failure>) -> bool {
         let (holds, failure) = match found {
             Ok(holds) => (holds, None),
-            Err(failure) => (false, Some(failure)),
+            Err(failure) => (self.is_carried_over, Some(failure)),
         };
+        self.is_carried_over &= failure.is_some();
         if holds != self.holds {
             self.holds = holds;
             self.since = now;
@@ -81,6 +90,19 @@ mod tests {
             state.note(at(second), Ok(second % 3 != 0));
             assert!(!state.advance(at(second), HOLD, RELEASE));
         }
+    }
+
+    #[test]
+    fn a_demand_of_the_start_before_holds_until_its_condition_has_a_value() {
+        let failure = || Err(Failure::Unknown(Fact::RttMs));
+        let mut state = RuleState::carried_over(at(0));
+        for second in 1..100 {
+            assert_eq!(state.note(at(second), failure()), second == 1);
+            assert!(!state.advance(at(second), HOLD, RELEASE) && state.in_force);
+        }
+        state.note(at(100), Ok(false));
+        state.note(at(101), failure());
+        assert!(!state.holds && state.advance(at(110), HOLD, RELEASE) && !state.in_force);
     }
 
     #[test]

@@ -128,10 +128,12 @@ fn take_run<C: Core>(
     {
         return Err(DropReason::UnknownFlow);
     }
-    if let Some(turn) = &route.turn
-        && !admit(shared, assembler, turn, header, (&*datagrams, stride), came)?
-    {
-        return Ok(());
+    if let Some(turn) = &route.turn {
+        match admit(shared, assembler, turn, header, (&*datagrams, stride), came)? {
+            Admitted::Now => {}
+            Admitted::Later => return Ok(()),
+            Admitted::Anew => return take_run(shared, assembler, header, (datagrams, stride), came, (None, restored)),
+        }
     }
     let ended = ended(&header, datagrams.len().div_ceil(stride)).filter(|_| !route.is_repair);
     if let Some((stripe, place)) = &route.stripe
@@ -177,7 +179,16 @@ fn take_run<C: Core>(
     Ok(())
 }
 
-/// Whether a run of a flow whose stack is changed is taken now; else it is held.
+/// When a run of a flow whose stack is changed is taken.
+enum Admitted {
+    /// Now.
+    Now,
+    /// It is held.
+    Later,
+    /// The change is over: when the table has been asked again what the run is.
+    Anew,
+}
+
 fn admit<C: Core>(
     shared: &Shared<C>,
     assembler: &mut Assembler,
@@ -185,19 +196,23 @@ fn admit<C: Core>(
     header: DataRepr,
     run: (&[u8], usize),
     came: (Option<IpAddr>, SocketAddr),
-) -> Result<bool, DropReason> {
+) -> Result<Admitted, DropReason> {
     match turn.admit(clock::now(), *stack, header, run, came) {
-        Admission::Take => Ok(true),
+        Admission::Take => Ok(Admitted::Now),
         Admission::Held(until) => {
             shared.counting.ingress_held.add(1);
             if let Some(until) = until {
                 shared.overtaking.add(turn, until);
             }
-            Ok(false)
+            Ok(Admitted::Later)
         }
         Admission::Overtaken => {
             turning::release(shared, assembler, turn);
-            Ok(true)
+            Ok(Admitted::Now)
+        }
+        Admission::Over => {
+            turning::release(shared, assembler, turn);
+            Ok(Admitted::Anew)
         }
         Admission::Late => Err(DropReason::OtherStack),
         Admission::Full => Err(DropReason::Full),

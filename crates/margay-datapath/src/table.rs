@@ -469,7 +469,10 @@ impl Table {
         let fec = if stack.repairs() { Some(self.fec_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let sctp = if stack.repeats() { Some(self.sctp_of(flow, stack).ok_or(DropReason::OtherStack)?) } else { None };
         let turning = if by_plain_place { Stack::Secure } else { stack };
-        let turn = self.turn_of(slot).filter(|turn| !passes_turn(stack, data, turn)).map(|turn| (turn, turning));
+        let turn = self
+            .turn_of(slot)
+            .filter(|turn| !passes_turn(stack, data, slot.stacks.before, turn))
+            .map(|turn| (turn, turning));
         slot.mark_active();
         let ends_silence = slot.note_answer();
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
@@ -660,7 +663,7 @@ impl Table {
         self.follow_delta(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
         // Until it is told that the flow is turned, it is sent as it was.
-        let sends = self.slot(index).sends.now();
+        let sends = self.slot(index).sends.last();
         let last = if sends.is_sealed() { self.seals.get(&entry.flow).cloned() } else { None };
         self.follow_fec(entry.flow, entry.stacks, sends);
         self.follow_sctp(entry.flow, entry.stacks, sends);
@@ -675,10 +678,13 @@ impl Table {
         *slot.unanswered_since.get_mut() = 0;
         slot.path = entry.path;
         slot.wire = entry.wire;
-        slot.follow_hold(entry.is_held);
+        let was_held = slot.follow_hold(entry.is_held);
         if entry.is_held {
             // Nothing of it has been sent by this path: there is no last packet of the stack before.
             slot.sends.set(entry.stacks.sends);
+        } else if was_held {
+            // Not one packet more goes by the stack before but its last one, which may come behind those of the next.
+            slot.sends.set_owing(entry.stacks.sends);
         }
     }
 

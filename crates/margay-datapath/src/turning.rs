@@ -36,6 +36,9 @@ pub enum Admission {
     Held(Option<Instant>),
     /// Nothing waits any longer, and they are taken after what has.
     Overtaken,
+    /// The change is over. They are looked at again after what has waited: what the table said of them before may be
+    /// that of a change that was given up, and a flow that stays sealed then takes nothing plain.
+    Over,
     /// They are of the stack before, and late.
     Late,
     /// Too much waits for the word of a peer that may not turn at all.
@@ -104,7 +107,7 @@ impl Turn {
     ) -> Admission {
         let mut waiting = self.waiting.lock();
         if waiting.is_over {
-            return Admission::Overtaken;
+            return Admission::Over;
         }
         let bytes = waiting.bytes + datagrams.len() + RUN_OVERHEAD_BYTES;
         let is_full = bytes > HELD_BYTES_MAX;
@@ -210,13 +213,12 @@ impl<C> Shared<C> {
             fec.close(self, route);
         }
         if let Some(sctp) = &route.sctp {
-            let now = clock::now();
-            sctp.leave(now, last.to);
-            self.repeating.add(sctp, now);
+            self.repeating.add(sctp, clock::now());
         }
         if let Some(seal) = &route.seal {
             match seal.seal_fence(route.peer_flow, last.stack, last.change) {
-                Ok(datagram) => self.send_data(&datagram, datagram.len(), &route.to, false),
+                // Without it, what follows waits at the peer: a full queue of this host is waited for.
+                Ok(datagram) => self.send_data(&datagram, datagram.len(), &route.to, true),
                 Err(reason) => self.counting.drop(reason),
             }
             return;
@@ -231,7 +233,7 @@ impl<C> Shared<C> {
         let packet_number = route.packet_number;
         DataRepr { stack, flags: FENCE, dst_flow, packet_number, index: 0, count: 1 }.emit(&mut datagram);
         datagram[DATA_HEADER_LEN..].copy_from_slice(&fence_of_change(last.change));
-        self.send_data(&datagram, datagram.len(), &route.to, false);
+        self.send_data(&datagram, datagram.len(), &route.to, true);
     }
 }
 
@@ -317,7 +319,7 @@ mod tests {
         admit(&turn, 1, Stack::Secure);
         assert!(turn.end(Instant::from_millis(5)) && turn.is_due(Instant::from_millis(5)));
         for stack in Stack::ALL {
-            assert_eq!(admit(&turn, 5, stack), Admission::Overtaken);
+            assert_eq!(admit(&turn, 5, stack), Admission::Over, "the table has to say again what it is");
         }
         assert_eq!((turn.take_held().len(), turn.due()), (1, None));
         assert!(!turn.is_due(Instant::from_millis(6)), "given on already");

@@ -27,15 +27,17 @@ fn after_hold(protocol: u8) -> u8 {
 }
 
 impl Slot {
-    /// Takes over what the entry says.
-    pub(super) fn follow_hold(&mut self, is_held: bool) {
+    /// Takes over what the entry says. Gives whether the flow was held before.
+    pub(super) fn follow_hold(&mut self, is_held: bool) -> bool {
         let protocol = self.key.protocol;
         let left = self.left_to_core.get_mut();
+        let was_held = *left == SENDS;
         if is_held {
             *left = SENDS;
-        } else if *left == SENDS {
+        } else if was_held {
             *left = after_hold(protocol);
         }
+        was_held
     }
 
     /// Whether a packet of the application is the core's, which has not sent it itself.

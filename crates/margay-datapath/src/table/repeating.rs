@@ -113,7 +113,9 @@ impl Table {
         let stack = Stack::of_number(data.stack)?;
         let sctp = self.sctps.get(&slot.flow)?.of(stack)?;
         let is_exposed = !stack.is_sealed() && slot.stacks.is_sealed_only();
-        if is_exposed || !sctp.is_lingering(clock::now()) {
+        // The change may be over before this end's last packet of the stack is sent.
+        let is_left = slot.sends.last() != stack;
+        if is_exposed || is_left && !sctp.is_lingering(clock::now()) {
             return None;
         }
         if !stack.is_sealed() {
@@ -124,11 +126,14 @@ impl Table {
     }
 }
 
-/// Whether DATA does not take its place before or behind the FENCE of a turn: by `sctp` nothing has an order, and what
-/// is under way is repeated behind the FENCE. Not where the flow is sealed from there on.
-pub(super) fn passes_turn(stack: Stack, data: &DataRepr, turn: &Turn) -> bool {
-    let is_exposed = turn.to().is_sealed() && !stack.is_sealed();
-    stack.repeats() && turn.to() != stack && data.flags & FENCE == 0 && !is_exposed
+/// Whether DATA does not take its place before or behind the FENCE of a turn: by `sctp` nothing has an order. What is
+/// under way is repeated behind the FENCE, and acknowledgements come before it: those of a peer that has not turned
+/// itself yet, and takes what this end sends by its new stack. Were they held until the peer's FENCE, this end would
+/// send no more than its first window, and have no room for what the program sends meanwhile. Nothing as it is of a
+/// flow that is sealed, before or behind the FENCE: anybody may forge that.
+pub(super) fn passes_turn(stack: Stack, data: &DataRepr, before: Stack, turn: &Turn) -> bool {
+    let is_exposed = (turn.to().is_sealed() || before.is_sealed()) && !stack.is_sealed();
+    stack.repeats() && data.flags & FENCE == 0 && !is_exposed
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use margay_core::{Cipher, DropReason, RemoveReason, Taking};
 use margay_wire::{STACK_ENCAP, STACK_SCTP};
 
 use super::*;
+use crate::packet::FlowKey;
 use crate::sample;
 use crate::table::test::{data, entry, table};
 
@@ -37,7 +38,7 @@ fn what_repeats_a_flow_goes_on_for_a_while_behind_the_fence() {
     table.apply(with_stacks(5, Stack::Plain, Taking::Turning(Stack::Plain), Stack::Sctp, 10));
     let last = table.begin_turn(FlowId(7)).expect("it turns");
     assert_eq!((last.stack, last.change, last.route.sctp), (Stack::Sctp, 10, Some(Arc::clone(&sctp))));
-    sctp.leave(clock::now(), last.to);
+    assert!(sctp.is_lingering(clock::now()), "left with the turn");
     let turn = table.turn_of(table.find(FlowId(7)).expect("cached")).expect("the peer turns");
     assert!(turn.fence(10));
     let route = |flags| {
@@ -71,8 +72,7 @@ fn nothing_is_repeated_as_it_is_of_a_flow_that_is_sealed() {
     let sctp = table.sctp(FlowId(7)).expect("kept");
     table.apply(update(2, by(Stack::SecureSctp, Taking::Turning(Stack::SecureSctp), Stack::Sctp)));
     let last = table.begin_turn(FlowId(7)).expect("it turns");
-    sctp.leave(clock::now(), last.to);
-    assert!(!sctp.is_lingering(clock::now()));
+    assert!(sctp.is_left() && !sctp.is_lingering(clock::now()) && last.to == Stack::SecureSctp);
     assert_eq!(taken(&table, STACK_SCTP, 0), Ok(Some(Arc::clone(&sctp))), "the peer has not turned");
     table.apply(update(3, Stacks { change: 9, ..Stacks::only(Stack::SecureSctp) }));
     assert_eq!(taken(&table, STACK_SCTP, 0), Err(DropReason::OtherStack));
@@ -82,9 +82,78 @@ fn nothing_is_repeated_as_it_is_of_a_flow_that_is_sealed() {
     table.apply(update(4, Stacks { change: 10, ..Stacks::only(Stack::Plain) }));
     let last = table.begin_turn(FlowId(7)).expect("it turns");
     assert_eq!(last.route.sctp, Some(Arc::clone(&sealed)));
-    sealed.leave(clock::now(), last.to);
+    assert!(sealed.is_lingering(clock::now()));
     assert_eq!(taken(&table, keys.cipher.sctp_stack(), 0), Ok(Some(sealed)));
     assert_eq!(taken(&table, keys.cipher.stack(), 0), Err(DropReason::OtherStack));
     table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
     assert!(table.sctps.is_empty());
+}
+
+/// The peer acknowledges what this end sends by its new stack before it turns itself.
+#[test]
+fn acknowledgements_do_not_wait_for_the_fence_of_a_peer_that_turns_later() {
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    for (before, to, passes) in [
+        (Stack::Secure, Stack::SecureSctp, true),
+        (Stack::Plain, Stack::Sctp, true),
+        (Stack::Plain, Stack::SecureSctp, true),
+        // Anybody may forge that: the peer's FENCE, which is sealed, has to come first.
+        (Stack::Secure, Stack::Sctp, false),
+    ] {
+        let mut table = table();
+        let stacks = Stacks { sends: to, takes: Taking::Ready(to), before, change: 9 };
+        table.apply(EntryUpdate::Install(Entry { stacks, seal: Some(keys), ..entry(7, 1, 100) }));
+        let stack = if to.is_sealed() { keys.cipher.sctp_stack() } else { STACK_SCTP };
+        let turn = |flags| {
+            let route = table.ingress(FlowId(7), (None, from), &DataRepr { stack, flags, ..data(0, 0) });
+            route.expect("of a stack that it takes").turn
+        };
+        assert_eq!(turn(0).is_none(), passes, "{before} to {to}");
+        assert!(turn(FENCE).is_some(), "{before} to {to}");
+    }
+}
+
+/// The change is over at both ends, and the thread that sends has not come to its last packet of the stack before.
+#[test]
+fn what_the_peer_repeats_is_taken_also_before_this_end_has_turned() {
+    let mut table = table();
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let update = |generation, stacks: Stacks| {
+        EntryUpdate::Install(Entry { stacks, seal: Some(keys), ..entry(7, generation, 100) })
+    };
+    table.apply(update(1, Stacks { change: 8, ..Stacks::only(Stack::SecureSctp) }));
+    let sctp = table.sctp(FlowId(7)).expect("kept");
+    table.apply(update(2, Stacks { change: 9, ..Stacks::only(Stack::Secure) }));
+    let stack = keys.cipher.sctp_stack();
+    assert_eq!(taken(&table, stack, 0), Ok(Some(Arc::clone(&sctp))));
+    table.begin_turn(FlowId(7)).expect("it turns");
+    // An update between the turn and whatever its thread does next.
+    table.apply(update(3, Stacks { change: 9, ..Stacks::only(Stack::Secure) }));
+    assert_eq!(taken(&table, stack, 0), Ok(Some(sctp)), "what is under way is repeated, and acknowledged");
+}
+
+/// A rule demands that a flow is sealed: it is held, and then not one plain packet of it leaves, repetitions included.
+#[test]
+fn of_a_flow_that_was_held_until_it_is_sealed_only_the_last_packet_is_plain() {
+    let mut table = table();
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    for (generation, before, to) in [(1, Stack::Plain, Stack::Secure), (11, Stack::Sctp, Stack::SecureSctp)] {
+        let update = |generation, stacks: Stacks, is_held| {
+            EntryUpdate::Install(Entry { stacks, is_held, seal: Some(keys), ..entry(7, generation, 100) })
+        };
+        table.apply(update(generation, Stacks { change: 8, ..Stacks::only(before) }, false));
+        let _ = table.begin_turn(FlowId(7));
+        table.apply(update(generation + 1, Stacks { change: 8, ..Stacks::only(before) }, true));
+        assert!(table.egress(&key, 1, 1, None, true).is_none() && table.route_by(FlowId(7), before).is_none());
+        let stacks = Stacks { sends: to, takes: Taking::Ready(to), before, change: 9 };
+        table.apply(update(generation + 2, stacks, false));
+        let route = table.egress(&key, 1, 1, None, true).expect("it goes on");
+        assert!(route.seal.is_some(), "the core sends what has waited before another thread turns the flow");
+        assert!(table.route_by(FlowId(7), before).is_none() && table.is_to_turn(FlowId(7)));
+        let last = table.begin_turn(FlowId(7)).expect("the peer waits for it");
+        assert_eq!((last.stack, last.to, last.change, last.route.seal), (before, to, 9, None));
+        assert!(!table.is_to_turn(FlowId(7)) && table.begin_turn(FlowId(7)).is_none(), "once");
+    }
 }

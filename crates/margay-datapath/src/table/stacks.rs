@@ -31,9 +31,15 @@ pub struct LastPacket {
     pub change: u32,
 }
 
-/// By which stack a flow is sent now.
+/// By which stack a flow is sent now; and the stack before, while its last packet is owed.
+///
+/// The low four bits are the one, the high ones that and one more, or zero. Both change together, since packets find
+/// them while another thread sends the last packet.
 #[derive(Debug)]
 pub(super) struct Sends(AtomicU8);
+
+const OWED_SHIFT: u32 = 4;
+const NOW: u8 = (1 << OWED_SHIFT) - 1;
 
 impl Sends {
     pub const fn new(stack: Stack) -> Self {
@@ -41,17 +47,40 @@ impl Sends {
     }
 
     pub fn now(&self) -> Stack {
-        of_place(self.0.load(Ordering::Relaxed))
+        of_place(self.0.load(Ordering::Relaxed) & NOW)
+    }
+
+    /// The stack whose last packet is still to be sent, though the flow is sent by another one already.
+    fn owed(&self) -> Option<Stack> {
+        owed_of(self.0.load(Ordering::Relaxed))
+    }
+
+    /// The one of which something may still be sent.
+    pub fn last(&self) -> Stack {
+        self.owed().unwrap_or_else(|| self.now())
     }
 
     pub fn set(&mut self, stack: Stack) {
         *self.0.get_mut() = stack as u8;
     }
 
-    /// From here on it is another one. Gives the one before.
-    fn turn(&self, stack: Stack) -> Stack {
-        of_place(self.0.swap(stack as u8, Ordering::Relaxed))
+    /// From here on it is another one, and the last packet of the one before is owed.
+    pub fn set_owing(&mut self, stack: Stack) {
+        let before = self.now();
+        if before != stack {
+            *self.0.get_mut() = stack as u8 | (before as u8 + 1) << OWED_SHIFT;
+        }
     }
+
+    /// From here on it is another one. Gives the one whose last packet is to be sent, if one is.
+    fn turn(&self, stack: Stack) -> Option<Stack> {
+        let before = self.0.swap(stack as u8, Ordering::Relaxed);
+        owed_of(before).or_else(|| Some(of_place(before & NOW)).filter(|before| *before != stack))
+    }
+}
+
+fn owed_of(sends: u8) -> Option<Stack> {
+    (sends >> OWED_SHIFT).checked_sub(1).map(of_place)
 }
 
 fn of_place(place: u8) -> Stack {
@@ -133,24 +162,36 @@ impl PathRecord {
 impl Table {
     /// Whether a flow is to be sent by another stack than it is.
     pub fn is_to_turn(&self, flow: FlowId) -> bool {
-        self.find(flow).is_some_and(|slot| slot.sends.now() != slot.stacks.sends)
+        self.find(flow).is_some_and(|slot| slot.sends.now() != slot.stacks.sends || slot.sends.owed().is_some())
     }
 
     /// From here on a flow is sent by the stack that its entry says. `None` if it is already.
     pub fn begin_turn(&self, flow: FlowId) -> Option<LastPacket> {
         let slot = self.find(flow)?;
-        let before = slot.sends.turn(slot.stacks.sends);
-        if before == slot.stacks.sends {
-            return None;
+        let is_held_back = slot.sends.owed().is_some();
+        let before = slot.sends.turn(slot.stacks.sends)?;
+        if let Some(sctp) = self.sctp_of(flow, before) {
+            // While the table is locked: an update that finds the flow turned and this not left would forget it, and
+            // with it what is under way.
+            sctp.leave(clock::now(), slot.stacks.sends);
         }
-        let route = self.route_by(flow, before)?;
+        let route = self.full_route(slot, before)?;
+        // What repairs a flow that was held until it is sealed is plain as well.
+        let route = EgressRoute { fec: route.fec.filter(|_| !is_held_back), ..route };
         Some(LastPacket { route, stack: before, to: slot.stacks.sends, change: slot.stacks.change })
     }
 
     /// Where something of the cache's own goes by a stack, what it is sealed with, and what repairs those before it.
-    /// `None` where the flow does not go by that stack, or nothing of it may be sent now.
+    /// `None` where the flow does not go by that stack, or nothing of it may be sent now: nothing plain of a flow that
+    /// is sealed from here on.
     pub fn route_by(&self, flow: FlowId, stack: Stack) -> Option<EgressRoute> {
-        let bare = self.bare_route(self.find(flow).filter(|slot| !slot.is_left_to_core(true))?)?;
+        let is_exposed = |slot: &&Slot| slot.stacks.sends.is_sealed() && !stack.is_sealed();
+        self.full_route(self.find(flow).filter(|slot| !is_exposed(slot))?, stack)
+    }
+
+    fn full_route(&self, slot: &Slot, stack: Stack) -> Option<EgressRoute> {
+        let flow = slot.flow;
+        let bare = self.bare_route(Some(slot).filter(|slot| !slot.is_left_to_core(true))?)?;
         let seal = if stack.is_sealed() { Some(self.seals.get(&flow).cloned()?) } else { None };
         let fec = if stack.repairs() { Some(self.kept_fec(flow, stack)?) } else { None };
         let sctp = if stack.repeats() { Some(self.sctp_of(flow, stack)?) } else { None };

@@ -181,12 +181,27 @@ impl<'a> Segment<'a> {
         transport[14..16].copy_from_slice(&piece.window.to_be_bytes());
         let ends = piece.data.end == whole.len() - self.header_len && !piece.data.is_empty();
         let mut gone = tcp_flags::FIN;
-        gone |= if ends { 0 } else { PSH | URG };
+        gone |= if ends { 0 } else { PSH };
+        let urgent = self.urgent_from(piece.sequence);
+        gone |= if urgent.is_some() { 0 } else { URG };
+        transport[18..20].copy_from_slice(&urgent.unwrap_or(0).to_be_bytes());
         transport[13] &= !gone;
         transport[13] |= if piece.has_fin { tcp_flags::FIN } else { 0 };
         self.write_options(&piece, &mut transport);
         transport.extend_from_slice(data);
         packet::build(&self.packet.tuple, transport, self.packet.class, self.packet.hop_limit)
+    }
+
+    /// The urgent pointer of a part that begins with this number: it counts from there (RFC 9293 §3.8.5). `None` where
+    /// urgent data ends before the part, or there is none.
+    fn urgent_from(&self, sequence: u32) -> Option<u16> {
+        let pointer = u16::from_be_bytes([self.packet.transport[18], self.packet.transport[19]]);
+        if !self.has(URG) {
+            return None;
+        }
+        let end = self.sequence.wrapping_add(pointer.into());
+        let is_ahead = before(sequence, end) || sequence == self.sequence;
+        u16::try_from(end.wrapping_sub(sequence)).ok().filter(|_| is_ahead)
     }
 
     fn write_options(&self, piece: &Piece, transport: &mut [u8]) {

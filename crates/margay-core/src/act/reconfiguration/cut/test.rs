@@ -99,6 +99,32 @@ fn bytes_go_by_their_numbers_and_what_is_on_both_sides_of_the_cut_is_two() {
     assert_eq!(new, [(Way::New, ((1000, 4000), ACK, Vec::new(), b"new".to_vec()))]);
 }
 
+/// Urgent data stays where it is in the stream, whichever part has it; a part before it announces it.
+#[test]
+fn urgent_data_stays_where_it_is_in_the_stream() {
+    const URG: u8 = 0x20;
+    let mut cut = turned();
+    // From 995 on; the cut is at 1000. The pointer is to the number after the urgent byte.
+    for (pointer, old, new) in [
+        (3, Some(3), None),
+        (5, Some(5), None),
+        (6, Some(6), Some(1)),
+        (10, Some(10), Some(5)),
+        (700, Some(700), Some(695)),
+    ] {
+        let mut whole = packet((995, 4000), ACK | URG, &[], b"0123456789");
+        whole[20 + 18..20 + 20].copy_from_slice(&u16::to_be_bytes(pointer));
+        let Ok(Parsed::Transport(parsed)) = parse(&whole) else { panic!("no TCP") };
+        let parts = cut.egress(&parsed);
+        let pointers = parts.iter().map(|(_, part)| {
+            let pointer = u16::from_be_bytes([part[20 + 18], part[20 + 19]]);
+            assert!(part[20 + 13] & URG != 0 || pointer == 0, "without the flag it says nothing");
+            (part[20 + 13] & URG != 0).then_some(pointer)
+        });
+        assert_eq!(pointers.collect::<Vec<_>>(), [old, new], "{pointer}");
+    }
+}
+
 #[test]
 fn a_fin_is_a_byte() {
     let mut cut = turned();

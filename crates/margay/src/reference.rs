@@ -14,6 +14,7 @@ use clap::{Arg, Command};
 
 use crate::agent::{check, metrics};
 use crate::cli;
+use crate::host::by_hand;
 
 /// With this word in this variable, pages are written instead of compared.
 const VARIABLE: &str = "MARGAY_REFERENCE";
@@ -200,6 +201,17 @@ fn every_check_is_in_the_book() {
         }
     }
     hold("reference-checks.md", &text);
+}
+
+#[test]
+fn what_takes_up_back_by_hand_is_in_the_book() {
+    const PAGE: &str = "what-up-changes.md";
+    const HEADING: &str = "## By hand, if all else is lost\n";
+    let page = fs::read_to_string(book().join(PAGE)).expect("the page can be read");
+    let (head, section) = page.split_once(HEADING).expect("the page has the section");
+    let (words, rest) = section.split_once("```sh\n").expect("the section has commands");
+    let (_, tail) = rest.split_once("```\n").expect("they end");
+    hold(PAGE, &format!("{head}{HEADING}{words}```sh\n{}```\n{tail}", by_hand::script()));
 }
 
 #[test]

@@ -82,7 +82,22 @@ const SNAPSHOT: &str = r#"
     done
     { grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null || true; } | sort
     ss -Hlnptu | sed 's/ *users.*//' | sort
+    # File systems of eBPF, and what is pinned there.
+    grep ' bpf ' /proc/self/mounts || true
+    ls /run/margay/bpf 2>/dev/null || true
 "#;
+
+/// Margay's processes in this network namespace.
+const PROCESSES: &str = r#"
+    for process in /proc/[0-9]*; do
+        if [ "$(readlink "$process/ns/net")" = "$(readlink /proc/self/ns/net)" ]; then
+            readlink "$process/exe" || true
+        fi
+    done 2>/dev/null | grep '/margay$' || true
+"#;
+
+/// The page whose commands undo `up` without Margay.
+const PAGE: &str = include_str!("../../../../docs/book/what-up-changes.md");
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = Lab::build(Topology::parse("up-down", TOPOLOGY)?, dir)?;
@@ -266,7 +281,29 @@ fn come_and_go(host: &Host, findings: &mut Findings) -> Result<()> {
     margay(host, ["up", "--router"])?;
     host.run(["ip", "link", "del", "sal0"])?;
     agent::down(host)?;
-    compare(host, "sal0 deleted by somebody, down", &before, findings)
+    compare(host, "sal0 deleted by somebody, down", &before, findings)?;
+    by_hand(host, &before, findings)
+}
+
+/// The commands of the book undo `up` without any help of Margay's, and the next `up` finds nothing in its way.
+fn by_hand(host: &Host, before: &str, findings: &mut Findings) -> Result<()> {
+    let (_, section) = PAGE.split_once("## By hand, if all else is lost").context("the page has no such section")?;
+    let (_, commands) = section.split_once("```sh\n").context("the section has no commands")?;
+    let (commands, _) = commands.split_once("```").context("the commands have no end")?;
+    margay(host, ["up", "--router"])?;
+    ensure!(!host.shell(PROCESSES)?.is_empty(), "no process of Margay is found, so their end proves nothing");
+    let pid = agent::pid(host)?;
+    host.run(["kill", "-9", &pid.to_string()])?;
+    // As typed: a command that fails stops nothing.
+    host.run(["sh", "-c", &format!("{commands}\ntrue")])?;
+    wait_for("the end of Margay's processes", READY_LIMIT, || {
+        let left = host.shell(PROCESSES)?;
+        if left.is_empty() { Ok(()) } else { bail!("{left}") }
+    })?;
+    compare(host, "kill -9, the book's commands", before, findings)?;
+    margay(host, ["up", "--router"])?;
+    agent::down(host)?;
+    compare(host, "up and down after the book's commands", before, findings)
 }
 
 fn compare(host: &Host, after: &str, before: &str, findings: &mut Findings) -> Result<()> {

@@ -3,6 +3,8 @@
 //! [`plan`] looks at the host and decides; [`change`] has the changes as data; [`journal`] remembers them on disk
 //! before they are made.
 
+#[cfg(test)]
+pub mod by_hand;
 pub mod card;
 pub mod change;
 pub mod guard;

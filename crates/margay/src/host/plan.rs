@@ -349,6 +349,22 @@ pub mod test {
         decide(&Config::default(), facts(1500, true, true)).changes
     }
 
+    /// All that `up` makes on hosts of any kind.
+    pub fn changes_of_all_hosts() -> Vec<Change> {
+        let mut config = Config::default();
+        config.host.boxes = true;
+        let nothing = || resolv_conf::Present { before: resolv_conf::Before::Absent, effective: Vec::new() };
+        let alike = Facts { needs_guard: true, resolver: Resolver::File(nothing()), ..facts(1500, true, true) };
+        let listen = (Ranges::USUAL.host_v4(), 53).into();
+        let otherwise = Facts {
+            responder: ResponderWay::OnHost { listen, why: None },
+            resolver: Resolver::Resolved,
+            forwarding_v6: ForwardingV6::OfHost("0".to_owned()),
+            ..facts(1500, true, true)
+        };
+        [alike, otherwise].into_iter().flat_map(|facts| decide(&config, facts).changes).collect()
+    }
+
     fn facts(underlay_mtu: u32, has_ipv6_underlay: bool, ipv6_enabled: bool) -> Facts {
         Facts {
             underlay_mtu,

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::change::State;
 
-const COMMENT: &str =
+pub(super) const COMMENT: &str =
     "# The next line is margay's; it asks the servers below for all other names. `margay down` restores this file.";
 /// Before each line that names another server: what follows is the line as it was.
-const ASKS: &str = "# asked by margay: ";
+pub(super) const ASKS: &str = "# asked by margay: ";
 const DNS_PORT: u16 = 53;
 /// Larger than any such file.
 const FILE_MAX_BYTES: u64 = 64 * 1024;

@@ -49,6 +49,7 @@ const volatile __u32 sal0_header_len = 0;
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
 	       "a pair of addresses heads an application's key");
 
+#include "forwarded.h"
 #include "fragment.h"
 #include "delivery.h"
 #include "listener.h"
@@ -199,8 +200,7 @@ refused:
 	return TCX_DROP;
 }
 
-SEC("tcx/egress")
-int app_egress(struct __sk_buff *skb)
+static __always_inline int leave_sal0(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	const struct delta *delta = NULL;
@@ -264,6 +264,17 @@ leave:
 	note_left(entry, &packet);
 	leave_to_agent(entry);
 	return TCX_NEXT;
+}
+
+SEC("tcx/egress")
+int app_egress(struct __sk_buff *skb)
+{
+	int verdict = leave_sal0(skb);
+
+	/* One that cannot be changed could pass for another's. */
+	if (verdict == TCX_NEXT && mark_forwarded(skb))
+		return TCX_DROP;
+	return verdict;
 }
 
 /* What comes to the host by sal0, from the agent or from a card. */

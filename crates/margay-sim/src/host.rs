@@ -389,7 +389,7 @@ impl Host {
             }
         }
         let late = self.middlebox.as_mut().map(|middlebox| middlebox.take_late(now)).unwrap_or_default();
-        late.into_iter().for_each(|segment| self.egress(now, &segment.emit()));
+        late.into_iter().for_each(|segment| self.let_out(now, &segment));
         self.relay(now);
         for at in 0..self.streams.len() {
             if self.streams[at].next_deadline().is_some_and(|deadline| deadline <= now) {

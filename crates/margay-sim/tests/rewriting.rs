@@ -130,6 +130,38 @@ fn two_sessions_that_begin_alike_at_once_are_refused_and_others_are_not() {
     assert!(said.contains("box-0.shop") && said.contains("cannot tell"), "{said}");
 }
 
+/// Another user of the box's host guesses what a client will say, and says it while the box has it.
+#[test]
+fn what_a_program_of_the_boxs_host_says_is_not_taken_for_what_comes_out_of_the_box() {
+    for is_rewriting in [true, false] {
+        let mut line = line(12, Weather::FAIR, 1);
+        let host = line.boxes[0];
+        if is_rewriting {
+            translate(&mut line, 0, true);
+        }
+        assert_eq!(line.ask_by_datagrams(1), 1, "addresses are known from now on");
+        line.slow_down(0, Duration::from_millis(50));
+        let (client, heard) = (line.client, line.world.host(line.server).datagrams.len());
+        let datagram = |line: &mut Line, at, name: &str, port| {
+            let ranges = line.world.host(at).ranges();
+            let there = SocketAddr::new(ranges.virtual_v6(&service(name)).into(), 53);
+            Datagram::new(SocketAddr::new(ranges.host_v6().into(), port), there, b"hello")
+        };
+        let first = datagram(&mut line, client, "talk.shop", 4400);
+        line.world.say(client, &first);
+        line.world.run_for(Duration::from_millis(30));
+        let guessed = datagram(&mut line, host, "nobody.shop", 4500);
+        line.world.say(host, &guessed);
+        line.world.run_for(2 * SECOND);
+        assert_eq!(line.world.host(line.server).datagrams.len() - heard, 1, "the client's is heard");
+        let of_user = line.world.host(host).sal.flows().find(|flow| flow.app.source.port() == 4500);
+        assert!(of_user.is_none(), "no session of another goes by the user's socket, {is_rewriting}");
+        line.world.say(client, &first);
+        line.world.run_for(2 * SECOND);
+        assert_eq!(line.world.host(line.server).datagrams.len() - heard, 2, "and so is its next one");
+    }
+}
+
 #[test]
 fn agents_that_start_again_go_on_with_sessions_whose_addresses_a_box_has_changed() {
     let mut line = line(10, Weather::FAIR, 1);

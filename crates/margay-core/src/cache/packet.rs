@@ -291,6 +291,24 @@ pub(crate) fn build(tuple: &Tuple, mut transport: Vec<u8>, class: u8, hop_limit:
     Some(packet)
 }
 
+/// Gives a whole IP packet another hop limit. What is none stays as it is.
+pub(crate) fn set_hop_limit(packet: &mut [u8], hop_limit: u8) {
+    match packet.first().map(|byte| byte >> 4) {
+        Some(4) => {
+            if let Ok(mut v4) = Ipv4Packet::new_checked(packet) {
+                v4.set_hop_limit(hop_limit);
+                v4.fill_checksum();
+            }
+        }
+        Some(6) => {
+            if let Ok(mut v6) = Ipv6Packet::new_checked(packet) {
+                v6.set_hop_limit(hop_limit);
+            }
+        }
+        _ => {}
+    }
+}
+
 fn ip_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize, hop_limit: u8) -> Option<Vec<u8>> {
     match (source, destination) {
         (IpAddr::V4(src_addr), IpAddr::V4(dst_addr)) if len + 20 <= 65_535 => {

@@ -104,6 +104,8 @@ drop_reasons! {
     LateDatagram = 39, "late_datagram";
     /// The peer names another cipher for a flow that has one.
     OtherCipher = 40, "other_cipher";
+    /// What a box was given, from a program of its host and not out of the box.
+    NotForwarded = 41, "not_forwarded";
 }
 
 impl fmt::Display for DropReason {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
+use margay_core::chain::FORWARDED_HOP_LIMIT;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
@@ -388,6 +389,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_last = *config.flow_ports.end();
             interface::set_virtual(constants, config.ranges);
             constants.drops_tags = config.boxes.into();
+            constants.forwarded_hop_limit = if config.boxes { FORWARDED_HOP_LIMIT.into() } else { 0 };
             interface::set_common(constants);
         }
         open.maps.apps.set_max_entries(config.flows_max)?;

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
+use margay_core::chain::FORWARDED_HOP_LIMIT;
 use margay_core::entry::PathId;
 use margay_core::flow_cache::STALL;
 use margay_core::{Ranges, Tuple};
@@ -43,6 +44,8 @@ mod delivery;
 mod delta;
 #[path = "ending_test.rs"]
 mod ending;
+#[path = "forwarded_test.rs"]
+mod forwarded;
 #[path = "host_traffic_test.rs"]
 mod host_traffic;
 #[path = "lifting_test.rs"]
@@ -126,6 +129,7 @@ fn programs_of(sal0: u32, in_place: bool, ranges: Ranges) -> Option<Rig> {
         super::interface::set_virtual(constants, ranges);
         super::interface::set_common(constants);
         constants.drops_tags = 1;
+        constants.forwarded_hop_limit = FORWARDED_HOP_LIMIT.into();
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
     let rig = Rig(open.load().expect("the verifier takes them"));

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use margay_core::Instant;
+use margay_core::chain::mark_forwarded;
 
 use super::Host;
 use crate::program::Segment;
@@ -26,8 +27,15 @@ impl Host {
             middlebox.told.push(self.sal.add_boxes(&segment.tuple, &middlebox.next));
         }
         for out in middlebox.take(now, segment) {
-            self.egress(now, &out.emit());
+            self.let_out(now, &out);
         }
         true
+    }
+
+    /// What comes out of the box, as the kernel forwards it.
+    pub(super) fn let_out(&mut self, now: Instant, segment: &Segment) {
+        let mut packet = segment.emit();
+        mark_forwarded(&mut packet);
+        self.egress(now, &packet);
     }
 }

@@ -6,11 +6,12 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
+use margay_core::chain::FORWARDED_HOP_LIMIT;
 use serde::{Deserialize, Serialize};
 
 use super::change::State;
 use super::netlink::Block;
-use crate::agent::OWN_INTERFACES;
+use crate::agent::{INTERFACE, OWN_INTERFACES};
 
 /// The table, which is nobody else's.
 pub const TABLE: &str = "inet margay";
@@ -58,6 +59,14 @@ fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<S
         rules
     });
     if drops_tags {
+        // What was forwarded is told from what programs of this host send, before all is let go.
+        let at = |sign: &str| format!("oifname \"{INTERFACE}\" iifname {sign}\"{INTERFACE}\"");
+        let (mark, other) = (FORWARDED_HOP_LIMIT, FORWARDED_HOP_LIMIT - 1);
+        let forwarded = [("ip", "ttl"), ("ip6", "hoplimit")].map(|(ip, field)| {
+            let set = |value: u8| format!("{ip} {field} set {value}");
+            [format!("{} {}", at(""), set(mark)), format!("{} {ip} {field} {mark} {}", at("!= "), set(other))]
+        });
+        chains[1].splice(..0, forwarded.concat());
         chains[1].push(format!("{TAGGED} counter name \"{}\" drop", COUNTERS[1]));
     }
     for (chain, counter) in chains.iter_mut().zip(COUNTERS) {
@@ -167,7 +176,16 @@ mod test {
         assert_eq!(leaving[1], "oifname \"docker0\" ip daddr 172.17.0.0/16 ip saddr 198.18.0.0/15 accept");
         assert_eq!((arriving.len(), leaving.len()), (7, 7));
         let [_, with_boxes] = rules(&openings, networks(Ranges::USUAL), true);
-        assert_eq!(with_boxes[3], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
+        assert_eq!(
+            with_boxes[..4],
+            [
+                "oifname \"sal0\" iifname \"sal0\" ip ttl set 254",
+                "oifname \"sal0\" iifname != \"sal0\" ip ttl 254 ip ttl set 253",
+                "oifname \"sal0\" iifname \"sal0\" ip6 hoplimit set 254",
+                "oifname \"sal0\" iifname != \"sal0\" ip6 hoplimit 254 ip6 hoplimit set 253",
+            ]
+        );
+        assert_eq!(with_boxes[7], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
         assert!(with_boxes.iter().all(|rule| is_rule(rule)));
     }
 }

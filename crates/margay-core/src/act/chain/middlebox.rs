@@ -10,6 +10,7 @@ use core::time::Duration;
 use margay_wire::{BoxFlags, ErrorCode, Extension, FlowId, KeyExchangeRepr, Kind};
 
 use super::first::Wanted;
+use super::forwarded::{is_feigned, is_forwarded};
 use super::proof::Answered;
 use super::{ChainSetup, Chained, Failure, Place};
 use crate::act::setup::{SETUP_TIMEOUT, Start, retry_after};
@@ -129,6 +130,10 @@ impl Sal {
     /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
     /// right half. `None`: it is nothing that a box was given.
     pub(crate) fn come_out(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
+        if !is_forwarded(packet) {
+            let is_taken = is_feigned(&self.flows, packet) || self.chains.is_late(&packet.tuple, now);
+            return is_taken.then_some(AppVerdict::Drop(DropReason::NotForwarded));
+        }
         if let Some(verdict) = self.come_out_changed(now, packet) {
             return Some(verdict);
         }
@@ -300,6 +305,9 @@ impl Sal {
 
     /// Resolvers have not said who serves what comes after a box. False where the packet has come out of none.
     pub(crate) fn refuse_unresolved(&mut self, packet: &AppPacket<'_>) -> bool {
+        if !is_forwarded(packet) {
+            return false;
+        }
         let left = self.flows.by_tuple(&packet.tuple.reversed()).or_else(|| self.left_that_let_out(packet));
         let left = left.and_then(|id| self.flows.get(id));
         let Some(left) = left.filter(|left| matches!(left.setup, Setup::Responder(_))) else { return false };

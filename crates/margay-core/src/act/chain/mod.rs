@@ -16,13 +16,14 @@
 //! `adding` puts boxes behind one whose program asks for them,
 //! `policy` says which sessions (pure), `filter` by what their first packets look like (pure),
 //! `deciding` what is asked of both; `proof` who vouches for one, `first` is the initiator's end, `last` what a
-//! responder asks of its neighbour, `middlebox` the two halves on a box's host, `proxy` a box at which sessions end,
-//! `rewrite` one that changes addresses.
+//! responder asks of its neighbour, `middlebox` the two halves on a box's host, `forwarded` tells what a box lets out
+//! from what programs of its host send, `proxy` a box at which sessions end, `rewrite` one that changes addresses.
 
 mod adding;
 mod deciding;
 mod filter;
 mod first;
+mod forwarded;
 mod given;
 mod last;
 mod memory;
@@ -37,6 +38,7 @@ mod tag;
 pub use adding::AddRefused;
 pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
 pub(crate) use first::NewWay;
+pub use forwarded::{FORWARDED_HOP_LIMIT, mark_forwarded};
 pub(crate) use last::{Read, Refused, Ruling};
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
 pub use record::{ChainPlace, ChainRecord, PassedBox};

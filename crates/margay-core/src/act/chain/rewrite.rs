@@ -7,6 +7,7 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, FlowId};
 
+use super::forwarded::mark_forwarded;
 use super::given::Mark;
 use super::tag::{with_tag, without_tag};
 use super::{Chained, Place};
@@ -46,7 +47,8 @@ impl Sal {
     /// The box changes addresses, and the packet has no room for a tag.
     pub(super) fn mark_first(&mut self, left: FlowId, first: Vec<u8>) -> Result<Vec<u8>, ErrorCode> {
         // What a client has put there is no tag of this host's.
-        let first = without_tags(first);
+        let mut first = without_tags(first);
+        mark_forwarded(&mut first);
         let Ok(Parsed::Transport(packet)) = packet::parse(&first) else { return Ok(first) };
         let chained = self.flows.get(left).and_then(|flow| flow.chain.as_deref());
         let is_tagged = packet.is_tcp_syn() && chained.is_some_and(|chained| self.rewrites(chained));

@@ -1,0 +1,54 @@
+//! Packets to the agent say whether they were forwarded, or made by a socket of this host.
+
+use margay_core::chain::mark_forwarded;
+
+use super::*;
+
+const CARD: u32 = 8;
+/// Where a program's context has the interface that a packet came by, and how long it is.
+const INGRESS_IFINDEX: usize = 36;
+const CONTEXT_LEN: usize = 192;
+
+/// What leaves `sal0` to the agent; a packet that came by `from`, or by no interface.
+fn leave(rig: &Rig, from: u32, packet: &[u8]) -> Vec<u8> {
+    let mut context = [0; CONTEXT_LEN];
+    context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
+    let (data, mut out) = (frame(packet), vec![0; 4096]);
+    let input = ProgramInput {
+        context_in: Some(&mut context),
+        data_in: Some(&data),
+        data_out: Some(&mut out),
+        ..Default::default()
+    };
+    let result = rig.0.progs.app_egress.test_run(input).expect("a run");
+    assert_eq!(result.return_value.cast_signed(), NEXT);
+    result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec()
+}
+
+#[test]
+fn only_what_came_in_by_sal0_has_the_hop_limit_of_what_was_forwarded() {
+    let Some(rig) = programs(SAL0) else { return };
+    for tuple in [sample::tuple4(UDP), sample::tuple6(UDP), sample::tuple4(TCP), sample::tuple6(TCP)] {
+        let plain = if tuple.protocol == UDP { datagram(tuple, b"hello") } else { segment(tuple, SYN, b"") };
+        let mut marked = plain.clone();
+        mark_forwarded(&mut marked);
+        assert_eq!(leave(&rig, SAL0, &plain), marked, "it is forwarded");
+        assert_eq!(leave(&rig, SAL0, &marked), marked);
+        for from in [0, CARD] {
+            assert_eq!(leave(&rig, from, &plain), plain, "another hop limit stays");
+            let taken = leave(&rig, from, &marked);
+            assert_eq!(sample::see(&taken).hop_limit, FORWARDED_HOP_LIMIT - 1, "a program has chosen it");
+        }
+    }
+}
+
+#[test]
+fn a_fragment_is_forwarded_as_a_whole_packet_is() {
+    let Some(rig) = programs(SAL0) else { return };
+    let mut fragment = datagram(sample::tuple4(UDP), b"hello");
+    // More of them follow.
+    fragment[6] = 0x20;
+    mark_forwarded(&mut fragment);
+    assert_eq!(leave(&rig, 0, &fragment)[8], FORWARDED_HOP_LIMIT - 1);
+    assert_eq!(leave(&rig, SAL0, &fragment), fragment);
+}

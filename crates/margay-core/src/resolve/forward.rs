@@ -32,6 +32,26 @@ pub const ABSENT_AWAITED: Duration = Duration::from_secs(3);
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
 
+/// A SYN for a listener here, whose session is for this port of the service.
+fn arrival_of<'a>(
+    message: &'a Message<'a>,
+    resolvable: &ResolvableRepr,
+    port: u16,
+    reply: Reply,
+    syn_len: usize,
+) -> Arrival<'a> {
+    let reply = Reply { is_copy: message.flags.contains(Flags::COPIED), ..reply };
+    Arrival {
+        message,
+        service: ServiceId(resolvable.service),
+        port,
+        reply,
+        syn_len,
+        nonce: resolvable.nonce,
+        app: None,
+    }
+}
+
 impl Sal {
     /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`], or
     /// [`ABSENT_AWAITED`] where one that was registered before is not back, a name that it does not know has no answer,
@@ -90,8 +110,10 @@ impl Sal {
         if message.dst_flow != FlowId(0) {
             return self.handle_related(now, from, message, datagram.len());
         }
-        if let Some(taken) = self.take_new_path(now, from, message, &resolvable, datagram) {
-            return taken;
+        if let Some(listener) = self.listener_of_new_path(message, &service) {
+            let (port, demux) = listener?;
+            let reply = self.reply_path(from, &resolvable, datagram);
+            return self.respond(now, &arrival_of(message, &resolvable, port, reply, datagram.len()), &demux);
         }
         let sticky = sticky(message.src_flow, resolvable.nonce);
         let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
@@ -101,12 +123,8 @@ impl Sal {
             Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
                 self.table.note_use(now, rule);
-                let is_copy = message.flags.contains(Flags::COPIED);
-                let reply = Reply { is_copy, ..self.reply_path(from, &resolvable, datagram) };
-                let syn_len = datagram.len();
-                let (nonce, port) = (resolvable.nonce, session.service_port);
-                let arrival = Arrival { message, service, port, reply, syn_len, nonce, app: None };
-                self.respond(now, &arrival, &demux)
+                let (reply, port) = (self.reply_path(from, &resolvable, datagram), session.service_port);
+                self.respond(now, &arrival_of(message, &resolvable, port, reply, datagram.len()), &demux)
             }
             Resolution::Forward(rule, hop) => {
                 let hop = *hop;

@@ -4,29 +4,24 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use margay_wire::{BoxFlags, BoxRepr, Flags, Message, ReconfigurationStep, ResolvableRepr};
+use margay_wire::{BoxFlags, BoxRepr, Message, ReconfigurationStep};
 
 use crate::act::chain::is_for;
-use crate::association::draft::{Arrival, Reply};
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::table::{Action, Allow, Demux, HAND_OVER_PORT, SERVICE_PORT};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
-use crate::types::time::Instant;
 
 impl Sal {
-    /// Takes a SYN by which a session that ends at this host is to go another way, and that has come to that end.
-    /// `None`: it is none such.
-    pub(crate) fn take_new_path(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
+    /// Of a SYN by which a session that ends at this host is to go another way, and that has come to that end: the port
+    /// of the service that the session is for, and its listener. `None`: the SYN is none such.
+    pub(crate) fn listener_of_new_path(
+        &self,
         message: &Message<'_>,
-        resolvable: &ResolvableRepr,
-        datagram: &[u8],
-    ) -> Option<Result<(), DropReason>> {
+        asked: &ServiceId,
+    ) -> Option<Result<(u16, Demux), DropReason>> {
         let begin = message.reconfiguration()?;
         let chain = message.chain();
         let ahead = chain.as_ref().and_then(|chain| chain.boxes().find(BoxRepr::is_ahead));
@@ -35,20 +30,13 @@ impl Sal {
         if !is_here || !comes_to_end {
             return None;
         }
-        let service = ServiceId(resolvable.service);
         let is_alone = message.grant().is_none() && message.handover().is_none();
-        if !is_alone || !is_for(chain.as_ref(), &service, ahead.is_some()) {
+        if !is_alone || !is_for(chain.as_ref(), asked, ahead.is_some()) {
             return Some(Err(DropReason::Unexpected));
         }
-        let session = message.session()?;
-        let flow = self.reconfigurations.followed(&self.flows, session.session);
-        let port = flow.map_or(0, |flow| flow.port);
+        let flow = self.reconfigurations.followed(&self.flows, message.session()?.session);
         let listener = flow.and_then(|flow| listener_of(self, flow)).unwrap_or_else(nobodys);
-        let is_copy = message.flags.contains(Flags::COPIED);
-        let reply = Reply { is_copy, ..self.reply_path(from, resolvable, datagram) };
-        let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
-        let arrival = Arrival { message, service, port, reply, syn_len, nonce, app: None };
-        Some(self.respond(now, &arrival, &listener))
+        Some(Ok((flow.map_or(0, |flow| flow.port), listener)))
     }
 }
 

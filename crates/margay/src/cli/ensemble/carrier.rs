@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use margay_core::key::HostId;
 use margay_frames::member::{self, Config, End};
 use margay_frames::process::{drop_privileges, raise_descriptor_limit};
+use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid, getppid};
@@ -82,8 +83,15 @@ pub async fn serve(
             // Nobody can say so any more: then it is time as well.
             _ = leave.wait_for(|is_leaving| *is_leaving), if !is_leaving => {
                 is_leaving = true;
-                // It may end in this moment.
-                let _ = id.map(|id| kill(id, Signal::SIGTERM));
+                match id.map(|id| kill(id, Signal::SIGTERM)) {
+                    // It may end in this moment.
+                    None | Some(Ok(()) | Err(Errno::ESRCH)) => {}
+                    // It is another user's, and dies with this process.
+                    Some(Err(error)) => {
+                        let why = "the process that carries its frames cannot be told to leave; root without CAP_KILL?";
+                        return Err(io::Error::other(format!("{why} ({error})")));
+                    }
+                }
             }
         }
     };

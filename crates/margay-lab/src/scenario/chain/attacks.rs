@@ -33,6 +33,38 @@ const BOUNDS: [Bound; 4] = [
 
 const TRIES: u64 = 10;
 const NAME: &str = "web.shop";
+const TALK: &str = "talk.shop";
+
+/// A user without rights says what a client says, all the while, to any virtual address.
+const GUESSER: &str = r#"
+import os, socket, sys, time
+os.setgid(65534)
+os.setuid(65534)
+guess = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+# What tells forwarded packets apart must not be for anybody to choose.
+guess.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, int(sys.argv[2]))
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    try:
+        guess.sendto(b"guessed", (sys.argv[1], 53))
+    except OSError:
+        pass
+    time.sleep(0.002)
+"#;
+/// Prints how many datagrams have come within three seconds.
+const LISTENER: &str = r#"
+import socket, time
+heard, count = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0
+heard.bind(("0.0.0.0", 53))
+heard.settimeout(0.1)
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    try:
+        count += heard.recv(2048) == b"guessed"
+    except OSError:
+        pass
+print(count)
+"#;
 
 #[derive(Default)]
 struct Tally {
@@ -74,14 +106,16 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     serve(one, "fw.shop", "forward", &[])?;
     count_sessions(one)?;
     let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n");
-    let policy = format!("{}{required}", chain("inspect", NAME, &["fw.shop"], ""));
+    let translated = chain("translate", TALK, &["nat.shop"], "");
+    let policy = format!("{}{translated}{required}", chain("inspect", NAME, &["fw.shop"], ""));
     let hosts: Vec<&Host> = lab.hosts.iter().collect();
-    apply(router, &policy, &hosts, &["inspect"])?;
+    apply(router, &policy, &hosts, &["inspect", "translate"])?;
     let mut tally = Tally::default();
     tally.honest(client, findings)?;
     ensure!(sessions(one)? >= TRIES as f64, "honest sessions do not pass the box");
     made_up_client(client, one, &mut tally, findings)?;
     answers_itself(&lab, &mut tally, findings)?;
+    local_user(&lab, &mut tally, findings)?;
     box_without_grant(&lab, &mut tally, findings)?;
     tally.honest(client, findings)?;
     findings.set("accepted", tally.accepted);
@@ -116,6 +150,38 @@ fn answers_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Resu
     await_reason(&watching, "fw.shop")?;
     one.run(["nft", "delete table inet fw"])?;
     tally.honest(client, findings)
+}
+
+/// The box drops all of a session's datagrams, and a user of its host says what was in them: nothing comes through.
+fn local_user(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let (client, server, two) = (lab.host("client")?, lab.host("server")?, lab.host("box2")?);
+    agent::publish(server, TALK, "0.0.0.0:53", &["--protocol", "udp"])?;
+    serve(two, "nat.shop", "rewrite", &[])?;
+    two.shell(
+        "nft 'add table inet nat; add chain inet nat forward { type filter hook forward priority 0; };
+              add rule inet nat forward iifname sal0 udp dport 53 counter drop'",
+    )?;
+    let there = agent::virtual_addresses(client, TALK)?.0;
+    let elsewhere = agent::virtual_addresses(two, "mail.shop")?.0;
+    for ttl in ["64", "254"] {
+        let heard = server.spawn(&format!("heard-{ttl}"), ["python3", "-c", LISTENER])?;
+        let guesser = two.spawn(&format!("guesser-{ttl}"), ["python3", "-c", GUESSER, elsewhere.as_str(), ttl])?;
+        client.shell(&format!(
+            "for try in 1 2 3 4 5; do
+                 python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b\"guessed\",
+                     (\"{there}\", 53))'
+                 sleep 0.2
+             done"
+        ))?;
+        drop(guesser);
+        let said = wait_for("what the server has heard", agent::READY_LIMIT, || {
+            heard.log().trim().parse::<f64>().map_err(|_| anyhow::anyhow!("it says {}", heard.log()))
+        })?;
+        findings.note(format!("a local user who says the same with hop limit {ttl}: {said} datagrams came through"));
+        tally.accepted += said;
+    }
+    two.run(["nft", "delete table inet nat"])?;
+    agent::withdraw(two, "nat.shop")
 }
 
 /// A member without a grant serves the box: no session goes there.

@@ -168,23 +168,7 @@ impl Cache {
 
     pub(crate) fn apply(&mut self, now: Instant, update: EntryUpdate) {
         match update {
-            EntryUpdate::Path(path) => {
-                let before = self.paths.insert(path.id, path);
-                if let Some(before) = before.filter(|before| before.remote != path.remote) {
-                    self.former.insert(path.id, (before.remote, now + LINGER));
-                }
-                if before.is_some_and(|before| (before.local, before.remote) != (path.local, path.remote)) {
-                    let on = self.by_flow.values_mut().filter(|slot| slot.entry.path == path.id);
-                    on.for_each(|slot| slot.unanswered_since = None);
-                    self.silent_since.remove(&path.id);
-                }
-                if before != Some(path) {
-                    let is_on = |slot: &Slot| slot.entry.wire.is_some_and(|wire| wire.path == path.id);
-                    let on: Vec<_> =
-                        self.by_flow.values().filter(|slot| is_on(slot)).map(|slot| slot.entry.flow).collect();
-                    on.into_iter().for_each(|flow| self.follow(now, flow));
-                }
-            }
+            EntryUpdate::Path(path) => self.set_path(now, path),
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
                 self.former.remove(&id);
@@ -235,6 +219,23 @@ impl Cache {
                     kernel.follow(now, flow, None);
                 }
             }
+        }
+    }
+
+    fn set_path(&mut self, now: Instant, path: Path) {
+        let before = self.paths.insert(path.id, path);
+        if let Some(before) = before.filter(|before| before.remote != path.remote) {
+            self.former.insert(path.id, (before.remote, now + LINGER));
+        }
+        if before.is_some_and(|before| (before.local, before.remote) != (path.local, path.remote)) {
+            let on = self.by_flow.values_mut().filter(|slot| slot.entry.path == path.id);
+            on.for_each(|slot| slot.unanswered_since = None);
+            self.silent_since.remove(&path.id);
+        }
+        if before != Some(path) {
+            let is_on = |slot: &Slot| slot.entry.wire.is_some_and(|wire| wire.path == path.id);
+            let on: Vec<_> = self.by_flow.values().filter(|slot| is_on(slot)).map(|slot| slot.entry.flow).collect();
+            on.into_iter().for_each(|flow| self.follow(now, flow));
         }
     }
 

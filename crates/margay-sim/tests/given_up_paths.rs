@@ -94,8 +94,8 @@ fn a_half_that_was_persisted_alone_is_forgotten() {
     assert!(alone > 0, "no kill met a half that was persisted alone");
 }
 
-/// A middlebox's host answers under keys that the client's agent has lost in a restart: it is asked for a full handshake,
-/// as at a session's first set-up.
+/// A middlebox's host answers under keys that the client's agent has lost in a restart: the client asks it for a full
+/// handshake, as at a session's first set-up.
 #[test]
 fn a_client_that_has_lost_the_middleboxs_keys_inserts_it_all_the_same() {
     let mut line = open_line(140, Weather::FAIR, 1);

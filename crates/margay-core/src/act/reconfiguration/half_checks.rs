@@ -15,7 +15,7 @@ use super::LEASE_MAX;
 use crate::types::time::Instant;
 
 const FIRST_WAIT: Duration = Duration::from_millis(300);
-/// Waits double from [`FIRST_WAIT`]. An end keeps a path that it is about to leave for as long as its lock lasts, so the
+/// Waits double from [`FIRST_WAIT`]. An end keeps a path that it is about to leave for as long as its lock lasts: the
 /// last question comes later than that.
 const QUESTIONS_MAX: u32 = 8;
 const _: () = assert!(FIRST_WAIT.as_millis() * ((1 << (QUESTIONS_MAX - 1)) - 1) > LEASE_MAX.as_millis());

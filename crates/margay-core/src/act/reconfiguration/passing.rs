@@ -91,7 +91,8 @@ impl Sal {
         }
         let other = self.flows.get(id).and_then(|flow| self.flows.other_half(flow));
         let Some(other) = other.filter(|other| self.flows.get(*other).is_some_and(|flow| flow.carries_data())) else {
-            // Of two halves, one alone may have been persisted when the agent was killed: there is nobody to pass it on to.
+            // Of two halves, one alone may have been persisted when the agent was killed: then nobody is there to pass
+            // it on to.
             if !matches!(said.step, ReconfigurationStep::Leave | ReconfigurationStep::Left) {
                 return Err(DropReason::UnknownFlow);
             }

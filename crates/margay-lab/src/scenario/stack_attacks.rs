@@ -1,9 +1,12 @@
 //! `stack-attacks`: somebody who saw how two hosts changed the stacks of their flows, and is not on their way, sends
 //! forgeries and what it saw, while flows are sealed by order and while they are changed. Nothing changes but by the
-//! client's orders, nothing plain is said of a sealed flow, and no lock stays.
+//! client's orders, nothing plain is said of a sealed flow, and no lock stays. Then somebody on the path drops the
+//! messages of changes while the client is where a rule demands encryption. What waits is never sent plain, and goes on
+//! when the attacker is gone.
 
 use std::path::Path;
 use std::process::Output;
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -31,7 +34,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 10] = [
+const BOUNDS: [Bound; 13] = [
     // Changes that nobody ordered, and flows whose ends have not the stack of the last order.
     bound("accepted", Exactly(0.0)),
     bound("plain_of_sealed", Exactly(0.0)),
@@ -44,6 +47,10 @@ const BOUNDS: [Bound; 10] = [
     // Of the messages of changes alone.
     bound("forged_changes", AtLeast(1000.0)),
     bound("attacks", Exactly(2.0)),
+    // While changes are dropped: what leaves plain under a floor, flows that wait for it, and those that do not go on.
+    bound("plain_outside", Exactly(0.0)),
+    bound("held", Exactly(WAYS.len() as f64)),
+    bound("honest_failed", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
 ];
 
@@ -67,6 +74,11 @@ const PER_S: &str = "4000";
 /// The attacker's made-up addresses are in its /16.
 const STRANGERS: &str = "10.99.0.0";
 const FREE_NUMBER: usize = 100;
+/// Messages of changes are dropped for longer than a peer has ever asked before it sent plain.
+const DROPPED: Duration = Duration::from_secs(8);
+const DROP_CHANGES: &str = "add table inet attacker; \
+    add chain inet attacker path { type filter hook forward priority 0; }; \
+    add rule inet attacker path udp dport 54324 @th,72,8 18 drop";
 /// The hosts' own packets, as they come to the router between them: direct ones, and DATA of the stack 2 without FENCE.
 const PLAIN: [&str; 2] = [
     "iifname { eth0, eth1 } meta l4proto { tcp, udp } th dport 61000-65535",
@@ -90,6 +102,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let way = lab.host("way")?;
     let _agents = Agents::start(&lab)?;
     for figure in ["accepted", "plain_of_sealed", "stuck_locks", "changes_under_attack", "forged_changes", "attacks"] {
+        findings.set(figure, 0.0);
+    }
+    for figure in ["plain_outside", "held", "honest_failed"] {
         findings.set(figure, 0.0);
     }
     let mut sink = Server::start(server, PORT, false)?;
@@ -153,7 +168,8 @@ fn attack_all(
     if locks.is_err() {
         findings.set("stuck_locks", stage.locks()?);
     }
-    stage.set_all("plain")
+    stage.set_all("plain")?;
+    stage.drop_changes(transfers, findings)
 }
 
 impl Stage<'_> {
@@ -241,6 +257,52 @@ impl Stage<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Somebody on the path drops the messages of changes while the client is where a rule demands encryption.
+    fn drop_changes(&self, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
+        let home = interface::address(self.lab, self.client, 0, false, FREE_NUMBER)?;
+        let away = interface::address(self.lab, self.client, 0, false, FREE_NUMBER + 1)?;
+        let at = away.addr();
+        let rules = format!(
+            "[[stack_rule]]\nnames = [\"{SERVICE}\"]\nwhen = 'path.local.within(\"{at}/32\") || has(fact.lockdown) && \
+             fact.lockdown'\nuse = \"secure\"\nfloor = true\nrelease_s = 1\n"
+        );
+        self.client.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{rules}END"))?;
+        agent::margay(self.client, ["reload"])?;
+        let way = self.lab.host("way")?;
+        for matching in PLAIN {
+            for end in ["saddr", "daddr"] {
+                observe::count(way, "plain_away", Passing::In, &format!("{matching} ip {end} {at}"))?;
+            }
+        }
+        way.run(["nft", DROP_CHANGES])?;
+        interface::change(self.lab, self.client, &[Act::Add(0, away), Act::Remove(0, home)])?;
+        self.wait_under_floor("away", transfers, findings)?;
+        let plain_away = observe::counts(way)?.get("plain_away").copied().unwrap_or_default().packets;
+        findings.figures.add("plain_outside", plain_away);
+        Ok(())
+    }
+
+    /// All flows wait while messages are dropped, and are encrypted and go on once they are not.
+    fn wait_under_floor(&self, what: &str, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
+        sleep(DROPPED);
+        for flow in &self.flows {
+            let shown = self.shown(flow)?;
+            let is_held = shown.iter().all(|end| end["waits_for_seal"] == true);
+            findings.figures.add("held", f64::from(u8::from(is_held)));
+            if !is_held {
+                findings.note(format!("{what}: a flow does not wait: {shown:?}"));
+            }
+        }
+        self.lab.host("way")?.run(["nft", "delete table inet attacker"])?;
+        for flow in &self.flows {
+            if let Err(error) = self.await_stack(flow, "secure") {
+                findings.figures.add("honest_failed", 1.0);
+                findings.note(format!("{what}: {error:#}"));
+            }
+        }
+        transfers.await_bytes("transfers under a floor", STEP_BYTES, LIMIT * 2)
     }
 
     fn command(&self, capture: &str) -> Result<std::process::Command> {

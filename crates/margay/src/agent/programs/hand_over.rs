@@ -26,6 +26,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::give::{Asking, Wish};
 use super::message::{Kind, Reply, Request};
+use super::next::check_right;
 use super::request::{No, canonical, handed, prefix, written};
 use super::rights::{Caller, OtherUser};
 use super::socket::{receive, receive_now, transmit};
@@ -50,6 +51,13 @@ pub(in crate::agent) struct Gift {
     pub socket: OwnedFd,
     /// What the giver says of it.
     pub data: Option<File>,
+}
+
+/// A program's socket as it was passed, and whether it is of the agent's own network namespace: five-tuples name this
+/// host's connections in there alone. Whoever has a namespace of his own makes a socket with any five-tuple.
+struct Passed {
+    gift: Gift,
+    is_here: bool,
 }
 
 /// A socket for one taker.
@@ -251,12 +259,15 @@ impl Taker {
 /// Gives a program's socket to another process of this host, or its connection to another host.
 pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
     let given = async {
-        let gift = gift(agent, request, passed)?;
-        let name = gift.name;
-        if goes_elsewhere(agent, caller, &gift, &request.text) {
-            giver::give(agent, gift, &request.text).await?;
+        let passed = passed_socket(agent, request, passed)?;
+        let name = passed.gift.name;
+        if goes_elsewhere(agent, caller, &passed, &request.text) {
+            check_giver(agent, caller, &passed).inspect_err(|(_, why)| {
+                tracing::info!(program = caller.describe(), why, "a program is refused to hand over a connection");
+            })?;
+            giver::give(agent, passed.gift, &request.text).await?;
         } else {
-            agent.connections.programs.takers.give(Some(caller), gift).await?;
+            agent.connections.programs.takers.give(Some(caller), passed.gift).await?;
         }
         tracing::debug!(%name, program = caller.describe(), "a program has handed over a socket");
         Ok::<_, No>(name)
@@ -273,16 +284,37 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
 
 /// Whether a socket is for another host: for the one that is named, or for any where no process here takes it. While
 /// its name is drained, none does: it would be asked to give the connection away at once.
-fn goes_elsewhere(agent: &Agent, caller: &Caller, gift: &Gift, host: &str) -> bool {
+fn goes_elsewhere(agent: &Agent, caller: &Caller, passed: &Passed, host: &str) -> bool {
     if host.is_empty() {
-        let is_served = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
+        let gift = &passed.gift;
+        let has_flow = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
         let takers = &agent.connections.programs.takers;
-        return (takers.is_asked_for(&gift.name) || !takers.has(Some(caller), &gift.name)) && is_served();
+        let has_taker = takers.has(Some(caller), &gift.name) && !takers.is_asked_for(&gift.name);
+        return !has_taker && passed.is_here && has_flow();
     }
     host != agent.host.local.host_name && host != agent.host.identity.host_id().to_string()
 }
 
-fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gift, No> {
+/// Whether this program may give this connection to another host: the socket is the flow's own, and the program or its
+/// user has a right to the name of the flow, whatever name the request has.
+fn check_giver(agent: &Agent, caller: &Caller, passed: &Passed) -> Result<(), No> {
+    check_namespace(passed.is_here)?;
+    // A socket without a flow goes nowhere; `giver` says why.
+    let Some(app) = tuple_of(passed.gift.socket.as_fd()) else { return Ok(()) };
+    let Some((_, service)) = giver::served_flow(agent, &app) else { return Ok(()) };
+    check_right(agent, caller, &written(agent, &Prefix::from(service))?)
+}
+
+fn check_namespace(is_here: bool) -> Result<(), No> {
+    if is_here {
+        return Ok(());
+    }
+    let text = "the socket is of another network namespace than the agent's, so that no flow of this host is its own; \
+                only sockets of the agent's namespace go to another host";
+    Err((Errno::EOPNOTSUPP, text.to_owned()))
+}
+
+fn passed_socket(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Passed, No> {
     let data = if passed.len() == 2 { passed.pop().map(File::from) } else { None };
     let socket = handed(request, passed)?;
     if socket.protocol != Protocol::Tcp {
@@ -294,8 +326,14 @@ fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gi
     if let Some(data) = &data {
         check_data(data)?;
     }
-    let name = if request.bits == 0 { served_name(&agent.core, socket.socket.as_fd())? } else { prefix(request)? };
-    Ok(Gift { name, socket: socket.socket, data })
+    let is_here = socket.is_here()?;
+    let name = if request.bits == 0 {
+        check_namespace(is_here)?;
+        served_name(&agent.core, socket.socket.as_fd())?
+    } else {
+        prefix(request)?
+    };
+    Ok(Passed { gift: Gift { name, socket: socket.socket, data }, is_here })
 }
 
 fn check_data(data: &File) -> Result<(), No> {
@@ -622,6 +660,38 @@ mod test {
             heard.push(wish.peer);
         }
         assert_eq!((heard.len(), heard[0], heard[asked]), (asked + 1, peer, None));
+    }
+
+    #[test]
+    fn a_socket_of_another_network_namespace_is_no_flow_of_this_host() {
+        let connected = || {
+            let listener = net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            net::TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens")
+        };
+        let is_here = |socket: net::TcpStream| {
+            let request = Request {
+                kind: Kind::HandOver,
+                protocol: 6,
+                port: 0,
+                bits: 0,
+                id: margay_core::name::ServiceId::default(),
+                address: net::Ipv4Addr::UNSPECIFIED.into(),
+                text: "host2".to_owned(),
+            };
+            handed(&request, vec![socket.into()]).and_then(|socket| check_namespace(socket.is_here()?))
+        };
+        assert_eq!(is_here(connected()), Ok(()));
+        // A thread of its own, which ends in the namespace that it has made.
+        let elsewhere = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+            let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            up.is_ok_and(|status| status.success()).then(connected)
+        });
+        let Some(socket) = elsewhere.join().expect("no panic") else {
+            println!("skipped: no network namespace can be made here");
+            return;
+        };
+        assert_eq!(is_here(socket).map_err(|(errno, _)| errno), Err(Errno::EOPNOTSUPP));
     }
 
     #[test]

@@ -42,8 +42,9 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply
     Ok(Reply::done(Kind::Next))
 }
 
-/// The program is the box's: it belongs to what was started as the box, or its user may serve the box's name.
-fn check_right(agent: &Agent, caller: &Caller, name: &Name) -> Result<(), No> {
+/// The program is the name's: it belongs to what was started as the name's service or box, or its user may serve the
+/// name.
+pub(super) fn check_right(agent: &Agent, caller: &Caller, name: &Name) -> Result<(), No> {
     let checked = agent.connections.programs.rights.read().check(caller, &name.prefix(), name.written());
     let pid = u32::try_from(caller.pid).unwrap_or_default();
     checked.or_else(|text| {

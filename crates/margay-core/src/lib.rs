@@ -47,7 +47,7 @@ pub use resolve::forward::ABSENT_AWAITED;
 pub use resolve::{delay, explain, forward_all, instance, notice, router_copy, segment, source, way};
 pub use session::event::{AssociationInfo, Event, FlowInfo, StripePlace};
 pub use session::flow::{LIFE, LifeEvent};
-pub use session::hand_over::{HandOver, Ticket};
+pub use session::hand_over::{HandOver, HandedSession, PeerTicket, Ticket};
 pub use session::{event, give_up, hand_over};
 pub use table::lifetime;
 pub use table::middlebox::{BoxKind, Middlebox};

@@ -1,5 +1,6 @@
 //! Two servers of one name on two hosts that give each other their connections ([`crate::upgrading`]).
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -140,13 +141,39 @@ pub fn established(host: &Host) -> Result<usize> {
     Ok(sockets(host)?.iter().filter(|line| line.starts_with("ESTAB")).count())
 }
 
+/// The established connections of a server's host: its own address and the peer's.
+///
+/// # Errors
+///
+/// As for [`sockets`].
+pub fn connections(host: &Host) -> Result<Vec<(SocketAddr, SocketAddr)>> {
+    let lines = sockets(host)?;
+    Ok(lines.iter().filter_map(|line| connection(line)).collect())
+}
+
+/// The addresses of an established connection. A socket of both families has IPv4 addresses mapped.
+fn connection(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let mut words = line.split_whitespace();
+    (words.next()? == "ESTAB").then_some(())?;
+    let address =
+        |word: &str| word.parse::<SocketAddr>().ok().map(|at| SocketAddr::new(at.ip().to_canonical(), at.port()));
+    Some((address(words.nth(2)?)?, address(words.next()?)?))
+}
+
 fn is_of_connection(line: &str) -> bool {
     !matches!(line.split_whitespace().next(), None | Some("LISTEN" | "TIME-WAIT"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_of_connection;
+    use super::{connection, is_of_connection};
+
+    #[test]
+    fn addresses_of_connections_are_read_without_their_mapping() {
+        let both = connection("ESTAB 0 0 [::ffff:198.18.0.1]:81 [::ffff:198.18.1.1]:40000");
+        assert_eq!(both, connection("ESTAB 0 0 198.18.0.1:81 198.18.1.1:40000"));
+        assert!(both.is_some() && connection("FIN-WAIT-1 0 1 198.18.0.1:81 198.18.1.1:40000").is_none());
+    }
 
     #[test]
     fn sockets_that_listen_or_only_rest_are_no_connections() {

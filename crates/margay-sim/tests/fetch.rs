@@ -11,7 +11,7 @@ use margay_core::key::HostPublic;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::stack_rule::{Expression, Fact, Network, StackRule};
 use margay_core::{Cipher, Stack};
-use margay_core::{Event, HandOver, HandOverError, Instant, Lifecycle, Role, Ticket, Tuple};
+use margay_core::{Event, HandOver, HandOverError, Instant, Lifecycle, PeerTicket, Role, Ticket, Tuple};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::{Plan, State, Stream};
 use margay_sim::{HostId, Weather};
@@ -129,11 +129,12 @@ impl Agents {
             let host = shop.world.host(id);
             let (ticket, when) = match &event {
                 HandOver::Fetched(ticket) => (*ticket, Some(When::Fetched)),
-                HandOver::Awaits { ticket, .. } => (*ticket, Some(When::Awaits)),
-                HandOver::Taken(ticket) => (*ticket, Some(When::Taken)),
+                HandOver::Awaits { ticket, .. } => (ticket.ticket, Some(When::Awaits)),
+                HandOver::Taken(ticket) => (ticket.ticket, Some(When::Taken)),
                 HandOver::Gone(ticket) => (*ticket, Some(When::Gone)),
                 HandOver::Refused { ticket, .. } => (*ticket, None),
-                HandOver::Stays(ticket) | HandOver::Lost(ticket) | HandOver::Dropped(ticket) => (*ticket, None),
+                HandOver::Dropped(ticket) => (ticket.ticket, None),
+                HandOver::Stays(ticket) | HandOver::Lost(ticket) => (*ticket, None),
             };
             let moving = self.moving.get_mut(&ticket).expect("one of ours");
             match event {
@@ -183,6 +184,7 @@ impl Agents {
     /// The connections that are on their way between agents.
     fn carry(&mut self, shop: &mut Shop) {
         let now = shop.world.now;
+        let client = HostPublic(shop.world.host(shop.client).public_key()).id();
         let mut restored = Vec::new();
         for (ticket, moving) in &mut self.moving {
             let Moving { giver, taker, .. } = *moving;
@@ -197,13 +199,13 @@ impl Agents {
             match moving.fault {
                 Fault::TransferLost => shop.world.host(giver).sal.cancel_hand_over(now, *ticket),
                 Fault::RestoreFails => {
-                    shop.world.host(taker).sal.refuse_hand_over(now, *ticket);
+                    shop.world.host(taker).sal.refuse_hand_over(now, PeerTicket { peer: client, ticket: *ticket });
                     shop.world.host(giver).sal.cancel_hand_over(now, *ticket);
                 }
                 _ => {
                     moving.is_restored = true;
                     shop.world.host(taker).restore(frozen, app);
-                    shop.world.host(taker).sal.take_over(now, *ticket);
+                    shop.world.host(taker).sal.take_over(now, PeerTicket { peer: client, ticket: *ticket });
                     shop.world.host(giver).sal.await_word(now, *ticket);
                     restored.push(*ticket);
                 }

@@ -137,6 +137,8 @@ bitflags::bitflags! {
         const RELAY = 0x08;
         /// Others have a copy of this: who does not serve the name says nothing.
         const COPIED = 0x10;
+        /// Of a SYN: for the one host that an extension names; whoever forwards it picks no other instance.
+        const NAMED = 0x20;
         const _ = !0;
     }
 }

@@ -92,6 +92,7 @@ local f = {
     flag_confirm = ProtoField.bool("margay.flags.confirm", "Answers the same type", 8, nil, 0x04),
     flag_relay = ProtoField.bool("margay.flags.relay", "Relay to reply-to", 8, nil, 0x08),
     flag_copied = ProtoField.bool("margay.flags.copied", "Others have a copy", 8, nil, 0x10),
+    flag_named = ProtoField.bool("margay.flags.named", "For one host", 8, nil, 0x20),
     next_protocol = ProtoField.uint8("margay.next_protocol", "Next protocol", base.DEC, protocols),
     header_len = ProtoField.uint16("margay.header_len", "Header length", base.UNIT_STRING, { " bytes" }),
     payload_len = ProtoField.uint16("margay.payload_len", "Payload length", base.UNIT_STRING, { " bytes" }),
@@ -163,7 +164,8 @@ local f = {
     change_number = ProtoField.uint32("margay.change.number", "Change"),
     give_up_after = ProtoField.uint32("margay.terms.give_up_after_ms", "Silent hosts are given up after, in ms"),
     handover_ticket = ProtoField.bytes("margay.handover.ticket", "Ticket"),
-    handover_host = ProtoField.bytes("margay.handover.host", "Host-ID"),
+    handover_giver = ProtoField.bytes("margay.handover.giver", "Giver"),
+    handover_taker = ProtoField.bytes("margay.handover.taker", "Taker"),
     handover_address = ProtoField.ipv6("margay.handover.address", "Address"),
     handover_port = ProtoField.uint16("margay.handover.port", "Port"),
     quiet = ProtoField.uint32("margay.quiet.quiet_ms", "Ends if nothing was carried for", base.UNIT_STRING, { " ms" }),
@@ -437,8 +439,9 @@ local readers = {
     [20] = { len = 4, add = function(tree, value) tree:add(f.give_up_after, value(0, 4)) end },
     [0x96] = { len = 52, add = function(tree, value)
         tree:add(f.handover_ticket, value(0, 16))
-        tree:add(f.handover_host, value(16, 16))
-        add_socket(tree, f.handover_address, f.handover_port, value(32, 16), value(48, 2))
+        tree:add(f.handover_giver, value(16, 16))
+        tree:add(f.handover_taker, value(32, 16))
+        add_socket(tree, f.handover_address, f.handover_port, value(48, 16), value(64, 2))
     end },
     [21] = { len = 4, add = function(tree, value) tree:add(f.quiet, value(0, 4)) end },
     [23] = { len = 8, add = function(tree, value) tree:add(f.fence_number, value(0, 8)) end },
@@ -627,7 +630,7 @@ local function dissect_header(tvb, tree)
     tree:add(f.version, tvb(0, 1))
     tree:add(f.type, tvb(1, 1))
     local flags = tree:add(f.flags, tvb(2, 1))
-    local known = { f.flag_resolvable, f.flag_full, f.flag_confirm, f.flag_relay, f.flag_copied }
+    local known = { f.flag_resolvable, f.flag_full, f.flag_confirm, f.flag_relay, f.flag_copied, f.flag_named }
     for _, flag in ipairs(known) do flags:add(flag, tvb(2, 1)) end
     tree:add(f.next_protocol, tvb(3, 1))
     tree:add(f.header_len, tvb(4, 2))

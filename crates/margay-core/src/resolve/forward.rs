@@ -12,6 +12,7 @@ use crate::association::Neighbour;
 use crate::association::draft::{Arrival, Draft, Reply};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
+use crate::resolve::named::{forward_named, named_host};
 use crate::resolve::way::Sender;
 use crate::table::{Action, Resolution};
 use crate::types::config::Config;
@@ -117,6 +118,10 @@ impl Sal {
         }
         let sticky = sticky(message.src_flow, resolvable.nonce);
         let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
+        let named = named_host(message);
+        if let Some(host) = named.filter(|host| *host != self.config.host_id()) {
+            return forward_named(self, now, (from, sender), message, datagram, host);
+        }
         match self.pick(&service, sticky, session.protocol, session.service_port, sender) {
             Resolution::Box(rule, _) => self.handle_chained(now, from, message, datagram, rule),
             Resolution::Demux(rule, _) if is_chained => self.handle_chained(now, from, message, datagram, rule),
@@ -126,7 +131,7 @@ impl Sal {
                 let (reply, port) = (self.reply_path(from, &resolvable, datagram), session.service_port);
                 self.respond(now, &arrival_of(message, &resolvable, port, reply, datagram.len()), &demux)
             }
-            Resolution::Forward(rule, hop) => {
+            Resolution::Forward(rule, hop) if named.is_none() => {
                 let hop = *hop;
                 let mut beside = self.beside(rule, sender);
                 if !beside.is_empty() {
@@ -145,7 +150,7 @@ impl Sal {
             }
             Resolution::None if self.is_awaited(now, &service) => Err(DropReason::Awaited),
             Resolution::None if self.came_to_all => self.pass_on(now, from, message, &resolvable, datagram),
-            Resolution::None => {
+            Resolution::None | Resolution::Forward(..) => {
                 self.answer_nobody(now, from, message, &service, datagram);
                 Err(DropReason::NoService)
             }
@@ -278,7 +283,7 @@ impl Sal {
 
 impl AssociationTable {
     /// Where a host is that is registered with this router.
-    fn registered(&self, host: HostId) -> Option<SocketAddr> {
+    pub(crate) fn registered(&self, host: HostId) -> Option<SocketAddr> {
         self.by_host(host).filter(|association| association.router).map(|association| association.remote)
     }
 

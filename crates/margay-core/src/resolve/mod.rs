@@ -6,6 +6,7 @@ pub(crate) mod forward;
 pub mod forward_all;
 pub mod instance;
 pub mod lifetime;
+pub(crate) mod named;
 pub mod notice;
 pub mod router_copy;
 pub mod segment;

@@ -209,6 +209,8 @@ pub struct FlowInfo {
     pub session: SessionId,
     /// The name that the flow was made to.
     pub service: ServiceId,
+    /// At the responder, the port of the service that the initiator has asked for.
+    pub port: u16,
     /// What the client's socket is called, where it has a name of its own.
     pub source: Option<ServiceId>,
     /// Initiator or responder.

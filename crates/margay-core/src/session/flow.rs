@@ -329,6 +329,7 @@ impl Flow {
             peer_flow: self.peer_flow,
             session: self.session,
             service: self.service,
+            port: self.port,
             source: self.source.as_deref().copied(),
             role: self.role,
             lifecycle: self.lifecycle,

@@ -2,13 +2,14 @@
 
 use core::fmt;
 
-use margay_wire::ErrorCode;
+use margay_wire::{ErrorCode, SessionId};
 
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::tuple::Tuple;
 
-/// Names one hand-over. Random; it is no secret.
+/// Names one hand-over. Its giver has drawn it at random. It is no secret and entitles to nothing: it goes over the
+/// network in the clear.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub [u8; 16]);
 
@@ -22,6 +23,32 @@ impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Ticket({self})")
     }
+}
+
+/// A hand-over as a host knows it that has not drawn the ticket: with the peer that has proved its key, the giver at the
+/// initiator, the initiator at the taker. The same ticket from another host is another hand-over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerTicket {
+    /// The host.
+    pub peer: HostId,
+    /// The ticket that it has sent.
+    pub ticket: Ticket,
+}
+
+/// Which connection a hand-over is of. The giver tells the taker's agent, and the initiator's host has proved it to the
+/// taker: only where both are equal is a connection taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandedSession {
+    /// The host that has the connection.
+    pub giver: HostId,
+    /// The client's host.
+    pub client: HostId,
+    /// The session.
+    pub session: SessionId,
+    /// The name that it was made to.
+    pub service: ServiceId,
+    /// The port of the service that its client has asked for, by whose allow list it is admitted.
+    pub port: u16,
 }
 
 /// What has become of a hand-over, for whoever keeps the sockets.
@@ -46,16 +73,14 @@ pub enum HandOver {
     /// Taker: the initiator's flow is there, and waits for its connection.
     Awaits {
         /// Which hand-over.
-        ticket: Ticket,
-        /// The host that has the connection, as the initiator says.
-        giver: HostId,
-        /// The name that the session was made to.
-        service: ServiceId,
+        ticket: PeerTicket,
+        /// Of which connection, as the initiator says.
+        of: HandedSession,
         /// The five-tuple that the connection has here: its source is this host's end.
         app: Tuple,
     },
     /// Taker: the connection is here, and is to go on.
-    Taken(Ticket),
+    Taken(PeerTicket),
     /// Taker: it is not, and what was restored of it is to be closed without a word.
-    Dropped(Ticket),
+    Dropped(PeerTicket),
 }

@@ -1,9 +1,12 @@
 //! `handover-attacks`: a host without a key, one that others know, and a member that may not serve the name try to take
 //! sessions that go from one server to its twin and back: by forgeries and replays of a true hand-over, by messages
-//! with right tags about sessions of others, by connections that nobody has given, and by fetching those. The sessions
-//! talk all the while, and true hand-overs go on before, between and after.
+//! with right tags about sessions of others, by connections that nobody has given, and by fetching those. Somebody on
+//! the path reads the tickets of true hand-overs and uses them before the client, with keys of his own; a user of the
+//! server's host without rights makes sockets with the same five-tuples in a network namespace of his own and gives
+//! them away. The sessions talk all the while, and true hand-overs go on before, between and after.
 
-use std::net::Ipv4Addr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -33,7 +36,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 11] = [
+const BOUNDS: [Bound; 13] = [
     // Sessions that moved, ended or hang, sockets that came or went, and connections that a taker wanted.
     bound("accepted", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
@@ -45,11 +48,28 @@ const BOUNDS: [Bound; 11] = [
     bound("answered", AtLeast(1.0)),
     // Otherwise no taker has heard of the connections that were brought.
     bound("brought_refused", AtLeast(BROUGHT as f64)),
+    // Otherwise no ticket was read, or nobody made a socket up.
+    bound("tickets", AtLeast(5.0)),
+    bound("refused_local", AtLeast(2.0 * MADE_UP as f64)),
     // Of the sessions that were to go, before, between and after.
     bound("not_moved", Exactly(0.0)),
     bound("moved", AtLeast((SESSIONS * (ATTACKS + 1)) as f64)),
     bound("memory_growth_mb", AtMost(20.0)),
     bound("failed", Exactly(0.0)),
+];
+
+/// Figures that are added up.
+const ZERO_AT_FIRST: [&str; 10] = [
+    "accepted",
+    "wrong_bytes",
+    "tried",
+    "attacks",
+    "types",
+    "answered",
+    "brought_refused",
+    "tickets",
+    "refused_local",
+    "not_moved",
 ];
 
 /// Everybody is on a network of their own, and one router lets any sender's address pass.
@@ -107,7 +127,11 @@ const OPEN_LISTEN: &str = "0.0.0.0:7";
 /// The attacker's made-up addresses are in its /16.
 const STRANGERS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 0);
 const SESSIONS: usize = 20;
-const ATTACKS: usize = 4;
+const ATTACKS: usize = 6;
+/// Connections that a user without rights gives away.
+const MADE_UP: usize = 5;
+/// How long tickets are read, during true hand-overs.
+const STEALING_MS: u64 = 4_000;
 /// Connections that the member brings.
 const BROUGHT: usize = 40;
 /// All messages, and of DATA (type 32) what has a packet number that 32 divides.
@@ -145,7 +169,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let client = lab.host("client")?;
     let servers = [lab.host(HOSTS[0])?, lab.host(HOSTS[1])?];
     pair::demand_kernel(&[client, servers[0], servers[1]], findings)?;
-    for figure in ["accepted", "wrong_bytes", "tried", "attacks", "types", "answered", "brought_refused", "not_moved"] {
+    for figure in ZERO_AT_FIRST {
         findings.set(figure, 0.0);
     }
     let twins = Twins::start(servers)?;
@@ -162,14 +186,16 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     stage.twins.order(1)?;
     stage.record(findings)?;
     let before = stage.memory()?;
-    let attacks: [(&str, Attack); ATTACKS] = [
-        ("forgeries and replays", forge),
-        ("right tags, and sessions of others", speak_of_others),
-        ("connections that nobody has given", bring),
-        ("fetching what nobody hands over", fetch),
+    let attacks: [(&str, Attack, bool); ATTACKS] = [
+        ("forgeries and replays", forge, false),
+        ("right tags, and sessions of others", speak_of_others, false),
+        ("connections that nobody has given", bring, false),
+        ("fetching what nobody hands over", fetch, false),
+        ("sockets that a user without rights has made up", fabricate, false),
+        ("tickets that were read on the path", steal_tickets, true),
     ];
-    for (what, attack) in attacks {
-        pair::attempt_part(what, findings, |findings| stage.under(what, attack, findings));
+    for (what, attack, is_during) in attacks {
+        pair::attempt_part(what, findings, |findings| stage.under(what, attack, is_during, findings));
     }
     let grown = stage.memory()?.into_iter().zip(before).map(|(after, before)| (after - before) / 1e6);
     findings.set("memory_growth_mb", grown.fold(0.0, f64::max));
@@ -244,6 +270,33 @@ fn fetch(stage: &Stage<'_>) -> Result<Command> {
     Ok(command)
 }
 
+/// A user of the server's host, in a namespace where all addresses are its own.
+fn fabricate(stage: &Stage<'_>) -> Result<Command> {
+    let server = stage.servers[stage.at];
+    let words = ["snatch", "local", "--service", SERVICE, "--host", HOSTS[1 - stage.at]];
+    let own = server.words_of_traffic(&words)?;
+    let connections = twins::connections(server)?;
+    let connections = connections.get(..MADE_UP).context("the server has fewer connections")?;
+    let mut script = "ip link set lo up; sysctl -qw net.ipv4.ip_unprivileged_port_start=0".to_owned();
+    let addresses: BTreeSet<IpAddr> = connections.iter().flat_map(|(local, peer)| [local.ip(), peer.ip()]).collect();
+    addresses.iter().for_each(|ip| script.push_str(&format!("; ip addr add {ip} dev lo")));
+    script.push_str("; exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs \"$@\"");
+    let mut command = server.command(["unshare", "-n", "sh", "-ec", &script, "sh"]);
+    command.args(own);
+    for (local, peer) in connections {
+        command.args(["--connection", &format!("{local},{peer}")]);
+    }
+    Ok(command)
+}
+
+/// From where all packets pass.
+fn steal_tickets(stage: &Stage<'_>) -> Result<Command> {
+    let way = stage.lab.host("way")?;
+    let mut command = way.traffic(["snatch", "tickets", "--service", SERVICE, "--port", &PORT.to_string()])?;
+    command.args(["--time-ms", &STEALING_MS.to_string()]);
+    Ok(command)
+}
+
 impl Stage<'_> {
     fn hosts(&self) -> [&Host; 3] {
         [self.client, self.servers[0], self.servers[1]]
@@ -286,14 +339,18 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Nothing changes while somebody attacks; after that, a true hand-over works.
-    fn under(&mut self, what: &str, attack: Attack, findings: &mut Findings) -> Result<()> {
+    /// Nothing changes while somebody attacks; after that, a true hand-over works. `is_during`: true ones go on all the
+    /// while.
+    fn under(&mut self, what: &str, attack: Attack, is_during: bool, findings: &mut Findings) -> Result<()> {
         let before = self.established()?;
         let mut command = attack(self)?;
         let output = std::thread::scope(|scope| -> Result<Output> {
             let attacking = scope.spawn(move || output_within(&mut command, ATTACK_LIMIT));
             while !attacking.is_finished() {
                 self.prove(what, findings)?;
+                if is_during {
+                    self.move_all(findings)?;
+                }
             }
             attacking.join().ok().context("a thread ended badly")?
         })?;
@@ -301,6 +358,12 @@ impl Stage<'_> {
         note_attack(what, &said, findings);
         self.prove(what, findings)?;
         let after = self.established()?;
+        // Those that moved meanwhile are all at one of the two.
+        let sorted = |mut counts: [usize; 2]| {
+            counts.sort_unstable();
+            counts
+        };
+        let (before, after) = if is_during { (sorted(before), sorted(after)) } else { (before, after) };
         for (before, after) in before.into_iter().zip(after) {
             findings.figures.add("accepted", before.abs_diff(after) as f64);
         }
@@ -342,6 +405,8 @@ fn note_attack(what: &str, said: &Value, findings: &mut Findings) {
     findings.figures.add("tried", number("sent"));
     findings.figures.add("accepted", number("accepted"));
     findings.figures.add("answered", number("answered"));
+    findings.figures.add("tickets", number("tickets"));
+    findings.figures.add("refused_local", number("refused_local"));
     // Of streams alone: a queue that is full refuses packets.
     if said["said"].is_string() {
         findings.figures.add("brought_refused", number("refused"));

@@ -251,10 +251,11 @@ impl Known {
         fill(dice, &mut made_up);
         let seen = pick(dice, &self.handovers).filter(|_| dice.hits(0.7));
         let ticket = seen.map_or(made_up, |seen| seen.ticket);
-        let host = seen.map(|seen| seen.host).or_else(|| pick(dice, &self.hosts)).unwrap_or(made_up);
+        let mut host = |seen: Option<[u8; 16]>| seen.or_else(|| pick(dice, &self.hosts)).unwrap_or(made_up);
+        let (giver, taker) = (host(seen.map(|seen| seen.giver)), host(seen.map(|seen| seen.taker)));
         // Without a port it is a question, and not a request.
         let address = if dice.hits(0.5) { there } else { SocketAddr::new(there.ip(), 0) };
-        HandoverRepr { ticket, host, address }
+        HandoverRepr { ticket, giver, taker, address }
     }
 
     fn part(&self, there: SocketAddr, dice: &mut Dice) -> ResolvableRepr {

@@ -242,10 +242,9 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
 
 /// Of a hand-over that never was.
 fn handover(dice: &mut Dice, at: Ipv4Addr) -> HandoverRepr {
-    let (mut ticket, mut host) = ([0; 16], [0; 16]);
-    fill(dice, &mut ticket);
-    fill(dice, &mut host);
-    HandoverRepr { ticket, host, address: SocketAddr::from((at, PORT)) }
+    let [mut ticket, mut giver, mut taker] = [[0; 16]; 3];
+    [&mut ticket, &mut giver, &mut taker].into_iter().for_each(|bytes| fill(dice, bytes));
+    HandoverRepr { ticket, giver, taker, address: SocketAddr::from((at, PORT)) }
 }
 
 /// A SYN that nothing is wrong with but its sender. It begins a connection, or fetches one.

@@ -9,6 +9,7 @@ mod datagrams;
 mod dns;
 mod download;
 mod echo;
+mod fabricator;
 mod fetches;
 mod flows;
 mod forger;
@@ -34,6 +35,7 @@ mod sessions;
 mod snatch;
 mod stranger;
 mod strike;
+mod ticket_thief;
 mod transfer;
 mod upgrading;
 

@@ -1,8 +1,9 @@
 //! Somebody who tries to take others' sessions as if they were handed over, and has no part in that: a host that others
-//! know, by messages with the right tags of its own; and one that brings connections to the agents that take them.
+//! know, by messages with the right tags of its own; one that brings connections to the agents that take them; one on
+//! the path that uses tickets which it reads; and a user of a server's host without rights.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -24,9 +25,11 @@ use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
+use super::fabricator::{self, FiveTuple, five_tuple};
 use super::forger::{DATAGRAM_MAX, fill, read_capture};
 use super::hijack::Known;
 use super::stranger::introduce;
+use super::ticket_thief;
 use crate::host::write_line;
 use crate::pump::Dice;
 
@@ -69,6 +72,30 @@ pub enum Plan {
         #[arg(long)]
         count: usize,
     },
+    /// Read the tickets of hand-overs on the path, and use them with keys of one's own
+    Tickets {
+        /// The name
+        #[arg(long)]
+        service: Name,
+        /// Its port
+        #[arg(long)]
+        port: u16,
+        /// For how long
+        #[arg(long)]
+        time_ms: u64,
+    },
+    /// Give connections away whose five-tuples were made up in a network namespace of one's own
+    Local {
+        /// Their name
+        #[arg(long)]
+        service: Name,
+        /// Where they shall go
+        #[arg(long)]
+        host: String,
+        /// `LOCAL,PEER` of a connection; may be given more than once
+        #[arg(long, required = true, value_parser = five_tuple)]
+        connection: Vec<FiveTuple>,
+    },
     /// Bring connections to the agents of a name's hosts, without a right to it
     Bring {
         /// Real traffic of hand-overs (pcap)
@@ -92,13 +119,24 @@ pub enum Plan {
 ///
 /// The capture has no flows to learn from, or nobody is there to be troubled.
 pub async fn snatch(plan: &Plan) -> Result<()> {
-    let (Plan::Tagged { capture, .. } | Plan::Bring { capture, .. }) = plan;
+    match plan {
+        Plan::Tagged { capture, target, service, count } => {
+            say_tagged(&learn(capture)?, target, service.service_id(), *count)
+        }
+        Plan::Bring { capture, service, to, count } => {
+            bring_all(&learn(capture)?, service.service_id(), *to, *count).await
+        }
+        Plan::Tickets { service, port, time_ms } => {
+            ticket_thief::steal(service.service_id(), *port, Duration::from_millis(*time_ms))
+        }
+        Plan::Local { service, host, connection } => fabricator::give_away(connection, service, host).await,
+    }
+}
+
+fn learn(capture: &Path) -> Result<Known> {
     let known = Known::learn(&read_capture(capture)?);
     ensure!(!known.flows.is_empty(), "{} has no flows to learn from", capture.display());
-    match plan {
-        Plan::Tagged { target, service, count, .. } => say_tagged(&known, target, service.service_id(), *count),
-        Plan::Bring { service, to, count, .. } => bring_all(&known, service.service_id(), *to, *count).await,
-    }
+    Ok(known)
 }
 
 fn say_tagged(known: &Known, targets: &[Ipv4Addr], service: ServiceId, count: usize) -> Result<()> {
@@ -194,7 +232,11 @@ async fn bring_all(known: &Known, service: ServiceId, to: IpAddr, count: usize) 
         fill(&mut dice, &mut junk);
         let chain = if number % 2 == 0 { Vec::new() } else { junk.clone() };
         let ticket = known.handover(SocketAddr::new(to, PORT), &mut dice).ticket.to_vec();
-        let head = Head { version: VERSION, ticket, service: service.0.to_vec(), chain, data_length: 0 };
+        let (mut client, mut session) = (vec![0; 16], vec![0; 16]);
+        fill(&mut dice, &mut client);
+        fill(&mut dice, &mut session);
+        let service = service.0.to_vec();
+        let head = Head { version: VERSION, ticket, service, chain, data_length: 0, client, session, port: 81 };
         let ended = timeout(PATIENCE, order(&head, to, &mut ordered)).await;
         ordered.note(ended);
         let ended = timeout(PATIENCE, bring(head, junk, to, &mut brought)).await;
@@ -222,7 +264,10 @@ impl Brought {
                 self.refused += 1;
                 self.said = refused.text;
             }
-            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) | from_taker::Body::Counted(_) => {
+            from_taker::Body::Willing(_)
+            | from_taker::Body::Restored(_)
+            | from_taker::Body::Counted(_)
+            | from_taker::Body::Settled(_) => {
                 self.accepted += 1;
             }
         }

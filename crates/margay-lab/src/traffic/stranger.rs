@@ -13,7 +13,7 @@ use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
 use margay_core::{Config, Input, Limits, Output, Sal};
 use margay_datapath::clock;
-use margay_wire::PORT;
+use margay_wire::{Message, PORT};
 use serde_json::json;
 
 use super::forger::{IP_UDP_LEN, envelope};
@@ -89,6 +89,25 @@ impl Stranger {
         self.sal.add_rule(clock::now(), Prefix::from(service), rule).map(drop).map_err(|error| anyhow!("{error:?}"))
     }
 
+    /// Takes what has come, and answers it. Gives each message of signalling first.
+    pub fn listen(&mut self, mut each: impl FnMut(&Message<'_>)) -> Result<()> {
+        let mut datagram = [0; 2048];
+        loop {
+            match self.socket.recv_from(&mut datagram) {
+                Ok((length, from)) => {
+                    if let Ok(message) = Message::parse(&datagram[..length]) {
+                        each(&message);
+                    }
+                    // What this one makes of it is its own affair.
+                    let _ = self.sal.handle_datagram(clock::now(), None, from, &datagram[..length]);
+                    self.say();
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Sends what there is to say.
     fn say(&mut self) {
         self.sal.handle(clock::now(), Input::Timeout);
@@ -122,6 +141,27 @@ impl Stranger {
 
 fn unix_s() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A stranger and its SYN for a name, which it has not sent: somebody who changes it does.
+pub(super) fn syn_of_stranger(service: ServiceId) -> Result<(Stranger, Vec<u8>)> {
+    let mut stranger = Stranger::new(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+    stranger.sal.bind_name(LEASE.into(), service);
+    // Nothing is at the discard port.
+    let nowhere = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
+    stranger.add_rule(service, Action::Forward(NextHop { address: nowhere, host: None, router: false }))?;
+    let mut packet = [0; IP_UDP_LEN + 8];
+    envelope(&mut packet, SocketAddrV4::new(HOST, 4_000), LEASE, 8);
+    stranger.sal.handle_app_packet(clock::now(), &packet);
+    while let Some(output) = stranger.sal.poll(&mut stranger.out) {
+        if let Output::Transmit { to, len, .. } = output
+            && to == nowhere
+        {
+            let syn = stranger.out[..len].to_vec();
+            return Ok((stranger, syn));
+        }
+    }
+    Err(anyhow!("a stranger's core sends no SYN"))
 }
 
 /// One more stranger, which has asked a host for a name and has heard what that says.

@@ -8,7 +8,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use margay_core::key::HostPublic;
-use margay_core::{Cipher, Event, HandOver, Instant, Lifecycle, Role, Stack, Ticket, Tuple};
+use margay_core::{Cipher, Event, HandOver, Instant, Lifecycle, PeerTicket, Role, Stack, Ticket, Tuple};
 use margay_wire::{FlowId, PORT};
 
 use super::NonceCounts;
@@ -172,14 +172,14 @@ impl Search {
         now: Instant,
         word: &HandOver,
     ) -> bool {
-        let (HandOver::Fetched(ticket)
-        | HandOver::Awaits { ticket, .. }
-        | HandOver::Taken(ticket)
-        | HandOver::Gone(ticket)
-        | HandOver::Refused { ticket, .. }
-        | HandOver::Stays(ticket)
-        | HandOver::Lost(ticket)
-        | HandOver::Dropped(ticket)) = word;
+        let ticket = match word {
+            HandOver::Awaits { ticket, .. } | HandOver::Taken(ticket) | HandOver::Dropped(ticket) => &ticket.ticket,
+            HandOver::Fetched(ticket)
+            | HandOver::Gone(ticket)
+            | HandOver::Refused { ticket, .. }
+            | HandOver::Stays(ticket)
+            | HandOver::Lost(ticket) => ticket,
+        };
         let Some(transfer) = transfers.get_mut(ticket) else { return false };
         match word {
             HandOver::Fetched(_) => {
@@ -205,19 +205,21 @@ impl Search {
     /// The connections that have come over between agents.
     fn carry(&mut self) {
         let now = self.world.now;
+        let peer = HostPublic(self.world.host(self.client).public_key()).id();
         for (ticket, transfer) in &mut self.transfers {
+            let at_target = PeerTicket { peer, ticket: *ticket };
             let Transfer { source, target, fault, .. } = *transfer;
             let is_there = transfer.new.is_some() && transfer.frozen.as_ref().is_some_and(|(at, _)| *at <= now);
             let Some((_, frozen)) = transfer.frozen.take_if(|_| is_there) else { continue };
             match (fault, transfer.new) {
                 (Fault::None, Some(new)) => {
                     self.world.host(target).restore(frozen, new);
-                    self.world.host(target).sal.take_over(now, *ticket);
+                    self.world.host(target).sal.take_over(now, at_target);
                     self.world.host(source).sal.await_word(now, *ticket);
                 }
                 (fault, _) => {
                     if fault == Fault::RestoreFails {
-                        self.world.host(target).sal.refuse_hand_over(now, *ticket);
+                        self.world.host(target).sal.refuse_hand_over(now, at_target);
                     }
                     self.world.host(source).sal.cancel_hand_over(now, *ticket);
                 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::key::HostPublic;
-use margay_core::{Event, HandOver, Instant, Ranges, Role, Ticket, Tuple};
+use margay_core::{Event, HandOver, Instant, PeerTicket, Ranges, Role, Ticket, Tuple};
 use margay_wire::PORT;
 
 use super::meeting::{address, start};
@@ -75,6 +75,9 @@ impl SmallWorld {
         world.hosts[CLIENT].connect_stream(now, to, Plan::LISTEN);
         world.pass(ROUND);
 
+        // What a service router would know.
+        let key = world.hosts[TAKER].public_key();
+        world.hosts[CLIENT].forward(name.into(), address(TAKER), Some(key));
         let taker = HostPublic(world.hosts[TAKER].public_key()).id();
         let at = SocketAddr::new(address(TAKER), PORT);
         let served = world.hosts[GIVER].sal.flows().find(|flow| flow.role == Role::Responder);
@@ -130,9 +133,10 @@ impl SmallWorld {
         let handing = self.handing_mut();
         let (record, new) = (handing.record.take().expect("frozen"), handing.new.expect("awaited"));
         handing.is_restored = true;
+        let ticket = PeerTicket { peer: HostPublic(self.hosts[CLIENT].public_key()).id(), ticket: TICKET };
         self.touch(TAKER, "restore", |host, now| {
             host.restore(record, new);
-            host.sal.take_over(now, TICKET);
+            host.sal.take_over(now, ticket);
             host.drain(now);
         });
         self.touch(GIVER, "restored", |host, now| {

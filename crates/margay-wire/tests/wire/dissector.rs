@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 148] = [
+const FIELDS: [&str; 150] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -28,6 +28,7 @@ const FIELDS: [&str; 148] = [
     "margay.flags.confirm",
     "margay.flags.relay",
     "margay.flags.copied",
+    "margay.flags.named",
     "margay.next_protocol",
     "margay.header_len",
     "margay.payload_len",
@@ -83,7 +84,8 @@ const FIELDS: [&str; 148] = [
     "margay.stack.demands",
     "margay.terms.give_up_after_ms",
     "margay.handover.ticket",
-    "margay.handover.host",
+    "margay.handover.giver",
+    "margay.handover.taker",
     "margay.handover.address",
     "margay.handover.port",
     "margay.quiet.quiet_ms",
@@ -346,7 +348,7 @@ impl Expected {
         self.put("version", 1);
         self.put("type", bytes[1]);
         self.put("flags", bytes[2]);
-        for flag in ["RESOLVABLE", "FULL", "CONFIRM", "RELAY", "COPIED"] {
+        for flag in ["RESOLVABLE", "FULL", "CONFIRM", "RELAY", "COPIED", "NAMED"] {
             let is_set = header["flags"].as_array().expect("a list").iter().any(|set| set == flag);
             self.put(&format!("flags.{}", flag.to_lowercase()), u8::from(is_set));
         }
@@ -424,7 +426,8 @@ impl Expected {
             20 => self.number("terms.give_up_after_ms", &value["give_up_after_ms"]),
             0x96 => {
                 self.text("handover.ticket", &value["ticket"]);
-                self.text("handover.host", &value["host"]);
+                self.text("handover.giver", &value["giver"]);
+                self.text("handover.taker", &value["taker"]);
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),

@@ -34,12 +34,13 @@ const KINDS: [(Kind, &str); 18] = [
     (Kind::Notice, "NOTICE"),
     (Kind::Change, "CHANGE"),
 ];
-const FLAGS: [(Flags, &str); 5] = [
+const FLAGS: [(Flags, &str); 6] = [
     (Flags::RESOLVABLE, "RESOLVABLE"),
     (Flags::FULL, "FULL"),
     (Flags::CONFIRM, "CONFIRM"),
     (Flags::RELAY, "RELAY"),
     (Flags::COPIED, "COPIED"),
+    (Flags::NAMED, "NAMED"),
 ];
 
 /// The fields of a message that was read from `len` bytes.
@@ -83,7 +84,8 @@ fn of_handover(handover: &HandoverRepr) -> Value {
     json!({
         "type": "HANDOVER",
         "ticket": hex(&handover.ticket),
-        "host": hex(&handover.host),
+        "giver": hex(&handover.giver),
+        "taker": hex(&handover.taker),
         "address": handover.address.to_string(),
     })
 }
@@ -352,8 +354,8 @@ fn write_message(buf: &mut [u8], fields: &Value, pad_to: usize) -> Result<usize,
 }
 
 fn handover(value: &Value) -> HandoverRepr {
-    let [ticket, host] = ["ticket", "host"].map(|key| bytes(value, key));
-    HandoverRepr { ticket, host, address: socket(&value["address"]) }
+    let [ticket, giver, taker] = ["ticket", "giver", "taker"].map(|key| bytes(value, key));
+    HandoverRepr { ticket, giver, taker, address: socket(&value["address"]) }
 }
 
 fn reconfiguration(value: &Value) -> Result<ReconfigurationRepr, Error> {

@@ -103,9 +103,9 @@ fn chain() -> impl Strategy<Value = Value> {
 }
 
 fn handover() -> impl Strategy<Value = Value> {
-    (bytes(16), bytes(16), socket()).prop_map(
-        |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
-    )
+    (bytes(16), bytes(16), bytes(16), socket()).prop_map(|(ticket, giver, taker, address)| {
+        json!({"type": "HANDOVER", "ticket": ticket, "giver": giver, "taker": taker, "address": address})
+    })
 }
 
 fn change() -> impl Strategy<Value = Value> {
@@ -291,7 +291,7 @@ fn resolvable() -> impl Strategy<Value = Value> {
 }
 
 fn message() -> impl Strategy<Value = Value> {
-    let flags = subsequence(vec!["FULL", "CONFIRM", "RELAY", "COPIED"], 0..=4);
+    let flags = subsequence(vec!["FULL", "CONFIRM", "RELAY", "COPIED", "NAMED"], 0..=5);
     let header = (select(&TYPES[..]), flags, any::<u8>(), bytes(4), bytes(4), any::<u32>(), 0..8_u8);
     let parts = (header, option::of(resolvable()), extensions(), some_bytes(), 0..200_usize);
     parts.prop_map(|(header, resolvable, extensions, payload, padding)| {

@@ -20,6 +20,7 @@ use crate::cache::output::AppVerdict;
 use crate::cache::packet::{AppPacket, tcp_flags};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
+use crate::resolve::named::way_to_anchor;
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
@@ -185,12 +186,12 @@ impl Sal {
             flow.marks |= Marks::LATER;
             if flow.chain.as_ref().is_some_and(|chain| chain.ends_next()) {
                 // It ends where the session is, whoever else serves the name.
-                let next_hop = self.way_to_anchor(&begin);
-                let start = Start {
-                    pin: Some(Pin::Only),
-                    begin: Some(begin),
-                    ..Start::of(nonce, next_hop, Vec::new(), Vec::new())
+                let Some(next_hop) = way_to_anchor(self, &begin, &flow) else {
+                    self.refuse_left(left, ErrorCode::NoAnswer, at as u8 + 1);
+                    return Err(DropReason::Nowhere);
                 };
+                let start = Start::of(nonce, next_hop, Vec::new(), Vec::new());
+                let start = Start { pin: Some(Pin::Only), begin: Some(begin), ..start };
                 self.start_right(now, (left, at), flow, start);
                 return Ok(());
             }

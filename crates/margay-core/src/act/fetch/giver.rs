@@ -214,10 +214,14 @@ impl Sal {
         &mut self,
         now: Instant,
         message: &Verified<'_>,
-        ticket: Ticket,
+        repr: &HandoverRepr,
     ) -> Result<(), DropReason> {
         let association = message.association();
+        let ticket = Ticket(repr.ticket);
         let giving = self.fetches.giving.get(&ticket).ok_or(DropReason::Unexpected)?;
+        if repr.taker != giving.taker.0 {
+            return Err(DropReason::Unexpected);
+        }
         let is_its = self.flows.get(giving.flow).is_some_and(|flow| {
             flow.id == message.dst_flow && self.associations.is_same_peer(flow.association, association)
         });
@@ -319,7 +323,7 @@ impl Sal {
             giving.next = now + retry_after(giving.tries);
             giving.tries += 1;
             let Giving { flow, state, taker, at, .. } = *giving;
-            let word = handover(ticket, taker);
+            let word = handover(ticket, self.config.host_id(), taker);
             let request = HandoverRepr { address: at, ..word };
             match state {
                 GivingState::Asking => self.say_of_hand_over(flow, Kind::RequestLock, Flags::empty(), request, None),

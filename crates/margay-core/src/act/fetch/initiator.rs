@@ -13,10 +13,11 @@ use crate::cache::output::AppVerdict;
 use crate::cache::packet::Unreachable;
 use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
+use crate::resolve::named::way_to_named_host;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Marks};
-use crate::session::hand_over::Ticket;
+use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::session::{Act, Holder, LockGuardId};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
@@ -37,7 +38,12 @@ pub(crate) struct Fetch {
 impl Fetch {
     /// What the SYN says of it.
     pub fn asked(&self) -> HandoverRepr {
-        handover(self.ticket, self.giver)
+        handover(self.ticket, self.giver, self.taker)
+    }
+
+    /// By which this host knows the hand-over.
+    pub fn key(&self) -> PeerTicket {
+        PeerTicket { peer: self.giver, ticket: self.ticket }
     }
 }
 
@@ -66,7 +72,7 @@ impl Sal {
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
         let association = message.association();
-        let ticket = Ticket(repr.ticket);
+        let ticket = self.associations.ticket_of(association, &repr)?;
         if let Some(fetching) = self.fetches.fetching.get(&ticket) {
             let (is_its, is_ready) = (fetching.old == message.dst_flow, fetching.is_ready);
             if !is_its || self.flows.fetchable(&self.associations, message, association).is_none() {
@@ -77,9 +83,9 @@ impl Sal {
             }
             return Ok(());
         }
-        if let Err(code) = self.begin_fetch(now, message, association, repr) {
+        if let Err(code) = self.begin_fetch(now, message, association, repr, ticket) {
             let to = (message.src_flow, message.dst_flow);
-            let word = handover(ticket, HostId(repr.host));
+            let word = answer_to(&repr);
             self.answer_of_hand_over(association, to, Kind::NackLock, Flags::empty(), word, Some(code));
         }
         Ok(())
@@ -91,12 +97,12 @@ impl Sal {
         message: &Message<'_>,
         association: u32,
         repr: HandoverRepr,
+        ticket: PeerTicket,
     ) -> Result<(), ErrorCode> {
-        let ticket = Ticket(repr.ticket);
         if self.fetches.has_stayed(ticket, now) {
             return Err(ErrorCode::Overloaded);
         }
-        let taker = HostId(repr.host);
+        let (giver, taker) = (ticket.peer, HostId(repr.taker));
         let old = self.flows.fetchable(&self.associations, message, association).ok_or(ErrorCode::UnknownFlow)?;
         let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         if old.app.protocol != TCP || !is_open || !old.has(Marks::CONFIRMED) || old.has(Marks::FAILED) {
@@ -104,10 +110,12 @@ impl Sal {
         }
         let Flow { id: old_id, session, service, app, .. } = *old;
         let is_sealed = old.is_sealed();
-        let giver = self.associations.get(association).map(|giver| giver.host).ok_or(ErrorCode::UnknownFlow)?;
-        if taker == giver || !self.config.has_family_of(repr.address.ip()) {
+        if taker == giver {
             return Err(ErrorCode::Refused);
         }
+        // Not to the address that the giver says: it could send this host's SYNs to anybody.
+        let next_hop = way_to_named_host(self, taker, &service, (TCP, app.destination.port()));
+        let next_hop = next_hop.ok_or(ErrorCode::HopLimit)?;
         if self.fetches.fetching.len() >= HAND_OVERS_MAX || self.flows.len() >= self.config.limits.flows {
             return Err(ErrorCode::Overloaded);
         }
@@ -122,10 +130,10 @@ impl Sal {
         let mut flow = Flow::new(id, session, service, Role::Initiator, between, now);
         // What is sealed is never given less.
         flow.marks |= if is_sealed { Marks::SECURE } else { Marks::empty() };
-        let fetch = Some(Fetch { ticket, giver, taker });
+        let fetch = Some(Fetch { ticket: ticket.ticket, giver, taker });
         let start = Start {
             nonce,
-            next_hop: repr.address,
+            next_hop,
             beside: Vec::new(),
             first: Vec::new(),
             full: false,
@@ -171,14 +179,14 @@ impl Sal {
         }
     }
 
-    fn tell_ready(&mut self, ticket: Ticket) {
+    fn tell_ready(&mut self, ticket: PeerTicket) {
         let Some(fetching) = self.fetches.fetching.get(&ticket) else { return };
-        let word = handover(ticket, fetching.taker);
+        let word = handover(ticket.ticket, ticket.peer, fetching.taker);
         self.say_of_hand_over(fetching.old, Kind::AckLock, Flags::empty(), word, None);
     }
 
     /// The flow to the taker did not come to be.
-    pub(crate) fn fetch_failed(&mut self, ticket: Ticket, how: Unreachable) {
+    pub(crate) fn fetch_failed(&mut self, ticket: PeerTicket, how: Unreachable) {
         let code = match how {
             Unreachable::Prohibited => ErrorCode::NotAllowed,
             Unreachable::Port => ErrorCode::Refused,
@@ -188,7 +196,7 @@ impl Sal {
     }
 
     /// The session stays where it is.
-    pub(super) fn abandon_fetch(&mut self, now: Instant, ticket: Ticket, code: ErrorCode) {
+    pub(super) fn abandon_fetch(&mut self, now: Instant, ticket: PeerTicket, code: ErrorCode) {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
         self.fetches.note_stay(ticket, now);
         // It may have ended by itself: then it is free already.
@@ -203,7 +211,7 @@ impl Sal {
             fetching.old,
             if fetching.is_ready { Kind::AckCancel } else { Kind::NackLock },
             Flags::empty(),
-            handover(ticket, fetching.taker),
+            handover(ticket.ticket, ticket.peer, fetching.taker),
             Some(code),
         );
     }
@@ -220,10 +228,11 @@ impl Sal {
     /// A giver does not know what became of its hand-over.
     pub(super) fn asked_for_word(&mut self, message: &Verified<'_>, repr: HandoverRepr) -> Result<(), DropReason> {
         let association = message.association();
-        let is_fetched = self.fetches.fetching.get(&Ticket(repr.ticket)).is_some_and(|one| one.old == message.dst_flow);
+        let ticket = self.associations.ticket_of(association, &repr)?;
+        let is_fetched = self.fetches.fetching.get(&ticket).is_some_and(|one| one.old == message.dst_flow);
         // Otherwise it is still open, and the giver hears of it.
         if !is_fetched || self.flows.fetchable(&self.associations, message, association).is_none() {
-            self.give_word(message, association, repr);
+            self.give_word(message, association, &repr, ticket);
         }
         Ok(())
     }
@@ -236,26 +245,25 @@ impl Sal {
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
         let association = message.association();
-        let ticket = Ticket(repr.ticket);
+        let ticket = self.associations.ticket_of(association, &repr)?;
         let is_its = self.flows.fetchable(&self.associations, message, association).is_some();
         if is_its && self.fetches.fetching.get(&ticket).is_some_and(|one| one.old == message.dst_flow) {
             self.abandon_fetch(now, ticket, ErrorCode::Closed);
         }
-        self.give_word(message, association, repr);
+        self.give_word(message, association, &repr, ticket);
         Ok(())
     }
 
     /// The connection is at the giver as long as its flow is here: the flow goes when this host commits, and with it
     /// all memory of the hand-over that this answer needs. That it stays is said once and for all.
-    fn give_word(&mut self, message: &Message<'_>, association: u32, repr: HandoverRepr) {
+    fn give_word(&mut self, message: &Message<'_>, association: u32, repr: &HandoverRepr, ticket: PeerTicket) {
         let stays = self.flows.fetchable(&self.associations, message, association).is_some();
         if stays {
-            self.fetches.note_stay(Ticket(repr.ticket), self.now);
+            self.fetches.note_stay(ticket, self.now);
         }
         let flags = if stays { Flags::empty() } else { Flags::CONFIRM };
         let to = (message.src_flow, message.dst_flow);
-        let word = handover(Ticket(repr.ticket), HostId(repr.host));
-        self.answer_of_hand_over(association, to, Kind::AckCancel, flags, word, None);
+        self.answer_of_hand_over(association, to, Kind::AckCancel, flags, answer_to(repr), None);
     }
 
     /// The taker has the connection.
@@ -266,7 +274,8 @@ impl Sal {
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
         let association = message.association();
-        let ticket = Ticket(repr.ticket);
+        // The taker says whose ticket it is; that this is its flow is checked below.
+        let ticket = PeerTicket { peer: HostId(repr.giver), ticket: Ticket(repr.ticket) };
         let id = message.dst_flow;
         let is_its = self.flows.fetchable(&self.associations, message, association).is_some();
         let Some(fetching) = self.fetches.fetching.get(&ticket) else {
@@ -298,14 +307,14 @@ impl Sal {
     }
 
     /// From here on the program's packets go to the taker.
-    fn commit(&mut self, now: Instant, ticket: Ticket) {
+    fn commit(&mut self, now: Instant, ticket: PeerTicket) {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
         let _ = self.locks.release(fetching.guard, now);
         let Some(old) = self.flows.get(fetching.old) else { return };
         let Flow { app, lifecycle, since, closed_at, .. } = *old;
         let source = old.source.clone();
         let kept = old.marks & (Marks::FIN_EGRESS | Marks::FIN_INGRESS | Marks::STRIPES);
-        let word = handover(ticket, fetching.taker);
+        let word = handover(ticket.ticket, ticket.peer, fetching.taker);
         self.say_of_hand_over(fetching.old, Kind::AckCancel, Flags::CONFIRM, word, None);
         self.carry_share(fetching.old, fetching.new);
         self.remove_flow(fetching.old, RemoveReason::HandedOver);
@@ -328,9 +337,23 @@ impl Sal {
 
     /// Sessions whose givers or takers have gone silent stay where they are.
     pub(super) fn fetching_due(&mut self, now: Instant) {
-        let due: Vec<Ticket> =
+        let due: Vec<PeerTicket> =
             self.fetches.fetching.iter().filter(|(_, one)| one.until <= now).map(|(ticket, _)| *ticket).collect();
         due.into_iter().for_each(|ticket| self.abandon_fetch(now, ticket, ErrorCode::Closed));
+    }
+}
+
+/// What is answered to a message about a hand-over: the same, without its address.
+fn answer_to(repr: &HandoverRepr) -> HandoverRepr {
+    handover(Ticket(repr.ticket), HostId(repr.giver), HostId(repr.taker))
+}
+
+impl AssociationTable {
+    /// The ticket of a giver, who must be the host that it says it is.
+    fn ticket_of(&self, association: u32, repr: &HandoverRepr) -> Result<PeerTicket, DropReason> {
+        let peer = self.get(association).ok_or(DropReason::UnknownAssociation)?.host;
+        let is_giver = peer.0 == repr.giver;
+        is_giver.then_some(PeerTicket { peer, ticket: Ticket(repr.ticket) }).ok_or(DropReason::Unexpected)
     }
 }
 

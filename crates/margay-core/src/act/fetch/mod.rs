@@ -7,6 +7,10 @@
 //! commits: from that moment on its program's packets go to the taker, and no others do. Whoever of the two does not
 //! know where the connection is asks the initiator.
 //!
+//! The ticket only tells hand-overs apart. What counts is who has proved its key with it: the initiator fetches a
+//! session from the one host that it has it with, and the taker awaits a client together with its host and session,
+//! which the giver has named to it.
+//!
 //! While the connection is frozen, nothing of it leaves the giver: the flow cache has suspended it, so that what its
 //! TCP still takes is never acknowledged, and comes again to the taker. Numbers, keys and counters wait in the cache
 //! for the connection that comes to stay (docs/decisions/0117).
@@ -27,7 +31,7 @@ use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, HandoverRepr, 
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::machine::sal::Sal;
-use crate::session::hand_over::Ticket;
+use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
@@ -35,6 +39,7 @@ use crate::types::tuple::Tuple;
 
 pub use giver::{GIVING, GivingEvent, GivingState, LeavingFlow};
 pub(crate) use initiator::Fetch;
+pub(crate) use taker::check_fetch;
 
 const TCP: u8 = 6;
 /// Hand-overs at once, in each of the three roles.
@@ -74,10 +79,10 @@ pub enum HandOverError {
 #[derive(Default)]
 pub(crate) struct Fetches {
     giving: BTreeMap<Ticket, giver::Giving>,
-    fetching: BTreeMap<Ticket, initiator::Fetching>,
-    awaited: BTreeMap<Ticket, taker::Awaited>,
+    fetching: BTreeMap<PeerTicket, initiator::Fetching>,
+    awaited: BTreeMap<PeerTicket, taker::Awaited>,
     /// Initiator: hand-overs of which it has said that the connection stays, the oldest first, and until when.
-    stayed: VecDeque<(Ticket, Instant)>,
+    stayed: VecDeque<(PeerTicket, Instant)>,
 }
 
 impl Fetches {
@@ -98,7 +103,7 @@ impl Fetches {
 
     /// This host says that the connection stays. What the giver has asked for before may come after it: if the session
     /// were fetched upon that, the connection could be at both.
-    fn note_stay(&mut self, ticket: Ticket, now: Instant) {
+    fn note_stay(&mut self, ticket: PeerTicket, now: Instant) {
         if self.has_stayed(ticket, now) {
             return;
         }
@@ -110,7 +115,7 @@ impl Fetches {
     }
 
     /// Whether nothing is begun with a ticket any more.
-    fn has_stayed(&self, ticket: Ticket, now: Instant) -> bool {
+    fn has_stayed(&self, ticket: PeerTicket, now: Instant) -> bool {
         self.stayed.iter().any(|(known, until)| *known == ticket && now < *until)
     }
 
@@ -130,9 +135,9 @@ fn tuple_between(id: FlowId, client_port: u16, service_port: u16) -> Tuple {
 }
 
 /// What HANDOVER says where no address is told.
-fn handover(ticket: Ticket, host: HostId) -> HandoverRepr {
+fn handover(ticket: Ticket, giver: HostId, taker: HostId) -> HandoverRepr {
     let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-    HandoverRepr { ticket: ticket.0, host: host.0, address: nowhere }
+    HandoverRepr { ticket: ticket.0, giver: giver.0, taker: taker.0, address: nowhere }
 }
 
 impl Sal {
@@ -168,7 +173,7 @@ impl Sal {
             Kind::RequestLock if repr.address.port() != 0 => self.asked_to_fetch(now, message, repr),
             Kind::RequestLock => self.asked_for_word(message, repr),
             Kind::CancelLock => self.asked_to_leave(now, message, repr),
-            _ => self.hear_of_lock(now, message, Ticket(repr.ticket)),
+            _ => self.hear_of_lock(now, message, &repr),
         }
     }
 

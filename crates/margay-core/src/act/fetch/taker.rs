@@ -12,8 +12,8 @@ use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
 use crate::session::flow::{Flow, Setup};
-use crate::session::hand_over::{HandOver, Ticket};
-use crate::types::config::Config;
+use crate::session::hand_over::{HandOver, HandedSession, PeerTicket, Ticket};
+use crate::table::{Demux, HAND_OVER_PORT};
 use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::role::Role;
@@ -23,6 +23,7 @@ use crate::types::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Awaited {
     pub flow: FlowId,
+    giver: HostId,
     /// When the initiator is told again that the connection is here; `None` before it is.
     next: Option<Instant>,
     tries: u32,
@@ -59,22 +60,24 @@ impl Sal {
 
     /// The initiator's flow is proved: whoever keeps sockets hears of it.
     pub(crate) fn await_connection(&mut self, now: Instant, id: FlowId, repr: &HandoverRepr) {
-        let ticket = Ticket(repr.ticket);
-        let Some((service, app)) = self.flows.get(id).map(|flow| (flow.service, flow.app)) else { return };
+        let Some(Flow { association, session, service, port, app, .. }) = self.flows.get(id) else { return };
+        let Some(client) = self.associations.get(*association).map(|client| client.host) else { return };
+        let ticket = PeerTicket { peer: client, ticket: Ticket(repr.ticket) };
+        let (giver, app) = (HostId(repr.giver), *app);
+        let of = HandedSession { giver, client, session: *session, service: *service, port: *port };
         if self.fetches.awaited.contains_key(&ticket) || self.fetches.awaited.len() >= HAND_OVERS_MAX {
             self.say_fail(id, ErrorCode::Overloaded);
             self.forget_between(id);
             return;
         }
         self.forget_left_behind(id);
-        self.fetches.awaited.insert(ticket, Awaited { flow: id, next: None, tries: 0, until: now + LEASE });
-        let giver = HostId(repr.host);
-        self.events.push(Event::HandOver(HandOver::Awaits { ticket, giver, service, app }));
+        self.fetches.awaited.insert(ticket, Awaited { flow: id, giver, next: None, tries: 0, until: now + LEASE });
+        self.events.push(Event::HandOver(HandOver::Awaits { ticket, of, app }));
     }
 
     /// The connection is restored here, and frozen: the initiator may commit. Where no initiator waits for it under
     /// this ticket, it is dropped at once, as an event says.
-    pub fn take_over(&mut self, now: Instant, ticket: Ticket) {
+    pub fn take_over(&mut self, now: Instant, ticket: PeerTicket) {
         self.now = now;
         let Some(awaited) = self.fetches.awaited.get_mut(&ticket) else {
             self.events.push(Event::HandOver(HandOver::Dropped(ticket)));
@@ -85,13 +88,13 @@ impl Sal {
         self.awaited_due(now);
     }
 
-    /// The connection is not taken.
-    pub fn refuse_hand_over(&mut self, now: Instant, ticket: Ticket) {
+    /// The connection is not taken. False: it was not awaited any more, since it is here, or the client has let go.
+    pub fn refuse_hand_over(&mut self, now: Instant, ticket: PeerTicket) -> bool {
         self.now = now;
-        if let Some(awaited) = self.fetches.awaited.remove(&ticket) {
-            self.say_fail(awaited.flow, ErrorCode::Refused);
-            self.forget_between(awaited.flow);
-        }
+        let Some(awaited) = self.fetches.awaited.remove(&ticket) else { return false };
+        self.say_fail(awaited.flow, ErrorCode::Refused);
+        self.forget_between(awaited.flow);
+        true
     }
 
     /// RSYN-DONE of a hand-over: at the initiator, the taker has the connection; at the taker, the initiator's word.
@@ -101,7 +104,8 @@ impl Sal {
         if !message.flags.contains(Flags::CONFIRM) {
             return self.hear_ready(now, message, repr);
         }
-        let ticket = Ticket(repr.ticket);
+        let peer = self.associations.get(association).ok_or(DropReason::UnknownAssociation)?.host;
+        let ticket = PeerTicket { peer, ticket: Ticket(repr.ticket) };
         let awaited = self.fetches.awaited.get(&ticket).ok_or(DropReason::Unexpected)?;
         let id = awaited.flow;
         let is_its = self.flows.get(id).is_some_and(|flow| {
@@ -121,14 +125,14 @@ impl Sal {
     }
 
     /// The initiator does not wait any more, or nobody has brought the connection.
-    pub(super) fn drop_awaited(&mut self, ticket: Ticket) {
+    pub(super) fn drop_awaited(&mut self, ticket: PeerTicket) {
         let Some(awaited) = self.fetches.awaited.remove(&ticket) else { return };
         self.forget_between(awaited.flow);
         self.events.push(Event::HandOver(HandOver::Dropped(ticket)));
     }
 
     pub(super) fn awaited_due(&mut self, now: Instant) {
-        let due: Vec<Ticket> =
+        let due: Vec<PeerTicket> =
             self.fetches.awaited.iter().filter(|(_, one)| one.due() <= now).map(|(ticket, _)| *ticket).collect();
         for ticket in due {
             let Some(awaited) = self.fetches.awaited.get_mut(&ticket) else { continue };
@@ -140,7 +144,7 @@ impl Sal {
             }
             awaited.next = Some(now + retry_after(awaited.tries));
             awaited.tries += 1;
-            let own = handover(ticket, self.config.host_id());
+            let own = handover(ticket.ticket, awaited.giver, self.config.host_id());
             self.say_of_hand_over(id, Kind::RsynDone, Flags::empty(), own, None);
         }
     }
@@ -149,8 +153,17 @@ impl Sal {
 impl FlowTable {
     /// A session is to come to this host, and has a flow here already: of an earlier stay, which ended while the agent
     /// was dead, or of a hand-over that the initiator has given up since. It stays until the initiator is proved.
-    pub(crate) fn may_be_left_behind(&self, config: &Config, id: FlowId, message: &Message<'_>) -> bool {
-        let comes_from_elsewhere = message.handover().is_some_and(|repr| repr.host != config.host_id().0);
-        comes_from_elsewhere && self.get(id).is_some_and(|flow| flow.peer_flow != message.src_flow)
+    pub(crate) fn may_be_left_behind(&self, id: FlowId, message: &Message<'_>) -> bool {
+        message.handover().is_some() && self.get(id).is_some_and(|flow| flow.peer_flow != message.src_flow)
     }
+}
+
+/// Whether a SYN may ask for a session that comes from another host: this host is the one that it names, and the
+/// session comes to a port of the service, by whose allow list it is admitted. The agents' own port has none.
+pub(crate) fn check_fetch(message: &Message<'_>, demux: &Demux, own: HostId) -> Result<(), DropReason> {
+    let Some(repr) = message.handover() else { return Ok(()) };
+    if demux.service_port == Some(HAND_OVER_PORT) || repr.taker != own.0 || repr.giver == own.0 {
+        return Err(DropReason::NotAllowed);
+    }
+    Ok(())
 }

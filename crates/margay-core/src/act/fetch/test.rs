@@ -54,7 +54,7 @@ Over TimeOut -
 #[test]
 fn what_nobody_waits_for_is_dropped_at_once() {
     let mut sal = crate::act::handover::tests::sal(crate::types::config::Limits::default());
-    let ticket = Ticket([7; 16]);
+    let ticket = PeerTicket { peer: HostId([8; 16]), ticket: Ticket([7; 16]) };
     sal.take_over(Instant::from_millis(1), ticket);
     assert_eq!(sal.poll_event(), Some(crate::session::event::Event::HandOver(HandOver::Dropped(ticket))));
     assert_eq!(sal.poll_event(), None);
@@ -83,13 +83,15 @@ fn tickets_of_connections_that_have_stayed_are_known_for_a_lease_and_are_bounded
     let ticket = |n: u16| {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&n.to_be_bytes());
-        Ticket(bytes)
+        PeerTicket { peer: HostId([9; 16]), ticket: Ticket(bytes) }
     };
     fetches.note_stay(ticket(1), begin);
     fetches.note_stay(ticket(1), begin + LEASE / 2);
     assert!(fetches.has_stayed(ticket(1), begin) && !fetches.has_stayed(ticket(2), begin));
     assert_eq!(fetches.stayed.len(), 1);
     assert!(!fetches.has_stayed(ticket(1), begin + LEASE));
+    let of_another = PeerTicket { peer: HostId([10; 16]), ..ticket(1) };
+    assert!(!fetches.has_stayed(of_another, begin), "another host's ticket is another one");
     (0..5000).for_each(|n| fetches.note_stay(ticket(n), begin + LEASE));
     assert_eq!(fetches.stayed.len(), HAND_OVERS_MAX);
     assert!(fetches.has_stayed(ticket(4999), begin + LEASE) && !fetches.has_stayed(ticket(0), begin + LEASE));

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{CutRepr, FlowId, PORT, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
+use margay_wire::{CutRepr, FlowId, ReconfigurationRepr, ReconfigurationStep, SessionId, SpliceRepr};
 
 use super::cut::{Cut, Scales};
 use super::duration::{Times, Took};
@@ -24,6 +24,7 @@ use crate::association::auth::Verified;
 use crate::cache::entry::Directions;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
+use crate::resolve::named::way_to_anchor;
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, Marks};
@@ -48,6 +49,7 @@ const CLOSING: Duration = Duration::from_secs(3);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_millis(200);
 
+const NOBODY_KNOWS_ANCHOR: &str = "no association and no router of this host knows where the other end's host is";
 const UNANSWERED: &str = "the server's agent has not answered in time, or is of a version that cannot change sessions";
 
 /// How far the left anchor is.
@@ -620,7 +622,10 @@ impl Sal {
         });
         let nonce = self.rng.u64();
         let start = if flow.chain.as_ref().is_none_or(|chain| chain.ends_next()) {
-            Start { pin: Some(Pin::Only), ..Start::of(nonce, self.way_to_anchor(&begin), Vec::new(), Vec::new()) }
+            let Some(next_hop) = way_to_anchor(self, &begin, &flow) else {
+                return self.leader_event(now, session, LeadingEvent::Failed, NOBODY_KNOWS_ANCHOR);
+            };
+            Start { pin: Some(Pin::Only), ..Start::of(nonce, next_hop, Vec::new(), Vec::new()) }
         } else {
             match self.pick(&flow.asked(), sticky(id, nonce), app.protocol, port, Sender::Own) {
                 Resolution::Forward(rule, hop) => {
@@ -640,16 +645,6 @@ impl Sal {
             leading.ways.new = Some(id);
         }
         self.start_setup(now, flow, Start { begin: Some(begin), ..start });
-    }
-
-    /// Where a SYN goes that is to end at the right anchor.
-    pub(crate) fn way_to_anchor(&self, begin: &ReconfigurationRepr) -> SocketAddr {
-        let host = HostId(begin.host);
-        if host == self.config.host_id() {
-            return self.loopback();
-        }
-        let known = self.associations.by_host(host).map(|association| association.remote);
-        known.unwrap_or(SocketAddr::new(begin.address.ip(), PORT))
     }
 
     /// The new way was answered for, and its end is proved.

@@ -28,6 +28,7 @@ use crate::leg::carriage::{DirectEvent, Why};
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::{Pin, sticky};
+use crate::resolve::named::SYNS_TO_NAMED_MAX;
 use crate::resolve::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::resolve::way::Sender;
 use crate::session::event::Event;
@@ -286,6 +287,14 @@ impl Sal {
         };
         self.note_chain_sent(id, &datagram);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        if setup.named_host().is_some_and(|host| self.associations.by_host(host).is_none())
+            && setup.retries >= SYNS_TO_NAMED_MAX
+            && setup.cookie.is_none()
+        {
+            let give_up = setup.give_up;
+            self.flows.set_deadline(id, Some(give_up));
+            return;
+        }
         let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;
         setup.first_carried = carried;
@@ -333,6 +342,7 @@ impl Sal {
         draft.flags = Flags::RESOLVABLE;
         draft.flags.set(Flags::FULL, setup.full);
         draft.flags.set(Flags::COPIED, !setup.beside.is_empty());
+        draft.flags.set(Flags::NAMED, setup.named_host().is_some());
         draft.resolvable = Some(ResolvableRepr {
             hop_limit: HOP_LIMIT,
             reply_to: None,

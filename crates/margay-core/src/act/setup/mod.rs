@@ -106,6 +106,15 @@ pub(crate) struct InitiatorSetup {
     pub is_listener_silent: bool,
 }
 
+impl InitiatorSetup {
+    /// The one host that may answer, where a peer has named it.
+    pub fn named_host(&self) -> Option<HostId> {
+        let taker = self.fetch.map(|fetch| fetch.taker);
+        let anchor = || self.begin.filter(|_| self.pin == Some(Pin::Only)).map(|begin| HostId(begin.host));
+        taker.or_else(anchor)
+    }
+}
+
 /// What the responder keeps until the initiator is proved.
 pub(crate) struct ResponderSetup {
     pub initiator_flow: FlowId,

@@ -169,7 +169,7 @@ impl Sal {
             return;
         }
         if let Some(fetch) = setup.fetch {
-            self.fetch_failed(fetch.ticket, how);
+            self.fetch_failed(fetch.key(), how);
             return;
         }
         if setup.begin.is_some() && !is_right {

@@ -11,6 +11,7 @@ use margay_wire::{
 
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
 use crate::act::chain::{Refused, Ruling};
+use crate::act::fetch::check_fetch;
 use crate::act::secure::Verdict;
 use crate::association::AssociationTable;
 use crate::association::draft::{Arrival, Draft, Reply, answered_from, relay_part};
@@ -61,6 +62,7 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
+        check_fetch(message, demux, self.config.host_id())?;
         if let Some(id) = self.flow_to_answer(session.session, arrival) {
             if !self.flows.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
@@ -209,7 +211,7 @@ impl Sal {
             return self.flows.of_session(session).find(is_it).map(|flow| flow.id);
         }
         let known = self.flow_of_session(session, &arrival.service, arrival.message.src_flow);
-        known.filter(|id| !self.flows.may_be_left_behind(&self.config, *id, arrival.message))
+        known.filter(|id| !self.flows.may_be_left_behind(*id, arrival.message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).

@@ -17,7 +17,7 @@ use margay_control::registration::Instance;
 use margay_core::fetch::refusal_text;
 use margay_core::key::HostId;
 use margay_core::name::{Name, ServiceId};
-use margay_core::{HandOver, HandOverError, Sal, Ticket, Tuple};
+use margay_core::{HandOver, HandOverError, HandedSession, Sal, Ticket, Tuple};
 use margay_datapath::repair::Frozen;
 use margay_wire::{FlowId, HANDED_DATA_MAX};
 use nix::errno::Errno;
@@ -25,7 +25,7 @@ use rustix::net::sockopt::socket_cookie;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::mailbox::Mailbox;
+use super::mailbox::{HandOverKey, Mailbox};
 use super::transfer::{Answer, Outgoing};
 use super::{Outcome, Relocations};
 use crate::agent::programs::hand_over::{Gift, tuple_of};
@@ -51,6 +51,8 @@ const TAKERS_ASKED_MAX: usize = 3;
 struct Connection {
     flow: FlowId,
     service: ServiceId,
+    /// Which one it is, for the taker.
+    of: HandedSession,
     socket: OwnedFd,
     data: Vec<u8>,
 }
@@ -168,8 +170,12 @@ fn connection(agent: &Agent, gift: Gift) -> Result<Connection, No> {
             "no client has come to this socket by a name; only accepted connections of a name go to another host";
         return Err((Errno::ENOTCONN, text.to_owned()));
     };
+    let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
+    let client = found.and_then(|found| Some((found.peer?, found.session, found.port)));
+    let (client, session, port) = client.ok_or((Errno::ENOTCONN, "the connection has just ended".to_owned()))?;
+    let of = HandedSession { giver: agent.host.identity.host_id(), client, session, service, port };
     let data = data.as_ref().map_or_else(|| Ok(Vec::new()), |file| block_in_place(|| read(file)))?;
-    Ok(Connection { flow, service, socket, data })
+    Ok(Connection { flow, service, of, socket, data })
 }
 
 /// The flow of a connection that a program here has accepted by a name, and the name.
@@ -239,7 +245,7 @@ async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: I
     let failed = |errno: Errno| move |text: String| Failure::Untouched((errno, text));
     let seed = entropy::seed().map_err(|error| Failure::Final((Errno::EIO, error.to_string())))?;
     let ticket = Ticket(std::array::from_fn(|at| seed[at]));
-    let mailbox = agent.connections.relocations.mailboxes.open(ticket);
+    let mailbox = agent.connections.relocations.mailboxes.open(HandOverKey::Giving(ticket));
     let mailbox = mailbox.ok_or_else(|| Failure::Final((Errno::EIO, "two hand-overs have one ticket".to_owned())))?;
     let chain = agent.core.0.with_sal(|sal, _| sal.certificate_for(&connection.service));
     let late = |_| failed(Errno::ETIMEDOUT)("it has not answered in time".to_owned());
@@ -249,7 +255,17 @@ async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: I
     let begun = agent.core.0.with_sal(|sal, now| sal.hand_over(now, flow, ticket, taker, at));
     begun.map_err(|error| Failure::Final((errno_of(error), error.to_string())))?;
     let until = Instant::now() + WORD_LIMIT;
-    let giving = Giving { agent, ticket, mailbox, stream, until, last: None, is_fetched: false, is_settled: false };
+    let giving = Giving {
+        agent,
+        ticket,
+        mailbox,
+        stream,
+        until,
+        last: None,
+        is_fetched: false,
+        was_sent: false,
+        is_settled: false,
+    };
     giving.run(connection, taker).await
 }
 
@@ -261,15 +277,15 @@ async fn offer(
     ticket: &Ticket,
     chain: &[u8],
 ) -> Result<Outgoing, String> {
-    let service = &connection.service;
+    let (service, of) = (&connection.service, &connection.of);
     if let Some(mut stream) = agent.connections.relocations.idle.take(place.host, service) {
         // It may have ended just now.
-        if stream.offer(ticket, service, chain.to_vec(), &connection.data).await.is_ok() {
+        if stream.offer(ticket, of, chain.to_vec(), &connection.data).await.is_ok() {
             return Ok(stream);
         }
     }
     let mut stream = Outgoing::open(agent, service, place.host, place.at).await?;
-    stream.offer(ticket, service, chain.to_vec(), &connection.data).await?;
+    stream.offer(ticket, of, chain.to_vec(), &connection.data).await?;
     Ok(stream)
 }
 
@@ -304,6 +320,8 @@ struct Giving<'a> {
     last: Option<HandOver>,
     /// Nothing of the flow leaves this host.
     is_fetched: bool,
+    /// The taker may have the whole connection.
+    was_sent: bool,
     /// The taker has said its last word of this connection.
     is_settled: bool,
 }
@@ -372,6 +390,7 @@ impl Giving<'_> {
         let record = block_in_place(|| frozen.dump()).map_err(|error| (Errno::EOPNOTSUPP, error.to_string()))?;
         let unreached = |why| (Errno::EHOSTUNREACH, why);
         self.stream.send(&record.encode(), data).await.map_err(unreached)?;
+        self.was_sent = true;
         tokio::select! {
             biased;
             answer = self.stream.answer() => match answer.map_err(unreached)? {
@@ -380,7 +399,7 @@ impl Giving<'_> {
                     Ok(())
                 }
                 Answer::Refused(why) => {
-                    self.is_settled = true;
+                    (self.is_settled, self.was_sent) = (true, false);
                     Err((Errno::EOPNOTSUPP, why))
                 }
                 Answer::Willing => Err(unreached("the other agent answers what was not asked".to_owned())),
@@ -405,7 +424,11 @@ impl Giving<'_> {
 
     /// Does as the client's word says. `why` it stays, if it does.
     async fn finish(&mut self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
-        match self.end().await {
+        let end = match self.end().await {
+            End::Stays if self.was_sent => self.compare().await,
+            end => end,
+        };
+        match end {
             // The client cannot have gone over to what was never sent.
             End::Lost if !self.is_fetched => Err(Failure::Final(why)),
             End::Stays => {
@@ -421,6 +444,29 @@ impl Giving<'_> {
                 close(frozen);
                 let text = "nobody could say in time which host has the connection, so that it has ended here";
                 Err(Failure::Final((Errno::ECONNABORTED, text.to_owned())))
+            }
+        }
+    }
+
+    /// The client's host says that the connection stays, and the taker may have it. Both hear of that what the client's
+    /// host says to the one and to the other: where it has told the taker that the connection is there, it is there.
+    async fn compare(&mut self) -> End {
+        match self.stream.settle().await {
+            Ok(true) => {
+                let host = self.agent.host.identity.host_id();
+                tracing::warn!(
+                    ticket = %self.ticket, %host,
+                    "a client's host has said that its connection stays, and to another host that it goes there: it \
+                     has gone"
+                );
+                End::Gone
+            }
+            Ok(false) => End::Stays,
+            Err(why) => {
+                // The taker's agent has ended, and with it whatever it had frozen.
+                tracing::debug!(why, "the taker could not be asked whether it has a connection");
+                self.is_settled = false;
+                End::Stays
             }
         }
     }

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Prefix, ServiceId};
-use margay_core::{HandOver, Tuple};
+use margay_core::{HandOver, HandedSession, PeerTicket, Tuple};
 use margay_datapath::repair::{Restored, TcpRecord, restore};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, timeout_at};
 
-use super::mailbox::Mailbox;
+use super::mailbox::{HandOverKey, Mailbox};
 use super::transfer::{Asked, Incoming, Offered};
 use super::{Outcome, counting};
 use crate::agent::programs::hand_over::Gift;
@@ -53,38 +54,79 @@ pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
     }
 }
 
-/// Takes one connection after the other from a stream, and answers questions.
+/// The connection that a stream has brought last, until its client's word is known.
+struct Undecided {
+    ticket: PeerTicket,
+    /// Whether it is here, once that is known.
+    is_taken: oneshot::Receiver<bool>,
+}
+
+/// Takes one connection after the other from a stream, and answers questions. Anybody may open a stream: one that has
+/// shown no right to a name is closed with the refusal.
 async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
     let mut incoming = Incoming::accept(&agent.host.local.host_key, stream).await?;
-    while let Some(asked) = incoming.asked().await? {
+    let mut is_known = false;
+    let mut last: Option<Undecided> = None;
+    while let Some(asked) = incoming.asked(is_known).await? {
         let offered = match asked {
             Asked::Connection(offered) => offered,
             Asked::Count(question) => {
                 match counting::answer(agent, &incoming.giver, &question).await {
-                    Ok(counted) => incoming.tell_count(counted).await?,
-                    Err(why) => incoming.refuse(&why).await,
+                    Ok(counted) => {
+                        is_known = true;
+                        incoming.tell_count(counted).await?;
+                    }
+                    Err(why) => {
+                        incoming.refuse(&why).await;
+                        if !is_known {
+                            return Err(why);
+                        }
+                    }
                 }
+                continue;
+            }
+            Asked::Settle => {
+                let is_taken = settle(agent, last.take()).await;
+                incoming.tell_settled(is_taken).await?;
                 continue;
             }
         };
         // Closed when the agent stops.
         let Ok(turn) = Arc::clone(&agent.connections.relocations.taking).acquire_owned().await else { return Ok(()) };
+        last = None;
+        let ticket = offered.ticket;
         match take(agent, &mut incoming, offered).await {
             Ok(taken) => {
+                is_known = true;
                 let agent = Arc::clone(agent);
+                let (decided, is_taken) = oneshot::channel();
+                last = Some(Undecided { ticket, is_taken });
                 // The client's word and the program take their time; the next connection does not wait for them.
                 tokio::spawn(async move {
-                    note(&agent, taken.finish(&agent).await);
+                    note(&agent, taken.finish(&agent, decided).await);
                     drop(turn);
                 });
             }
             Err(why) => {
                 incoming.refuse(&why).await;
+                if !is_known {
+                    return Err(why);
+                }
                 note(agent, Err(why));
             }
         }
     }
     Ok(())
+}
+
+/// The client's host has told the giver that the connection stays. It has told this host that it comes, or it cannot
+/// any more: both have not got the connection, whatever a client says to either.
+async fn settle(agent: &Agent, last: Option<Undecided>) -> bool {
+    let Some(Undecided { ticket, is_taken }) = last else { return false };
+    if agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket)) {
+        agent.connections.relocations.mailboxes.put(HandOver::Dropped(ticket));
+    }
+    is_taken.await.unwrap_or(false)
 }
 
 fn note(agent: &Agent, taken: Result<(), String>) {
@@ -120,14 +162,14 @@ async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Resul
         tracing::debug!(why, "the giver could not be told that the connection is here");
     }
     agent.core.0.with_sal(|sal, now| sal.take_over(now, ticket));
-    Ok(Taken { restored, data, service: offered.service, giver: incoming.giver.id(), mailbox })
+    Ok(Taken { restored, data, service: offered.of.service, giver: incoming.giver.id(), mailbox })
 }
 
 /// Whether the connection would be taken.
 fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox, String> {
-    let Offered { service, chain, .. } = offered;
+    let service = &offered.of.service;
     // Programs trust what is said of a connection: without proof, nobody says anything.
-    if !agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, chain))? {
+    if !agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, &offered.chain))? {
         return Err(
             "this host trusts no authority of the name, so that nobody can hand over its connections".to_owned()
         );
@@ -136,7 +178,7 @@ fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox
         agent.connections.relocations.follow_takers(agent);
         return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());
     }
-    let mailbox = agent.connections.relocations.mailboxes.open(offered.ticket);
+    let mailbox = agent.connections.relocations.mailboxes.open(HandOverKey::Taking(offered.ticket));
     mailbox.ok_or_else(|| "this connection is being handed over already".to_owned())
 }
 
@@ -148,7 +190,7 @@ async fn prepare(
     mailbox: &mut Mailbox,
 ) -> Result<(Restored, Vec<u8>), String> {
     incoming.agree().await?;
-    let app = awaited(incoming.giver.id(), offered, mailbox).await?;
+    let app = awaited(offered, mailbox).await?;
     let parts = incoming.parts(offered.data_length).await?;
     let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
     let mut inject = |packet: &[u8]| {
@@ -158,21 +200,27 @@ async fn prepare(
     let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));
     let restored = restored.map_err(|error| error.to_string())?;
     for note in restored.notes() {
-        tracing::info!(service = %offered.service, %note, "of a connection of another host");
+        tracing::info!(service = %offered.of.service, %note, "of a connection of another host");
     }
     Ok((restored, parts.data))
 }
 
-/// The client's flow: its five-tuple as the connection's own packets have it.
-async fn awaited(from: HostId, offered: &Offered, mailbox: &mut Mailbox) -> Result<Tuple, String> {
+/// The client's flow: its five-tuple as the connection's own packets have it. What its host has asked for must be what
+/// the giver gives.
+async fn awaited(offered: &Offered, mailbox: &mut Mailbox) -> Result<Tuple, String> {
     let until = Instant::now() + AWAIT_LIMIT;
     loop {
         let word = timeout_at(until, mailbox.next()).await;
         match word.map_err(|_| "the client's host has not fetched the connection in time".to_owned())? {
-            HandOver::Awaits { giver, service, app, .. } => {
-                let is_meant = giver == from && service == offered.service;
-                let other = || "the client fetches another connection than the one that is given".to_owned();
-                return is_meant.then_some(app).ok_or_else(other);
+            HandOver::Awaits { of, app, .. } => {
+                let other = || {
+                    let HandedSession { giver, client, session, port, .. } = of;
+                    format!(
+                        "host {client} fetches session {session}, port {port}, of host {giver}: another one than is \
+                         given"
+                    )
+                };
+                return (of == offered.of).then_some(app).ok_or_else(other);
             }
             HandOver::Dropped(_) => return Err("the client's host has let go of the hand-over".to_owned()),
             _ => {}
@@ -182,8 +230,11 @@ async fn awaited(from: HostId, offered: &Offered, mailbox: &mut Mailbox) -> Resu
 
 impl Taken {
     /// Does as the client's word says.
-    async fn finish(mut self, agent: &Agent) -> Result<(), String> {
-        if let Err(why) = self.decided().await {
+    async fn finish(mut self, agent: &Agent, is_taken: oneshot::Sender<bool>) -> Result<(), String> {
+        let decided = self.decided().await;
+        // The giver asks only where its client's word is another one.
+        let _ = is_taken.send(decided.is_ok());
+        if let Err(why) = decided {
             self.restored.discard();
             return Err(why);
         }

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::relocation::proto::{
-    Count, Counted, End, FromGiver, FromTaker, Head, Refused, Restored, Willing, from_giver, from_taker,
+    Count, Counted, End, FromGiver, FromTaker, Head, Refused, Restored, Settle, Settled, Willing, from_giver,
+    from_taker,
 };
 use margay_control::relocation::{
     HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer, answer, begin, read_all,
 };
-use margay_core::Ticket;
 use margay_core::instance::{Instance, Pin};
 use margay_core::key::{HostId, HostPublic, HostSecret};
 use margay_core::name::ServiceId;
 use margay_core::table::{HAND_OVER_PORT, NextHop};
-use margay_wire::HANDED_DATA_MAX;
+use margay_core::{HandedSession, PeerTicket, Ticket};
+use margay_wire::{HANDED_DATA_MAX, SessionId};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -127,13 +128,40 @@ impl Outgoing {
     pub async fn offer(
         &mut self,
         ticket: &Ticket,
-        service: &ServiceId,
+        of: &HandedSession,
         chain: Vec<u8>,
         data: &[u8],
     ) -> Result<(), String> {
         let data_length = u32::try_from(data.len()).map_err(|_| "the data is too long".to_owned())?;
-        let (ticket, service) = (ticket.0.to_vec(), service.0.to_vec());
-        self.say(from_giver::Body::Head(Head { version: VERSION, ticket, service, chain, data_length })).await
+        let HandedSession { client, session, service, port, .. } = of;
+        let head = Head {
+            version: VERSION,
+            ticket: ticket.0.to_vec(),
+            service: service.0.to_vec(),
+            chain,
+            data_length,
+            client: client.0.to_vec(),
+            session: session.0.to_vec(),
+            port: u32::from(*port),
+        };
+        self.say(from_giver::Body::Head(head)).await
+    }
+
+    /// Asks whether the taker's client has come for the connection that was sent last. If not, it never will.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken, or the other agent does not answer; as a sentence.
+    pub async fn settle(&mut self) -> Result<bool, String> {
+        self.say(from_giver::Body::Settle(Settle {})).await?;
+        loop {
+            match timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())?? {
+                from_taker::Body::Settled(Settled { taken }) => return Ok(taken),
+                // Of the connection itself, said before the question was heard.
+                from_taker::Body::Willing(_) | from_taker::Body::Restored(_) | from_taker::Body::Refused(_) => {}
+                from_taker::Body::Counted(_) => return Err(broken(&StreamError::Garbage)),
+            }
+        }
     }
 
     /// Waits until the taker is willing.
@@ -176,7 +204,7 @@ impl Outgoing {
             from_taker::Body::Willing(_) => Ok(Answer::Willing),
             from_taker::Body::Refused(Refused { text }) => Ok(Answer::Refused(text)),
             from_taker::Body::Restored(_) => Ok(Answer::Restored),
-            from_taker::Body::Counted(_) => Err(broken(&StreamError::Garbage)),
+            from_taker::Body::Counted(_) | from_taker::Body::Settled(_) => Err(broken(&StreamError::Garbage)),
         }
     }
 
@@ -190,7 +218,9 @@ impl Outgoing {
         match timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())?? {
             from_taker::Body::Counted(counted) => Ok(counted),
             from_taker::Body::Refused(Refused { text }) => Err(text),
-            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => Err(broken(&StreamError::Garbage)),
+            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) | from_taker::Body::Settled(_) => {
+                Err(broken(&StreamError::Garbage))
+            }
         }
     }
 
@@ -257,10 +287,10 @@ impl IdleStreams {
 
 /// What a giver has said first.
 pub struct Offered {
-    /// By which all three hosts know the hand-over.
-    pub ticket: Ticket,
-    /// The name by which the client has come.
-    pub service: ServiceId,
+    /// By which this host knows the hand-over.
+    pub ticket: PeerTicket,
+    /// Which connection it is, as the giver says.
+    pub of: HandedSession,
     /// Certificates of the giver.
     pub chain: Vec<u8>,
     /// Bytes of data that will follow.
@@ -273,6 +303,8 @@ pub enum Asked {
     Connection(Offered),
     /// To ask how many there are.
     Count(Count),
+    /// To ask who has the connection that was brought last.
+    Settle,
 }
 
 /// The taker's end.
@@ -331,18 +363,21 @@ impl Incoming {
         Ok(Self { giver, pieces, writer, _reading: reading })
     }
 
-    /// What it is used for next; `None` where it has ended, or nothing has come for long.
+    /// What it is used for next; `None` where it has ended, or nothing has come for long. Less patient with a giver that
+    /// is not known to have a right to a name.
     ///
     /// # Errors
     ///
     /// What comes makes no sense, or is of another version, which the other end is told.
-    pub async fn asked(&mut self) -> Result<Option<Asked>, String> {
-        let body = match timeout(NEXT_LIMIT, self.pieces.recv()).await {
+    pub async fn asked(&mut self, is_known: bool) -> Result<Option<Asked>, String> {
+        let limit = if is_known { NEXT_LIMIT } else { STEP_LIMIT };
+        let body = match timeout(limit, self.pieces.recv()).await {
             Ok(Some(Ok(message))) => message.body,
             Ok(Some(Err(_)) | None) | Err(_) => return Ok(None),
         };
         let asked = match body {
-            Some(from_giver::Body::Head(head)) => offered(head).map(Asked::Connection),
+            Some(from_giver::Body::Head(head)) => offered(head, self.giver.id()).map(Asked::Connection),
+            Some(from_giver::Body::Settle(_)) => Ok(Asked::Settle),
             Some(from_giver::Body::Count(question)) => check_version(question.version).map(|()| Asked::Count(question)),
             _ => return Err(broken(&StreamError::Garbage)),
         };
@@ -387,6 +422,15 @@ impl Incoming {
         self.say(from_taker::Body::Restored(Restored {})).await
     }
 
+    /// Whether the client of the last connection has come.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn tell_settled(&mut self, taken: bool) -> Result<(), String> {
+        self.say(from_taker::Body::Settled(Settled { taken })).await
+    }
+
     /// So many connections are here.
     ///
     /// # Errors
@@ -426,16 +470,21 @@ fn check_version(version: u32) -> Result<(), String> {
     ))
 }
 
-fn offered(head: Head) -> Result<Offered, String> {
+fn offered(head: Head, giver: HostId) -> Result<Offered, String> {
     check_version(head.version)?;
     let unreadable = || broken(&StreamError::Garbage);
     let data_length = u64::from(head.data_length);
     if data_length > HANDED_DATA_MAX {
         return Err(format!("{data_length} bytes go with the connection, and {HANDED_DATA_MAX} are the most"));
     }
+    let ticket = Ticket(head.ticket.try_into().map_err(|_| unreadable())?);
+    let client = HostId(head.client.try_into().map_err(|_| unreadable())?);
+    let session = SessionId(head.session.try_into().map_err(|_| unreadable())?);
+    let port = u16::try_from(head.port).map_err(|_| unreadable())?;
+    let service = ServiceId(head.service.try_into().map_err(|_| unreadable())?);
     Ok(Offered {
-        ticket: Ticket(head.ticket.try_into().map_err(|_| unreadable())?),
-        service: ServiceId(head.service.try_into().map_err(|_| unreadable())?),
+        ticket: PeerTicket { peer: client, ticket },
+        of: HandedSession { giver, client, session, service, port },
         chain: head.chain,
         data_length: usize::try_from(data_length).map_err(|_| unreadable())?,
     })
@@ -456,6 +505,12 @@ mod test {
 
     use super::*;
 
+    const CLIENT: HostId = HostId([5; 16]);
+
+    fn handed(giver: HostId) -> HandedSession {
+        HandedSession { giver, client: CLIENT, session: SessionId([6; 16]), service: ServiceId([8; 32]), port: 80 }
+    }
+
     fn key(n: u8) -> HostSecret {
         HostSecret::generate(&mut Rng::new([n; 32]))
     }
@@ -472,14 +527,14 @@ mod test {
         let record: Vec<u8> = (0..3 * PIECE_MAX + 7).map(|n| (n % 251) as u8).collect();
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
+            stream.offer(&Ticket([7; 16]), &handed(key(1).public().id()), vec![9], b"anna").await?;
             stream.await_willing().await?;
             stream.send(&record, b"anna").await?;
             stream.answer().await
         };
         let taking = async {
             let mut stream = Incoming::accept(&key(2), far).await?;
-            let Some(Asked::Connection(offered)) = stream.asked().await? else { return Err("no offer".to_owned()) };
+            let Some(Asked::Connection(offered)) = stream.asked(true).await? else { return Err("no offer".to_owned()) };
             stream.agree().await?;
             let parts = stream.parts(offered.data_length).await?;
             stream.confirm().await?;
@@ -490,7 +545,8 @@ mod test {
         let (stream, offered, parts) = taken.expect("all has come");
         assert_eq!(given, Ok(Answer::Restored));
         assert_eq!(stream.giver.id(), key(1).public().id());
-        assert_eq!((offered.ticket, offered.service, offered.chain), (Ticket([7; 16]), ServiceId([8; 32]), vec![9]));
+        assert_eq!(offered.ticket, PeerTicket { peer: CLIENT, ticket: Ticket([7; 16]) });
+        assert_eq!((offered.of, offered.chain), (handed(key(1).public().id()), vec![9]));
         assert!(parts.record == record && parts.data == b"anna");
     }
 
@@ -499,12 +555,12 @@ mod test {
         let (near, far) = ends().await;
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await?;
+            stream.offer(&Ticket([7; 16]), &handed(key(1).public().id()), Vec::new(), &[]).await?;
             stream.await_willing().await
         };
         let taking = async {
             let mut stream = Incoming::accept(&key(2), far).await?;
-            stream.asked().await?;
+            stream.asked(true).await?;
             stream.refuse("nobody here").await;
             Ok::<_, String>(stream)
         };
@@ -548,15 +604,35 @@ mod test {
         };
         let answering = async {
             let mut stream = Incoming::accept(&key(2), far).await?;
-            let Some(Asked::Count(asked)) = stream.asked().await? else { return Err("no question".to_owned()) };
+            let Some(Asked::Count(asked)) = stream.asked(true).await? else { return Err("no question".to_owned()) };
             stream.tell_count(Counted { flows: 7, ..Counted::default() }).await?;
-            Ok((asked, stream.asked().await.err(), stream))
+            Ok((asked, stream.asked(true).await.err(), stream))
         };
         let (counted, answered) = tokio::join!(asking, answering);
         let (asked, ended, _stream) = answered.expect("a question");
         let (flows, refused) = counted.expect("an answer");
         assert_eq!((flows, asked), (7, question));
         assert!(refused.is_err_and(|why| why.contains("one release")) && ended.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_giver_hears_whether_the_taker_has_the_connection_past_what_was_said_before() {
+        for is_taken in [true, false] {
+            let (near, far) = ends().await;
+            let giving = async {
+                let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
+                stream.settle().await
+            };
+            let taking = async {
+                let mut stream = Incoming::accept(&key(2), far).await?;
+                stream.confirm().await?;
+                let Some(Asked::Settle) = stream.asked(true).await? else { return Err("no question".to_owned()) };
+                stream.tell_settled(is_taken).await?;
+                Ok::<_, String>(stream)
+            };
+            let (settled, taking) = tokio::join!(giving, taking);
+            assert_eq!((settled, taking.is_ok()), (Ok(is_taken), true));
+        }
     }
 
     fn head() -> Head {
@@ -566,22 +642,30 @@ mod test {
             service: vec![2; 32],
             chain: vec![3],
             data_length: u32::try_from(HANDED_DATA_MAX).expect("a mebibyte"),
+            client: vec![5; 16],
+            session: vec![6; 16],
+            port: 80,
         }
     }
 
     #[test]
     fn what_is_offered_is_checked() {
-        let read = offered(head()).expect("in order");
-        assert_eq!((read.ticket.0, read.service), ([1; 16], ServiceId([2; 32])));
+        let giver = HostId([4; 16]);
+        let read = offered(head(), giver).expect("in order");
+        assert_eq!(read.ticket, PeerTicket { peer: CLIENT, ticket: Ticket([1; 16]) });
+        assert_eq!(read.of, HandedSession { service: ServiceId([2; 32]), ..handed(giver) });
         for wrong in [
             Head { version: VERSION + 1, ..head() },
             Head { ticket: vec![1; 15], ..head() },
             Head { service: Vec::new(), ..head() },
+            Head { client: vec![5; 15], ..head() },
+            Head { session: Vec::new(), ..head() },
+            Head { port: 65_536, ..head() },
             Head { data_length: head().data_length + 1, ..head() },
         ] {
-            assert!(offered(wrong).is_err());
+            assert!(offered(wrong, giver).is_err());
         }
-        let other = offered(Head { version: 9, ..head() }).err().unwrap_or_default();
+        let other = offered(Head { version: 9, ..head() }, giver).err().unwrap_or_default();
         assert!(other.contains("version 9") && other.contains("one release"), "{other}");
     }
 

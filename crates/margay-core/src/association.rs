@@ -18,6 +18,7 @@ use crate::trust::certificate::Membership;
 use crate::trust::handshake::Keys;
 use crate::trust::standing::{Listed, Standing, Standings};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::{HostId, HostPublic};
 use crate::types::keyed_hash::KeyedHash;
 use crate::types::rng::Rng;
@@ -229,9 +230,23 @@ impl Association {
         self.router && self.initiator
     }
 
+    /// Router or host of one another, or this host itself.
+    const fn is_tied(&self) -> bool {
+        self.router || self.with_itself || self.hop_key.is_some()
+    }
+
+    /// What its peer's entries in shared tables count for.
+    pub const fn peer(&self) -> Peer {
+        match &self.membership {
+            _ if self.with_itself => Peer::Own,
+            None if !self.is_tied() => Peer::Unauthenticated(self.remote.ip()),
+            _ => Peer::Member(self.host),
+        }
+    }
+
     /// Where it is to be listed, if it was of use at `since`.
     fn place(&self, since: Instant) -> Listed {
-        let is_tied = self.router || self.with_itself || self.hop_key.is_some();
+        let is_tied = self.is_tied();
         let standing = match &self.membership {
             _ if self.flows > 0 || is_tied => Standing::InUse,
             Some(_) => Standing::Member,

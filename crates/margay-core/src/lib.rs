@@ -59,4 +59,4 @@ pub use types::ranges::{BITS_V4, BITS_V6, RangeError, RangeV4, RangeV6, Ranges};
 pub use types::role::{Lifecycle, Role};
 pub use types::time::Instant;
 pub use types::tuple::Tuple;
-pub use types::{config, epoch, hop, key, name, rate, rng, state, time};
+pub use types::{config, epoch, fair_table, hop, key, name, rate, rng, state, time};

@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 
 use margay_wire::SessionId;
 
+use crate::types::fair_table::{FairTable, Full, Peer};
 use crate::types::key::HostId;
 use crate::types::state::Machine;
 use crate::types::time::Instant;
@@ -115,11 +116,8 @@ pub enum LockError {
     #[error("the lease of this lock has ended; take the lock anew and look at the session again")]
     Lost,
     /// Too many sessions are being changed.
-    #[error("{limit} sessions are being changed already; wait for one to end")]
-    Full {
-        /// The bound.
-        limit: usize,
-    },
+    #[error("too many sessions are being changed: {0}")]
+    Full(Full),
 }
 
 #[derive(Clone, Copy)]
@@ -131,26 +129,28 @@ struct Lease {
 
 /// The locks of all sessions that are being changed. A session without an entry is free, so idle sessions cost nothing.
 pub struct SessionLocks {
-    held: BTreeMap<SessionId, Lease>,
+    held: FairTable<SessionId, Lease>,
     by_guard: BTreeMap<LockGuardId, SessionId>,
     by_end: BTreeSet<(Instant, LockGuardId)>,
     next_guard: u64,
-    limit: usize,
 }
 
 impl SessionLocks {
-    /// No session locked; at most `limit` at a time.
+    /// No session locked; at most `limit` at a time by what peers ask for. This host's own acts are as many as its
+    /// sessions.
     pub fn new(limit: usize) -> Self {
-        Self { held: BTreeMap::new(), by_guard: BTreeMap::new(), by_end: BTreeSet::new(), next_guard: 1, limit }
+        let held = FairTable::new(limit, usize::MAX);
+        Self { held, by_guard: BTreeMap::new(), by_end: BTreeSet::new(), next_guard: 1 }
     }
 
-    /// Takes the lock of `session` for `lease`, at most [`LEASE_MAX`].
+    /// Takes the lock of `session` for `lease`, at most [`LEASE_MAX`]. It counts for `peer`.
     ///
     /// # Errors
     ///
     /// Another act holds it, whoever's it is; or too many sessions are locked.
     pub fn acquire(
         &mut self,
+        peer: Peer,
         session: SessionId,
         holder: Holder,
         now: Instant,
@@ -160,13 +160,10 @@ impl SessionLocks {
         if LOCK.after(self.state(session), LockEvent::Acquire).is_err() {
             self.is_free(session, now)?;
         }
-        if self.held.len() >= self.limit {
-            return Err(LockError::Full { limit: self.limit });
-        }
         let guard = LockGuardId(self.next_guard);
-        self.next_guard += 1;
         let until = now + lease.min(LEASE_MAX);
-        self.held.insert(session, Lease { guard, holder, until });
+        self.held.insert(peer, session, Lease { guard, holder, until }).map_err(LockError::Full)?;
+        self.next_guard += 1;
         self.by_guard.insert(guard, session);
         self.by_end.insert((until, guard));
         Ok(guard)
@@ -295,24 +292,24 @@ mod tests {
     #[test]
     fn two_acts_never_hold_one_session_and_others_are_free() {
         let mut locks = SessionLocks::new(8);
-        let first = locks.acquire(A, holder(1), at(0), LEASE).expect("free");
+        let first = locks.acquire(Peer::Own, A, holder(1), at(0), LEASE).expect("free");
         let busy = LockError::Busy { holder: holder(1), left: Duration::from_millis(60), until: at(100) };
-        assert_eq!(locks.acquire(A, holder(2), at(40), LEASE), Err(busy));
-        assert_eq!(locks.acquire(A, holder(1), at(40), LEASE), Err(busy), "not even the same host twice");
-        let other = locks.acquire(B, holder(2), at(40), LEASE).expect("another session");
+        assert_eq!(locks.acquire(Peer::Own, A, holder(2), at(40), LEASE), Err(busy));
+        assert_eq!(locks.acquire(Peer::Own, A, holder(1), at(40), LEASE), Err(busy), "not even the same host twice");
+        let other = locks.acquire(Peer::Own, B, holder(2), at(40), LEASE).expect("another session");
         assert_eq!(locks.release(first, at(41)), Ok(()));
         assert_eq!(locks.release(first, at(42)), Err(LockError::Lost));
-        assert!(locks.acquire(A, holder(2), at(43), LEASE).is_ok());
+        assert!(locks.acquire(Peer::Own, A, holder(2), at(43), LEASE).is_ok());
         assert!(locks.is_held_by(other, at(43)));
     }
 
     #[test]
     fn a_dead_holder_loses_the_lock_and_cannot_touch_the_next_ones() {
         let mut locks = SessionLocks::new(8);
-        let dead = locks.acquire(A, holder(1), at(0), LEASE).expect("free");
+        let dead = locks.acquire(Peer::Own, A, holder(1), at(0), LEASE).expect("free");
         assert_eq!(locks.next_deadline(), Some(at(100)));
         assert!(!locks.is_held_by(dead, at(100)));
-        let next = locks.acquire(A, holder(2), at(100), LEASE).expect("the lease has ended");
+        let next = locks.acquire(Peer::Own, A, holder(2), at(100), LEASE).expect("the lease has ended");
         assert_eq!(locks.renew(dead, at(101), LEASE), Err(LockError::Lost));
         assert_eq!(locks.release(dead, at(101)), Err(LockError::Lost));
         assert_eq!(locks.renew(next, at(150), LEASE), Ok(at(250)));
@@ -322,19 +319,24 @@ mod tests {
     }
 
     #[test]
-    fn leases_and_the_table_are_bounded() {
+    fn leases_and_what_peers_may_lock_are_bounded() {
         let mut locks = SessionLocks::new(1);
-        let guard = locks.acquire(A, holder(1), at(0), Duration::MAX).expect("free");
+        let [one, other] = [1, 2].map(|n| Peer::Member(HostId([n; 16])));
+        let guard = locks.acquire(one, A, holder(1), at(0), Duration::MAX).expect("free");
         assert_eq!(locks.next_deadline(), Some(Instant::ZERO + LEASE_MAX));
         assert_eq!(locks.renew(guard, at(1), Duration::MAX), Ok(at(1) + LEASE_MAX));
-        assert_eq!(locks.acquire(B, holder(2), at(1), LEASE), Err(LockError::Full { limit: 1 }));
+        let full = LockError::Full(Full::Table { limit: 1 });
+        assert_eq!(locks.acquire(other, B, holder(2), at(1), LEASE), Err(full));
+        assert!(locks.acquire(Peer::Own, B, holder(2), at(1), LEASE).is_ok(), "this host's acts are never refused");
     }
 
     proptest! {
         /// Whatever is done in whatever order: one holder at a time, and only its own guard moves the lock.
         #[test]
         fn the_locks_agree_with_a_naive_model(steps in proptest::collection::vec((0_u8..4, 0_u8..3, 0_u64..60), 1..80)) {
-            let mut locks = SessionLocks::new(2);
+            let peer = Peer::Member(HostId([1; 16]));
+            // Two for one peer.
+            let mut locks = SessionLocks::new(32);
             let mut model: Vec<(SessionId, LockGuardId, Instant)> = Vec::new();
             let mut guards: Vec<LockGuardId> = Vec::new();
             let mut now = Instant::ZERO;
@@ -347,7 +349,7 @@ mod tests {
                 match what {
                     0 | 1 => {
                         let free = model.iter().all(|(held, _, _)| *held != session) && model.len() < 2;
-                        let got = locks.acquire(session, holder(which), now, LEASE);
+                        let got = locks.acquire(peer, session, holder(which), now, LEASE);
                         prop_assert_eq!(got.is_ok(), free);
                         if let Ok(guard) = got {
                             prop_assert!(!guards.contains(&guard));

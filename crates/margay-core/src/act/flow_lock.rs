@@ -7,11 +7,13 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, MoveFlags, SessionId};
 
+use crate::association::Association;
 use crate::association::location::Scope;
 use crate::machine::sal::Sal;
 use crate::session::flow::FlowTable;
 use crate::session::{Act, Holder, LockError, LockGuardId};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -42,7 +44,9 @@ impl Sal {
         {
             return Ok(());
         }
-        let guard = self.locks.acquire(session, Holder { host, act }, now, LEASE)?;
+        let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+        let peer = association.filter(|peer| peer.host == host).map_or(Peer::Own, Association::peer);
+        let guard = self.locks.acquire(peer, session, Holder { host, act }, now, LEASE)?;
         self.flow_locks.insert(id, FlowLock { act, guard });
         Ok(())
     }

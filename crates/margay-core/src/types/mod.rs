@@ -4,6 +4,7 @@ pub mod config;
 pub mod direction;
 pub mod drop_reason;
 pub mod epoch;
+pub mod fair_table;
 pub mod hop;
 pub mod key;
 pub(crate) mod keyed_hash;

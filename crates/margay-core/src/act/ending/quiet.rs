@@ -326,7 +326,7 @@ mod test {
     fn take_lock(sal: &mut Sal, flow: FlowId, act: Act, now: Instant) -> LockGuardId {
         let session = sal.flow(flow).expect("there").session;
         let holder = Holder { host: sal.config.host_id(), act };
-        sal.locks.acquire(session, holder, now, Duration::from_secs(1)).expect("free")
+        sal.locks.acquire(crate::types::fair_table::Peer::Own, session, holder, now, Duration::from_secs(1)).expect("free")
     }
 
     #[test]

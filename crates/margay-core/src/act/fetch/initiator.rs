@@ -6,7 +6,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{HAND_OVERS_MAX, LEASE, TCP, handover, tuple_between};
 use crate::act::setup::Start;
-use crate::association::AssociationTable;
+use crate::association::{Association, AssociationTable};
 use crate::association::auth::Verified;
 use crate::cache::entry::{EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
@@ -20,6 +20,7 @@ use crate::session::flow::{Flow, Marks};
 use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::session::{Act, Holder, LockGuardId};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
@@ -120,7 +121,8 @@ impl Sal {
             return Err(ErrorCode::Overloaded);
         }
         let holder = Holder { host: giver, act: Act::HandOver };
-        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
+        let peer = self.associations.get(association).map_or(Peer::Own, Association::peer);
+        let guard = self.locks.acquire(peer, session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let nonce = self.rng.u64();
         let between = tuple_between(id, app.source.port(), app.destination.port());

@@ -12,7 +12,7 @@ use super::cut::{Cut, Scales, Way};
 use super::parting::STUCK;
 use super::splice::facts_of;
 use super::vouching::{Said, Vouched};
-use super::{PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, Reconfigurations, Ways, bare};
+use super::{PATIENCE, ReconfigurationRefused, Reconfigurations, Ways, bare};
 use crate::act::chain::{Read, service_of};
 use crate::act::stack_change::Sends;
 use crate::association::AssociationTable;
@@ -23,6 +23,7 @@ use crate::leg::delta::Delta;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
@@ -234,6 +235,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
         let own = flow.session;
+        let peer = flow.peer_of(&self.associations, flow.far_end(&self.associations));
         let splice = message.splice();
         let vouched = match &splice {
             None => None,
@@ -260,10 +262,9 @@ impl Sal {
             Some(known) if known.ways.old != id || known.state != FollowingState::Asked => {
                 Some(ReconfigurationRefused::UnderWay)
             }
-            _ if self.reconfigurations.following.len() >= RECONFIGURATIONS_MAX => {
-                Some(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX })
-            }
-            _ => match splice {
+            // The one that waits already is replaced.
+            Some(_) => self.may_go_another_way(id, Role::Responder).err(),
+            None => match splice {
                 None => self.may_go_another_way(id, Role::Responder).err(),
                 Some(splice) => self.why_not_spliced(id, own, &splice),
             },
@@ -274,14 +275,21 @@ impl Sal {
             return Ok(());
         }
         let spliced = splice.zip(vouched).map(|(splice, vouched)| Spliced::of(now, own, &splice, vouched));
+        if !self.reconfigurations.following.contains_key(&session) {
+            let following = Following {
+                ways: Ways::of(id, said.number),
+                spliced,
+                state: FollowingState::Asked,
+                sends: Sends { next: None, ..Sends::starting(now) },
+                until: now + AWAITED,
+            };
+            if let Err(full) = self.reconfigurations.following.insert(peer, session, following) {
+                let no = bare(ReconfigurationStep::Refuse, said.number);
+                self.say_step_repr(id, no, Some(ReconfigurationRefused::Full(full).code()));
+                return Ok(());
+            }
+        }
         self.flows.set_session(id, session);
-        self.reconfigurations.following.entry(session).or_insert(Following {
-            ways: Ways::of(id, said.number),
-            spliced,
-            state: FollowingState::Asked,
-            sends: Sends { next: None, ..Sends::starting(now) },
-            until: now + AWAITED,
-        });
         if let Some(known) = self.reconfigurations.following.get_mut(&session)
             && known.state == FollowingState::Asked
         {
@@ -450,7 +458,8 @@ impl Sal {
             sends: Sends::starting(now),
             until: now + STUCK,
         };
-        self.reconfigurations.following.insert(session, following);
+        // What this host has begun is never refused.
+        let _ = self.reconfigurations.following.insert(Peer::Own, session, following);
     }
 
     /// The left anchor awaits nothing more by the old way. Without a cut: for it all is over, since this end had said

@@ -14,7 +14,7 @@ use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::vouching::Vouched;
 use super::{
-    Beside, Edit, EditError, FENCE_WAIT, PATIENCE, RECONFIGURATIONS_MAX, REMEMBERED, ReconfigurationOutcome,
+    Beside, Edit, EditError, FENCE_WAIT, PATIENCE, REMEMBERED, ReconfigurationOutcome,
     ReconfigurationRefused, Reconfigured, SessionBoxes, TCP, Ways, bare,
 };
 use crate::act::chain::NewWay;
@@ -31,6 +31,7 @@ use crate::session::flow::{Flow, Marks};
 use crate::session::{Act, Holder, LockGuardId};
 use crate::table::Resolution;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
@@ -161,6 +162,8 @@ pub(super) struct Wish {
     pub edit: Edit,
     /// The boxes that it shall have between its two ends, in order.
     pub boxes: Vec<ServiceId>,
+    /// Who has asked for it.
+    pub by: Peer,
 }
 
 /// Of the client's program, whose other end the one that leaves has told.
@@ -229,14 +232,17 @@ impl Sal {
         if far_end == self.config.host_id() {
             return Err(ReconfigurationRefused::SameHost);
         }
-        if self.reconfigurations.leading.len() >= RECONFIGURATIONS_MAX || self.flows.len() >= self.config.limits.flows {
-            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
+        let limit = self.config.limits.flows;
+        if self.flows.len() >= limit {
+            return Err(ReconfigurationRefused::TooManyFlows { limit });
         }
+        self.reconfigurations.leading.check(wish.by).map_err(ReconfigurationRefused::Full)?;
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         let holder = Holder { host: self.config.host_id(), act: Act::Chain };
-        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ReconfigurationRefused::Busy)?;
+        let guard = self.locks.acquire(wish.by, session, holder, now, LEASE).map_err(ReconfigurationRefused::Busy)?;
         let number = number_after(self.reconfigurations.last_number, now);
         self.reconfigurations.last_number = number;
+        let by = wish.by;
         let leading = Leading {
             ways: Ways::of(id, number),
             state: LeadingState::Asking,
@@ -252,7 +258,7 @@ impl Sal {
             splice,
             port,
         };
-        self.reconfigurations.leading.insert(session, leading);
+        self.reconfigurations.leading.insert(by, session, leading).map_err(ReconfigurationRefused::Full)?;
         self.leaders_due(now);
         Ok(())
     }
@@ -279,7 +285,8 @@ impl Sal {
             return Err(ReconfigurationRefused::Edit(EditError::Absent(missing)));
         }
         let edit = Edit::Leave { service: flow.service };
-        self.begin_leading(now, id, Wish { order: None, edit, boxes }, Some((splice, port)))
+        let by = flow.peer_of(&self.associations, flow.far_end(&self.associations));
+        self.begin_leading(now, id, Wish { order: None, edit, boxes, by }, Some((splice, port)))
     }
 
     /// An agent that has started again goes on with a session that has two ways.
@@ -289,11 +296,11 @@ impl Sal {
         let edit = Edit::Leave { service: flow.service };
         let holder = Holder { host: self.config.host_id(), act: Act::Chain };
         // Nobody else has asked since the start.
-        let Ok(guard) = self.locks.acquire(session, holder, now, LEASE) else { return };
+        let Ok(guard) = self.locks.acquire(Peer::Own, session, holder, now, LEASE) else { return };
         let leading = Leading {
             ways,
             state: LeadingState::TwoWays,
-            wish: Wish { order: None, edit, boxes: Vec::new() },
+            wish: Wish { order: None, edit, boxes: Vec::new(), by: Peer::Own },
             guard,
             far_end,
             address: super::nowhere(),
@@ -305,7 +312,8 @@ impl Sal {
             splice: None,
             port: None,
         };
-        self.reconfigurations.leading.insert(session, leading);
+        // What this host has begun is never refused.
+        let _ = self.reconfigurations.leading.insert(Peer::Own, session, leading);
     }
 
     /// Something has passed by one of the two ways of a session whose program leaves.
@@ -568,7 +576,7 @@ impl Sal {
         (wish, took): (Wish, Option<Took>),
         outcome: ReconfigurationOutcome,
     ) {
-        let Wish { order, edit, boxes } = wish;
+        let Wish { order, edit, boxes, .. } = wish;
         self.counters.reconfigurations[edit.number()][outcome.number()] += 1;
         if let Some(took) = took {
             self.counters.reconfiguration_durations[outcome.number()].note(took.to_end);

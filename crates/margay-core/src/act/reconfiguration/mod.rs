@@ -68,6 +68,7 @@ use crate::session::LEASE_MAX;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::FairTable;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -82,7 +83,7 @@ pub use record::{KeptWay, PartingRecord};
 pub use refusal::ReconfigurationRefused;
 pub use splice::{SpliceOutcome, SpliceRefused};
 
-/// Reconfigurations at once, in each of the roles.
+/// Reconfigurations at once that peers ask for, in each of the roles. Those of this host are as many as its sessions.
 const RECONFIGURATIONS_MAX: usize = 1024;
 /// Reconfigurations of a session that are remembered.
 const REMEMBERED: usize = 8;
@@ -205,10 +206,10 @@ impl Ways {
 }
 
 /// All reconfigurations that this host has a part in, and what is remembered of those that are over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reconfigurations {
-    leading: BTreeMap<SessionId, leading::Leading>,
-    following: BTreeMap<SessionId, following::Following>,
+    leading: FairTable<SessionId, leading::Leading>,
+    following: FairTable<SessionId, following::Following>,
     /// Orders that wait until the session is free.
     orders: orders::Orders,
     /// Orders given here that the client's host carries out.
@@ -227,6 +228,25 @@ pub(crate) struct Reconfigurations {
     /// Steps for boxes here that wait until a session's halves are written down, by the half that they have come by.
     waiting: BTreeMap<FlowId, passing::Waiting>,
     last_number: u32,
+}
+
+impl Default for Reconfigurations {
+    fn default() -> Self {
+        Self {
+            leading: FairTable::new(RECONFIGURATIONS_MAX, usize::MAX),
+            following: FairTable::new(RECONFIGURATIONS_MAX, usize::MAX),
+            orders: orders::Orders::default(),
+            givings: distant::Givings::default(),
+            takings: distant::Takings::default(),
+            histories: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            splices: splice::Splices::default(),
+            kept: BTreeMap::new(),
+            half_checks: half_checks::HalfChecks::default(),
+            waiting: BTreeMap::new(),
+            last_number: 0,
+        }
+    }
 }
 
 impl Reconfigurations {

@@ -1,7 +1,7 @@
 //! Orders of operators. Those of one session are carried out one after the other, as they came; an order is not lost by
 //! another one's, and is told apart from it by its number.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -13,11 +13,12 @@ use super::{Edit, RECONFIGURATIONS_MAX, ReconfigurationOutcome, ReconfigurationR
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::Flow;
+use crate::types::fair_table::{FairTable, Peer};
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
-/// Orders that wait for one session.
-const OF_SESSION_MAX: usize = 8;
+/// Orders of this host that wait for one session, and as many of other hosts.
+pub(super) const OF_SESSION_MAX: usize = 8;
 /// The one whose turn it is waits so long for a session that is busy.
 const PATIENCE: Duration = Duration::from_secs(6);
 /// A round trip that is not known.
@@ -30,6 +31,8 @@ struct Order {
     edit: Edit,
     /// The host that has given it; `None`: this one.
     asker: Option<Asker>,
+    /// What it counts for.
+    by: Peer,
     /// The flow that it was given for: the session's program may send by another one when it is carried out.
     flow: FlowId,
 }
@@ -45,10 +48,16 @@ struct Waiting {
 }
 
 /// Orders that wait until their sessions are free.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Orders {
-    waiting: BTreeMap<SessionId, Waiting>,
+    waiting: FairTable<SessionId, Waiting>,
     last_number: u64,
+}
+
+impl Default for Orders {
+    fn default() -> Self {
+        Self { waiting: FairTable::new(RECONFIGURATIONS_MAX, usize::MAX), last_number: 0 }
+    }
 }
 
 impl Orders {
@@ -96,7 +105,10 @@ impl Sal {
         self.may_go_another_way(id, Role::Initiator)?;
         let session = self.flows.get(id).map(|flow| flow.session).ok_or(ReconfigurationRefused::UnknownFlow(id))?;
         let number = self.reconfigurations.orders.fresh_number();
-        let order = Order { number, edit, asker, flow: id };
+        let host = asker.as_ref().map(|asker| asker.host);
+        let peer = |host| self.flows.get(id).map(|flow| flow.peer_of(&self.associations, Some(host)));
+        let by = host.and_then(peer).unwrap_or(Peer::Own);
+        let order = Order { number, edit, asker, by, flow: id };
         let is_free = self.locks.is_free(session, now).is_ok();
         if is_free && !self.reconfigurations.orders.waiting.contains_key(&session) {
             self.begin_order(now, id, &order)?;
@@ -114,12 +126,13 @@ impl Sal {
     ) -> Result<(), ReconfigurationRefused> {
         let next = self.try_again_at(now, session);
         let waiting = &mut self.reconfigurations.orders.waiting;
-        if !waiting.contains_key(&session) && waiting.len() >= RECONFIGURATIONS_MAX {
-            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
+        if !waiting.contains_key(&session) {
+            let fresh = Waiting { orders: VecDeque::new(), next, until: now + PATIENCE };
+            waiting.insert(order.by, session, fresh).map_err(ReconfigurationRefused::Full)?;
         }
-        let fresh = || Waiting { orders: VecDeque::new(), next, until: now + PATIENCE };
-        let waiting = waiting.entry(session).or_insert_with(fresh);
-        if waiting.orders.len() >= OF_SESSION_MAX {
+        let waiting = waiting.get_mut(&session).ok_or(ReconfigurationRefused::UnderWay)?;
+        let is_alike = |one: &&Order| one.asker.is_some() == order.asker.is_some();
+        if waiting.orders.iter().filter(is_alike).count() >= OF_SESSION_MAX {
             return Err(ReconfigurationRefused::UnderWay);
         }
         waiting.orders.push_back(order);
@@ -162,7 +175,7 @@ impl Sal {
             Some(Err(refused)) => Some(ReconfigurationOutcome::Refused(refused.text(self.chain_policy()))),
         };
         if let Some(outcome) = outcome {
-            let wish = Wish { order: Some(order.number), edit: order.edit, boxes: Vec::new() };
+            let wish = Wish { order: Some(order.number), edit: order.edit, boxes: Vec::new(), by: order.by };
             self.remember_reconfiguration(now, session, id.unwrap_or(order.flow), (wish, None), outcome);
         }
         let waiting = &mut self.reconfigurations.orders.waiting;
@@ -182,6 +195,7 @@ impl Sal {
         let known = self.flows.get(id).map(SessionBoxes::of).unwrap_or_default();
         order.asker.as_ref().map_or(Ok(()), |asker| asker.check(&order.edit, &known))?;
         let boxes = order.edit.of(&known).map_err(ReconfigurationRefused::Edit)?;
-        self.begin_leading(now, id, Wish { order: Some(order.number), edit: order.edit, boxes }, None)
+        let wish = Wish { order: Some(order.number), edit: order.edit, boxes, by: order.by };
+        self.begin_leading(now, id, wish, None)
     }
 }

@@ -10,6 +10,7 @@ use crate::association::AssociationTable;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::{Flow, Marks, Setup};
+use crate::types::fair_table::{Full, Peer};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -69,8 +70,11 @@ pub enum ReconfigurationRefused {
     #[error("{0}")]
     Busy(LockError),
     /// Too many are changed at once.
-    #[error("{limit} sessions are being changed already; try again in a moment")]
-    Full {
+    #[error("too many sessions are being changed: {0}")]
+    Full(Full),
+    /// There is no room for another way of the session.
+    #[error("{limit} flows are open already; try again when some have ended")]
+    TooManyFlows {
         /// The bound.
         limit: usize,
     },
@@ -95,6 +99,18 @@ impl Flow {
         match self.chain.as_deref() {
             Some(chained) => chained.far_end,
             None => associations.get(self.association).map(|peer| peer.host),
+        }
+    }
+
+    /// What counts for `host`, the session's other end or the host of a middlebox of it, by whichever hosts it is
+    /// heard.
+    pub(super) fn peer_of(&self, associations: &AssociationTable, host: Option<HostId>) -> Peer {
+        let Some(neighbour) = associations.get(self.association) else {
+            return Peer::Unauthenticated(self.app.source.ip());
+        };
+        match host.filter(|host| *host != neighbour.host) {
+            Some(host) => Peer::Behind { host, by: neighbour.host },
+            None => neighbour.peer(),
         }
     }
 
@@ -155,7 +171,9 @@ impl ReconfigurationRefused {
             Self::UnknownFlow(_) | Self::Served | Self::AtBox => ErrorCode::UnknownFlow,
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
-            Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full { .. } => ErrorCode::Overloaded,
+            Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full(_) | Self::TooManyFlows { .. } => {
+                ErrorCode::Overloaded
+            },
             Self::NotItsBox
             | Self::NotOfSession
             | Self::NotNamed(_)

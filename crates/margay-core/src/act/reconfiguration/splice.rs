@@ -11,7 +11,7 @@ use margay_wire::{Chain, ErrorCode, FlowId, ReconfigurationRepr, Reconfiguration
 
 use super::refusal::refusal_text;
 use super::vouching::{Said, Vouched};
-use super::{Beside, EditError, PATIENCE, RECONFIGURATIONS_MAX, ReconfigurationRefused, TCP, bare};
+use super::{Beside, EditError, PATIENCE, ReconfigurationRefused, TCP, bare};
 use crate::act::chain::Chained;
 use crate::act::stack_change::{Sends, number_after};
 use crate::association::auth::Verified;
@@ -21,6 +21,7 @@ use crate::session::event::Event;
 use crate::session::flow::Flow;
 use crate::session::{Act, Holder, LockError, LockGuardId};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
@@ -196,11 +197,8 @@ impl Sal {
         let session =
             self.flows.get(right).map(|flow| flow.session).ok_or(SpliceRefused::UnknownFlow(right, "opened"))?;
         let refused = SpliceRefused::Refused;
-        if self.reconfigurations.splices.by_left.len() >= RECONFIGURATIONS_MAX {
-            return Err(refused(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX }));
-        }
         let holder = Holder { host: self.config.host_id(), act: Act::Chain };
-        let guard = self.locks.acquire(session, holder, now, LEASE);
+        let guard = self.locks.acquire(Peer::Own, session, holder, now, LEASE);
         let guard = guard.map_err(|busy: LockError| refused(ReconfigurationRefused::Busy(busy)))?;
         let number = number_after(self.reconfigurations.last_number, now);
         self.reconfigurations.last_number = number;

@@ -10,6 +10,7 @@ use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::{Act, Holder, LockGuardId};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::state::Machine;
 use crate::types::time::Instant;
 
@@ -125,7 +126,7 @@ impl Sal {
         if let Some(cipher) = cipher {
             self.flows.derive_seal(&self.associations, &self.config, id, cipher)?;
         }
-        let guard = self.locks.acquire(session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
+        let guard = self.locks.acquire(Peer::Own, session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
         }

@@ -9,12 +9,14 @@ use margay_wire::{FlowId, OrderRepr, OrderState, ReconfigurationRepr, Reconfigur
 
 use super::{Beside, Edit, ReconfigurationRefused, Word, edit_of, parts_of, reason, step_of};
 use crate::act::reconfiguration::leading::Wish;
-use crate::act::reconfiguration::{RECONFIGURATIONS_MAX, ReconfigurationOutcome, SessionBoxes};
+use crate::act::reconfiguration::orders::OF_SESSION_MAX;
+use crate::act::reconfiguration::{ReconfigurationOutcome, SessionBoxes};
 use crate::act::stack_change::number_after;
 use crate::association::auth::Verified;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, FlowTable, Marks};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
 use crate::types::state::Machine;
@@ -195,8 +197,9 @@ impl Sal {
         }
         edit.check_policy(&self.chains.policy)?;
         let known = &mut self.reconfigurations;
-        if known.givings.0.len() >= RECONFIGURATIONS_MAX {
-            return Err(ReconfigurationRefused::Full { limit: RECONFIGURATIONS_MAX });
+        // Never refused for what waits of other sessions.
+        if known.givings.0.values().filter(|one| one.session == session).count() >= OF_SESSION_MAX {
+            return Err(ReconfigurationRefused::UnderWay);
         }
         let number = number_after(known.last_number, now);
         known.last_number = number;
@@ -330,7 +333,8 @@ impl Sal {
             return;
         }
         let Some((giving, outcome)) = givings.remove(&number).zip(outcome) else { return };
-        let wish = Wish { order: Some(giving.order), edit: giving.edit, boxes: giving.boxes };
+        let Giving { order, edit, boxes, .. } = giving;
+        let wish = Wish { order: Some(order), edit, boxes, by: Peer::Own };
         self.remember_reconfiguration(now, giving.session, giving.flow, (wish, None), outcome);
     }
 }

@@ -1,7 +1,6 @@
 //! The client's host, which takes orders of the hosts of the session's server and of its boxes, as if its own operator
 //! had given them.
 
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -15,13 +14,14 @@ use crate::association::auth::Verified;
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairTable, Peer};
 use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
 use crate::types::rate::RateLimit;
 use crate::types::rng::Rng;
 use crate::types::time::Instant;
 
-/// Orders of one session that are remembered, and of all.
+/// Orders that are remembered: of one host and session, and of all.
 const OF_SESSION_MAX: usize = 128;
 const REMEMBERED_MAX: usize = 4096;
 /// What has become of one is told to who asks for so long: longer than anybody asks.
@@ -44,12 +44,12 @@ impl Asker {
     }
 }
 
+/// The session that an order is about, the host that has given it, and that host's number.
+type Key = (SessionId, HostId, u32);
+
 /// An order of another host.
 #[derive(Debug)]
 struct Taking {
-    by: HostId,
-    /// That host's number.
-    number: u32,
     edit: Edit,
     /// This host's; `None`: it was refused at once.
     order: Option<u64>,
@@ -73,8 +73,8 @@ struct Told {
 }
 
 impl Told {
-    fn of(session: SessionId, taking: &Taking) -> Self {
-        let Taking { by, number, edit, state, .. } = *taking;
+    fn of((session, by, number): Key, taking: &Taking) -> Self {
+        let Taking { edit, state, .. } = *taking;
         Self { session, by, number, edit, state, why: taking.why.clone() }
     }
 }
@@ -84,30 +84,27 @@ impl Told {
 pub(in crate::act::reconfiguration) struct Takings {
     /// Which start of the agent this is: random; zero until somebody wants to know.
     start: u64,
-    by_session: BTreeMap<SessionId, Vec<Taking>>,
+    orders: FairTable<Key, Taking>,
     checks: RateLimit,
 }
 
 impl Default for Takings {
     fn default() -> Self {
-        Self { start: 0, by_session: BTreeMap::new(), checks: RateLimit::new(CHECKED_PER_S, Instant::ZERO) }
+        let orders = FairTable::new(REMEMBERED_MAX, 0);
+        Self { start: 0, orders, checks: RateLimit::new(CHECKED_PER_S, Instant::ZERO) }
     }
 }
 
 impl Takings {
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let over = self.by_session.values().flatten().filter_map(|one| one.over_at);
+        let over = self.orders.values().filter_map(|one| one.over_at);
         over.min().map(|at| at + REMEMBERED_FOR)
     }
 
     /// Forgets what was over long ago.
     pub fn forget_due(&mut self, now: Instant) {
-        let is_asked_for = |one: &Taking| one.over_at.is_none_or(|at| at + REMEMBERED_FOR > now);
-        self.by_session.retain(|_, orders| {
-            orders.retain(is_asked_for);
-            !orders.is_empty()
-        });
+        self.orders.retain(|_, one| one.over_at.is_none_or(|at| at + REMEMBERED_FOR > now));
     }
 
     fn start(&mut self, rng: &mut Rng) -> u64 {
@@ -119,33 +116,29 @@ impl Takings {
 
     /// One that is known; it was asked about by `flow`.
     fn known(&mut self, session: SessionId, by: HostId, number: u32, flow: FlowId) -> Option<&Taking> {
-        let orders = self.by_session.get_mut(&session)?;
-        let known = orders.iter_mut().find(|one| one.by == by && one.number == number)?;
+        let known = self.orders.get_mut(&(session, by, number))?;
         known.flow = flow;
         Some(known)
     }
 
     /// Whether a later order of its host has come before: it is late, or shown again.
     fn is_outdated(&self, session: SessionId, by: HostId, number: u32) -> bool {
-        let is_later = |one: &Taking| one.by == by && number.wrapping_sub(one.number).cast_signed() < 0;
-        self.by_session.get(&session).is_some_and(|orders| orders.iter().any(is_later))
+        self.of_session(session, by).any(|known| number.wrapping_sub(known).cast_signed() < 0)
     }
 
     /// Makes room for another order of a session. What was over [`FRESH`] ago may be forgotten: who shows it again has
     /// to sign anew. False: there is nothing of the kind.
-    fn make_room(&mut self, now: Instant, session: SessionId) -> bool {
-        let may_go = |one: &Taking| one.over_at.is_some_and(|at| at + FRESH <= now);
-        let orders = self.by_session.entry(session).or_default();
-        if orders.len() >= OF_SESSION_MAX {
-            orders.retain(|one| !may_go(one));
+    fn make_room(&mut self, now: Instant, session: SessionId, by: HostId, peer: Peer) -> bool {
+        let has_room = |all: &Self| all.of_session(session, by).count() < OF_SESSION_MAX && all.orders.check(peer).is_ok();
+        if !has_room(self) {
+            self.orders.retain(|_, one| one.over_at.is_none_or(|at| at + FRESH > now));
         }
-        let has_room = orders.len() < OF_SESSION_MAX;
-        if self.by_session.values().map(Vec::len).sum::<usize>() >= REMEMBERED_MAX {
-            self.by_session.values_mut().for_each(|orders| orders.retain(|one| !may_go(one)));
-        }
-        let all: usize = self.by_session.values().map(Vec::len).sum();
-        self.by_session.retain(|_, orders| !orders.is_empty());
-        has_room && all < REMEMBERED_MAX
+        has_room(self)
+    }
+
+    /// The numbers of a host's orders about a session.
+    fn of_session(&self, session: SessionId, by: HostId) -> impl Iterator<Item = u32> {
+        self.orders.range((session, by, 0)..=(session, by, u32::MAX)).map(|((.., number), _)| *number)
     }
 
     /// What has become of an order, where another host has given it. Gives that host.
@@ -155,9 +148,9 @@ impl Takings {
         session: SessionId,
         order: u64,
         outcome: &ReconfigurationOutcome,
-    ) -> Option<&Taking> {
-        let orders = self.by_session.get_mut(&session)?;
-        let taking = orders.iter_mut().find(|one| one.order == Some(order))?;
+    ) -> Option<(Key, &Taking)> {
+        let of_order = |(key, one): &(&Key, &mut Taking)| key.0 == session && one.order == Some(order);
+        let (key, taking) = self.orders.iter_mut().find(of_order)?;
         taking.state = match outcome {
             ReconfigurationOutcome::Done => OrderState::Done,
             ReconfigurationOutcome::Refused(_) => OrderState::Refused,
@@ -168,7 +161,7 @@ impl Takings {
             taking.why = reason(outcome.text());
         }
         taking.over_at = Some(now);
-        Some(taking)
+        Some((*key, taking))
     }
 }
 
@@ -197,7 +190,7 @@ impl Sal {
             return Err(DropReason::BadCertificate);
         }
         if let Some(known) = takings.known(session, by, number, id) {
-            let told = Told::of(session, known);
+            let told = Told::of((session, by, number), known);
             if known.edit != edit {
                 return Err(DropReason::Stale);
             }
@@ -226,8 +219,10 @@ impl Sal {
             self.tell_asker(now, id, &of);
             return Ok(());
         }
-        if self.reconfigurations.takings.make_room(now, session) {
-            self.take_order(now, id, asker, of);
+        let peer = self.flows.get(id).map(|flow| flow.peer_of(&self.associations, Some(by)));
+        let peer = peer.ok_or(DropReason::UnknownFlow)?;
+        if self.reconfigurations.takings.make_room(now, session, by, peer) {
+            self.take_order(now, id, (asker, peer), of);
         } else {
             let why = reason(&ReconfigurationRefused::UnderWay.text(self.chain_policy()));
             self.tell_asker(now, id, &Told { state: OrderState::Refused, why, ..of });
@@ -236,7 +231,7 @@ impl Sal {
     }
 
     /// Has an order of another host carried out, and tells it so.
-    fn take_order(&mut self, now: Instant, id: FlowId, asker: Asker, of: Told) {
+    fn take_order(&mut self, now: Instant, id: FlowId, (asker, peer): (Asker, Peer), of: Told) {
         let Told { session, by, number, edit, .. } = of;
         let named = edit.check_policy(&self.chains.policy);
         let taken = named.and_then(|()| self.reconfigure_for(now, id, edit, Some(asker)));
@@ -245,9 +240,11 @@ impl Sal {
             Err(refused) => (OrderState::Refused, reason(&refused.text(self.chain_policy()))),
         };
         let over_at = taken.is_err().then_some(now);
-        let taking = Taking { by, number, edit, order: taken.ok(), flow: id, state, why, over_at };
-        let told = Told::of(session, &taking);
-        self.reconfigurations.takings.by_session.entry(session).or_default().push(taking);
+        let key = (session, by, number);
+        let taking = Taking { edit, order: taken.ok(), flow: id, state, why, over_at };
+        let told = Told::of(key, &taking);
+        // There is room: it was made.
+        let _ = self.reconfigurations.takings.orders.insert(peer, key, taking);
         self.events.push(Event::Ordered { flow: id, session, by, edit, refused: told.why.clone() });
         if state == OrderState::Refused {
             self.counters.orders_of_others[ReconfigurationOutcome::Refused(String::new()).number()] += 1;
@@ -310,8 +307,8 @@ impl Sal {
         order: Option<u64>,
         outcome: &ReconfigurationOutcome,
     ) -> Option<HostId> {
-        let taking = self.reconfigurations.takings.note_over(now, session, order?, outcome)?;
-        let told = Told::of(session, taking);
+        let (key, taking) = self.reconfigurations.takings.note_over(now, session, order?, outcome)?;
+        let told = Told::of(key, taking);
         let asked_by = taking.flow;
         self.counters.orders_of_others[outcome.number()] += 1;
         self.tell_asker(now, id, &told);

@@ -43,6 +43,7 @@ pub use machine::control::AssociationSetup;
 pub use machine::counters::Counters;
 pub use machine::input::Input;
 pub use machine::sal::Sal;
+pub use machine::share::{SHARED_TABLES, share_refusals};
 pub use resolve::forward::ABSENT_AWAITED;
 pub use resolve::{delay, explain, forward_all, instance, notice, router_copy, segment, source, way};
 pub use session::event::{AssociationInfo, Event, FlowInfo, StripePlace};

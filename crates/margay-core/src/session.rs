@@ -252,6 +252,11 @@ impl SessionLocks {
         self.by_end.first().map(|(until, _)| *until)
     }
 
+    /// How often a peer's act found no room.
+    pub const fn refused(&self) -> u64 {
+        self.held.refused()
+    }
+
     /// How many sessions are locked.
     pub fn len(&self) -> usize {
         self.held.len()

@@ -45,7 +45,11 @@ fn insert_everywhere(line: &mut Line, host: HostId) -> usize {
     let flows = sessions(line, host);
     let now = line.world.now;
     for flow in &flows {
-        line.world.host(host).sal.reconfigure(now, *flow, INSERT()).expect("an operator is never refused for want of room");
+        line.world
+            .host(host)
+            .sal
+            .reconfigure(now, *flow, INSERT())
+            .expect("an operator is never refused for want of room");
     }
     line.world.touch(host);
     flows.len()

@@ -14,6 +14,8 @@ pub(super) const NEW_BURST: u64 = 256;
 pub(super) const ASKER_BURST: u64 = POOL as u64 / 16;
 /// How long it takes until an asker that has had those gets another.
 pub(super) const ASKER_EVERY_S: u64 = QUARANTINE_S.div_ceil(ASKER_BURST);
+/// The same of one address that sends sessions through the boxes of this host; all of them have [`ASKER_BURST`].
+const BOXES_BURST: u64 = ASKER_BURST / 16;
 /// Askers that are told apart. Those beyond are taken for one.
 const ASKERS_MAX: usize = 1024;
 
@@ -27,8 +29,8 @@ pub enum Asker {
     Address(IpAddr),
     /// The programs of a user of this host that ask at the program socket.
     User(u32),
-    /// Sessions that pass boxes of this host.
-    Boxes,
+    /// Sessions from this address, or this /64, that pass boxes of this host.
+    Boxes(IpAddr),
     /// An operator, or the agent itself.
     Operator,
 }
@@ -38,7 +40,7 @@ impl fmt::Display for Asker {
         match self {
             Self::Address(address) => write!(f, "who asks the DNS responder from {address}"),
             Self::User(uid) => write!(f, "user {uid}"),
-            Self::Boxes => f.write_str("whoever sends sessions through the boxes of this host"),
+            Self::Boxes(address) => write!(f, "who sends sessions through the boxes of this host from {address}"),
             Self::Operator => f.write_str("whoever uses the agent's own socket"),
         }
     }
@@ -82,13 +84,15 @@ impl Bucket {
 pub(super) struct Budgets {
     all: Bucket,
     by_asker: HashMap<Asker, Bucket>,
+    /// Of all whose sessions pass boxes.
+    boxes: Bucket,
     others: Bucket,
 }
 
 impl Budgets {
     pub(super) fn new(now_s: u64) -> Self {
         let all = Bucket::full(NEW_BURST, NEW_PER_S, 1, now_s);
-        Self { all, by_asker: HashMap::new(), others: Self::of_asker(now_s) }
+        Self { all, by_asker: HashMap::new(), boxes: Self::of_asker(now_s), others: Self::of_asker(now_s) }
     }
 
     const fn of_asker(now_s: u64) -> Bucket {
@@ -98,11 +102,21 @@ impl Budgets {
     /// One new lease for this asker.
     pub(super) fn take(&mut self, asker: Asker, now_s: u64) -> Result<(), Excess> {
         self.all.fill(now_s);
-        let left_of_all = self.all.left.checked_sub(1).ok_or(Excess::All)?;
+        self.boxes.fill(now_s);
+        // What others ask for does not keep an operator from it.
+        let left_of_all = match asker {
+            Asker::Operator => self.all.left,
+            _ => self.all.left.checked_sub(1).ok_or(Excess::All)?,
+        };
+        let left_of_boxes = match asker {
+            Asker::Boxes(_) => self.boxes.left.checked_sub(1).ok_or(Excess::OfAsker)?,
+            _ => self.boxes.left,
+        };
         let own = self.bucket(asker, now_s);
         own.fill(now_s);
         own.left = own.left.checked_sub(1).ok_or(Excess::OfAsker)?;
         self.all.left = left_of_all;
+        self.boxes.left = left_of_boxes;
         Ok(())
     }
 
@@ -124,7 +138,11 @@ impl Budgets {
                 return &mut self.others;
             }
         }
-        self.by_asker.entry(asker).or_insert_with(|| Self::of_asker(now_s))
+        let fresh = || match asker {
+            Asker::Boxes(_) => Bucket::full(BOXES_BURST, 1, 16 * ASKER_EVERY_S, now_s),
+            _ => Self::of_asker(now_s),
+        };
+        self.by_asker.entry(asker).or_insert_with(fresh)
     }
 }
 
@@ -143,6 +161,23 @@ mod tests {
         assert!(got > ASKER_BURST && got <= u64::from(POOL) / 8, "{got} new names of one asker in a day");
         assert_eq!(budgets.take(Asker::Operator, QUARANTINE_S - 1), Err(Excess::OfAsker));
         assert_eq!(budgets.take(Asker::User(0), QUARANTINE_S - 1), Ok(()));
+    }
+
+    #[test]
+    fn one_address_leaves_most_of_what_boxes_may_have_to_others_and_nobody_keeps_an_operator_from_a_name() {
+        let mut budgets = Budgets::new(0);
+        let address = |n: u8| Asker::Boxes(IpAddr::from([192, 0, 2, n]));
+        let got = |budgets: &mut Budgets, asker| {
+            // Slowly enough for all askers together.
+            (0..2 * ASKER_BURST).filter(|second| budgets.take(asker, *second).is_ok()).count() as u64
+        };
+        let of_one = got(&mut budgets, address(1));
+        assert!((BOXES_BURST..ASKER_BURST / 8).contains(&of_one), "{of_one}");
+        assert!(budgets.take(address(2), 2 * ASKER_BURST).is_ok());
+        while budgets.take(address(2), 2 * ASKER_BURST).is_ok() {}
+        (0..300).for_each(|uid| drop(budgets.take(Asker::User(uid), 2 * ASKER_BURST)));
+        assert_eq!(budgets.take(Asker::User(300), 2 * ASKER_BURST), Err(Excess::All));
+        assert_eq!(budgets.take(Asker::Operator, 2 * ASKER_BURST), Ok(()));
     }
 
     #[test]

@@ -4,3 +4,4 @@ pub(crate) mod control;
 pub(crate) mod counters;
 pub(crate) mod input;
 pub(crate) mod sal;
+pub(crate) mod share;

@@ -140,8 +140,13 @@ impl FairShares {
     /// What is full; the peer has what it had.
     pub fn take(&mut self, peer: Peer, amount: usize) -> Result<(), Full> {
         self.check(peer, amount).inspect_err(|_| self.refused += 1)?;
-        peer.accounts().for_each(|account| *self.used.entry(account).or_default() += amount);
+        self.add(peer, amount);
         Ok(())
+    }
+
+    /// Counts what this peer has already, whatever its share is.
+    pub fn add(&mut self, peer: Peer, amount: usize) {
+        peer.accounts().for_each(|account| *self.used.entry(account).or_default() += amount);
     }
 
     /// The peer has so much less: what it was given by [`Self::take`].
@@ -164,6 +169,11 @@ impl FairShares {
     /// How often somebody was refused.
     pub const fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// The smallest of a peer's accounts that has no room for one more.
+    fn full(&self, peer: Peer) -> Option<Account> {
+        peer.accounts().find(|account| self.used_by(*account) >= self.bound(*account).limit())
     }
 
     fn used_by(&self, account: Account) -> usize {
@@ -196,13 +206,18 @@ impl<K: Ord, V> FairTable<K, V> {
         Self { entries: BTreeMap::new(), shares: FairShares::new(limit, own) }
     }
 
-    /// Whether this peer may have another entry.
+    /// Refuses this peer another entry where it may have none.
     ///
     /// # Errors
     ///
     /// What is full.
-    pub fn check(&self, peer: Peer) -> Result<(), Full> {
-        self.shares.check(peer, 1)
+    pub fn check(&mut self, peer: Peer) -> Result<(), Full> {
+        self.shares.check(peer, 1).inspect_err(|_| self.shares.refused += 1)
+    }
+
+    /// Whether this peer may have another entry.
+    pub fn has_room(&self, peer: Peer) -> bool {
+        self.shares.check(peer, 1).is_ok()
     }
 
     /// Adds an entry of this peer, or replaces the value of the one that there is, which stays its peer's.
@@ -219,6 +234,23 @@ impl<K: Ord, V> FairTable<K, V> {
             }
         }
         Ok(())
+    }
+
+    /// Adds an entry of this peer. Where it has its share already, its own least value goes for it, or that of those
+    /// with whom it has a share together.
+    pub fn displace(&mut self, peer: Peer, key: K, value: V)
+    where
+        K: Clone,
+        V: Ord,
+    {
+        while let Some(full) = self.shares.full(peer).filter(|_| !self.entries.contains_key(&key)) {
+            let shares_it = |(_, (one, _)): &(&K, &(Peer, V))| one.accounts().any(|account| account == full);
+            let least = self.entries.iter().filter(shares_it).min_by(|(_, (_, one)), (_, (_, other))| one.cmp(other));
+            let Some(least) = least.map(|(key, _)| key.clone()) else { return };
+            self.remove(&least);
+        }
+        // There is room by now.
+        let _ = self.insert(peer, key, value);
     }
 
     /// Takes an entry out.
@@ -355,7 +387,8 @@ mod tests {
     #[test]
     fn what_is_behind_one_middlebox_leaves_three_quarters_to_others() {
         let mut table = FairTable::new(1024, 1);
-        let of_box: usize = (0..100).map(|n| fill(&mut table, behind(n, 200), n as u32 * 100..n as u32 * 100 + 99)).sum();
+        let of_box: usize =
+            (0..100).map(|n| fill(&mut table, behind(n, 200), n as u32 * 100..n as u32 * 100 + 99)).sum();
         assert_eq!(of_box, 256);
         assert_eq!(fill(&mut table, behind(101, 201), 20_000..20_099), 64, "behind another one");
         assert_eq!(fill(&mut table, member(200), 30_000..30_099), 64, "the middlebox's own host");
@@ -379,6 +412,22 @@ mod tests {
         assert_eq!(table.insert(member(1), 2, 'c'), Err(Full::Peer { share: 1 }));
         table.retain(|_, value| *value != 'b');
         assert!(table.is_empty() && table.insert(member(1), 2, 'c').is_ok());
+    }
+
+    #[test]
+    fn who_has_its_share_displaces_its_own_and_nobody_elses() {
+        let mut table = FairTable::new(32, 1);
+        table.displace(member(2), 0, 0);
+        for n in 1..100 {
+            table.displace(member(1), n, n);
+            table.displace(member(1), n, n);
+        }
+        table.displace(Peer::Own, 200, 1);
+        table.displace(Peer::Own, 201, 0);
+        assert_eq!(table.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [0, 98, 99, 201]);
+        (0..50).for_each(|n| table.displace(at(n, 1), 1000 + u32::from(n), u32::from(n)));
+        assert_eq!(table.len(), 4 + 16, "half is left to members");
+        assert!(table.contains_key(&1049) && !table.contains_key(&1000));
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -11,12 +11,10 @@ use crate::program::Segment;
 impl Host {
     /// Addresses for names that a box here is to see.
     pub(super) fn lease(&mut self) {
-        for (service, is_v4) in self.sal.take_wanted_leases() {
-            if is_v4 {
-                let address = IpAddr::V4(self.ranges().name_v4(self.leases.len() as u32));
-                self.leases.push((address, service));
-                self.sal.bind_name(address, service);
-            }
+        for wanted in self.sal.take_wanted_leases() {
+            let address = IpAddr::V4(self.ranges().name_v4(self.leases.len() as u32));
+            self.leases.push((address, wanted.service));
+            self.sal.bind_name(address, wanted.service);
         }
     }
 

@@ -141,10 +141,9 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
         while news.wait().is_ok_and(|goes_on| goes_on) {
             let Some(agent) = running.upgrade() else { return };
             let wanted = agent.core.0.with_sal(|sal, _| sal.take_wanted_leases());
-            // In IPv6 a name has the address that is computed from it, or none.
-            for (service, _) in wanted.into_iter().filter(|(_, is_v4)| *is_v4) {
-                if let Some(name) = name_of(&agent.host, service)
-                    && let Err(error) = agent.names.leases.lease(&name, Asker::Boxes)
+            for wanted in wanted {
+                if let Some(name) = name_of(&agent.host, wanted.service)
+                    && let Err(error) = agent.names.leases.lease(&name, Asker::Boxes(wanted.by))
                 {
                     tracing::warn!(%name, %error, "boxes see sessions to this name with no IPv4 address");
                 }

@@ -69,7 +69,9 @@ impl Sal {
         let (chain, session) = arrival.message.chain().zip(arrival.message.session())?;
         let destination = ServiceId(chain.destination());
         let own_family = self.stands_for(&destination, client.is_ipv4());
-        if own_family.is_none() && self.chains.want_lease(destination, client.is_ipv4()) {
+        // In IPv6 a name has the address that is computed from it, or none.
+        let is_wanted = own_family.is_none() && client.is_ipv4();
+        if is_wanted && self.chains.want_lease(self.now, destination, arrival.reply.direct.ip()) {
             return None;
         }
         let address = own_family.or_else(|| self.stands_for(&destination, !client.is_ipv4()))?;

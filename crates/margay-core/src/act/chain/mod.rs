@@ -34,6 +34,7 @@ mod proxy;
 mod record;
 mod rewrite;
 mod tag;
+mod wanted_lease;
 
 pub use adding::AddRefused;
 pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
@@ -61,6 +62,8 @@ use crate::types::tuple::Tuple;
 use given::{Given, Mark};
 use memory::Memory;
 use proof::{Answered, Origin};
+pub use wanted_lease::WantedLease;
+use wanted_lease::WantedLeases;
 
 /// What is signed of a session counts for so long, one way and the other: clocks differ.
 pub const SIGNED_FOR_S: u64 = 120;
@@ -73,8 +76,6 @@ const OVER_MAX: usize = 1 << 16;
 /// Signatures of first agents that are checked before their neighbours are proved. Of more, each is checked afterwards:
 /// the refusal comes later then.
 const CHECKED_EARLY_PER_S: u32 = 4000;
-/// Names that wait for a virtual address.
-const WANTED_MAX: usize = 1024;
 
 /// Where in the chain a flow is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,8 +269,7 @@ pub(crate) struct Chains {
     early: RateLimit,
     /// Leased virtual addresses by name, and whether they are of IPv4.
     leases: BTreeMap<(ServiceId, bool), IpAddr>,
-    /// Names for which a lease is wanted, and whether the agent was told so.
-    wanted: BTreeMap<(ServiceId, bool), bool>,
+    wanted: WantedLeases,
     has_news: bool,
 }
 
@@ -283,7 +283,7 @@ impl Chains {
             past: Memory::new(OVER_MAX),
             early: RateLimit::new(CHECKED_EARLY_PER_S, now),
             leases: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+            wanted: WantedLeases::default(),
             has_news: false,
         }
     }
@@ -319,7 +319,9 @@ impl Chains {
 
     pub fn note_lease(&mut self, address: IpAddr, service: ServiceId) {
         self.leases.insert((service, address.is_ipv4()), address);
-        self.wanted.remove(&(service, address.is_ipv4()));
+        if address.is_ipv4() {
+            self.wanted.remove(&service);
+        }
     }
 
     pub fn forget_lease(&mut self, address: IpAddr, service: &ServiceId) {
@@ -329,15 +331,16 @@ impl Chains {
         }
     }
 
-    /// The agent is to lease an address. False if it was asked already, and has none.
-    fn want_lease(&mut self, service: ServiceId, is_v4: bool) -> bool {
-        let key = (service, is_v4);
-        if self.wanted.contains_key(&key) || self.wanted.len() >= WANTED_MAX {
-            return false;
-        }
-        self.wanted.insert(key, false);
-        self.has_news = true;
-        true
+    /// The agent is to lease an IPv4 address for a name. True where the session that wants it waits for that.
+    fn want_lease(&mut self, now: Instant, service: ServiceId, by: IpAddr) -> bool {
+        let (is_asked, is_first) = self.wanted.want(now, service, by);
+        self.has_news |= is_asked;
+        is_first
+    }
+
+    /// How often a name was refused a place among those that want an address.
+    pub const fn leases_refused(&self) -> u64 {
+        self.wanted.refused()
     }
 
     pub const fn has_news(&self) -> bool {
@@ -369,11 +372,10 @@ impl Sal {
         &self.chains.policy
     }
 
-    /// Names that need a virtual address on this host, since boxes here are to see sessions to them, and whether of
-    /// IPv4. Each is said once; [`Sal::bind_name`] is the answer.
-    pub fn take_wanted_leases(&mut self) -> Vec<(ServiceId, bool)> {
-        let told = self.chains.wanted.iter_mut().map(|(key, is_told)| (*key, core::mem::replace(is_told, true)));
-        told.filter(|(_, was_told)| !was_told).map(|(key, _)| key).collect()
+    /// Names that need an IPv4 virtual address on this host, since boxes here are to see sessions to them. Each is said
+    /// once, and again from time to time while sessions want it; [`Sal::bind_name`] is the answer.
+    pub fn take_wanted_leases(&mut self) -> Vec<WantedLease> {
+        self.chains.wanted.take_news()
     }
 }
 

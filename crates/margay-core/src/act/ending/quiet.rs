@@ -8,12 +8,14 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, QuietRepr};
 
+use crate::association::Association;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::session::{Act, LockError};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairTable, Peer};
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -25,7 +27,7 @@ pub const QUIET_MS_MAX: u32 = 600_000;
 /// Unless the operator says otherwise.
 pub const QUIET_MS_DEFAULT: u32 = 1000;
 /// Requests that wait for the agent. Of more nothing is kept: the instance asks again.
-const REQUESTS_MAX: usize = 1024;
+const REQUESTS_MAX: usize = 8192;
 const TCP: u8 = 6;
 
 /// A connection of a program here that its peer wants to end.
@@ -49,17 +51,28 @@ pub enum QuietAnswer {
 }
 
 /// What has been asked, at either end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct QuietEnds {
     /// Of programs here that have connected, for the agent.
-    requests: BTreeMap<FlowId, QuietRequest>,
+    requests: FairTable<FlowId, QuietRequest>,
     /// The agent does not know of all of them.
     has_news: bool,
     /// Of services here: what was asked of clients' hosts, and what they have said.
     asked: BTreeMap<FlowId, Option<QuietAnswer>>,
 }
 
+impl Default for QuietEnds {
+    fn default() -> Self {
+        Self { requests: FairTable::new(REQUESTS_MAX, REQUESTS_MAX), has_news: false, asked: BTreeMap::new() }
+    }
+}
+
 impl QuietEnds {
+    /// How often a peer's request found no room.
+    pub const fn refused(&self) -> u64 {
+        self.requests.refused()
+    }
+
     pub const fn has_news(&self) -> bool {
         self.has_news
     }
@@ -74,11 +87,8 @@ impl QuietEnds {
         self.asked.remove(&id);
     }
 
-    fn request(&mut self, request: QuietRequest) -> Result<(), DropReason> {
-        if self.requests.len() >= REQUESTS_MAX && !self.requests.contains_key(&request.flow) {
-            return Err(DropReason::Full);
-        }
-        self.requests.insert(request.flow, request);
+    fn request(&mut self, peer: Peer, request: QuietRequest) -> Result<(), DropReason> {
+        self.requests.insert(peer, request.flow, request).map_err(|_| DropReason::Full)?;
         self.has_news = true;
         Ok(())
     }
@@ -113,7 +123,8 @@ impl Sal {
     /// left out, and is asked again by the peer.
     pub fn take_quiet_requests(&mut self, now: Instant) -> Vec<QuietRequest> {
         self.now = now;
-        let mut requests: Vec<QuietRequest> = core::mem::take(&mut self.quiet_ends.requests).into_values().collect();
+        let mut requests: Vec<QuietRequest> = self.quiet_ends.requests.values().copied().collect();
+        self.quiet_ends.requests.retain(|_, _| false);
         requests.retain(|request| self.lock_for_quiet_end(now, request.flow).is_ok());
         requests
     }
@@ -164,7 +175,8 @@ impl Sal {
             self.answer_quiet_end(now, id, &QuietAnswer::NotNow(busy.to_string()));
             return Ok(());
         }
-        let noted = self.quiet_ends.request(QuietRequest { flow: id, app, quiet_ms });
+        let peer = self.associations.get(message.association()).map_or(Peer::Own, Association::peer);
+        let noted = self.quiet_ends.request(peer, QuietRequest { flow: id, app, quiet_ms });
         if noted.is_err() {
             self.unlock_flow(now, id, Act::Drain);
         }
@@ -194,14 +206,13 @@ mod test {
     use super::*;
     use crate::act::handover::HandoverRecord;
     use crate::act::handover::tests::{meet_peer, record, sal};
-    use crate::association::Association;
     use crate::cache::output::Output;
     use crate::machine::control::AssociationSetup;
     use crate::machine::input::Input;
     use crate::session::{Holder, LockGuardId};
     use crate::trust::handshake::Keys;
     use crate::types::config::Limits;
-    use crate::types::key::HostPublic;
+    use crate::types::key::{HostId, HostPublic};
 
     const FROM: SocketAddr = SocketAddr::new(core::net::IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2)), 54324);
     const EPOCH: u32 = 1;
@@ -311,9 +322,12 @@ mod test {
         let mut ends = QuietEnds::default();
         let request = |n| QuietRequest { flow: FlowId(n), app: record().app().expect("it has one"), quiet_ms: 50 };
         let bound = u32::try_from(REQUESTS_MAX).expect("small");
-        (1..=bound).for_each(|n| assert_eq!(ends.request(request(n)), Ok(())));
-        assert_eq!(ends.request(request(bound + 1)), Err(DropReason::Full));
-        assert_eq!(ends.request(request(bound)), Ok(()), "the same again");
+        let [one, other] = [1, 2].map(|n| Peer::Member(HostId([n; 16])));
+        let got = (1..=bound).filter(|n| ends.request(one, request(*n)).is_ok()).count();
+        assert_eq!(got, REQUESTS_MAX / 16, "the share of one peer");
+        assert_eq!(ends.request(one, request(bound)), Err(DropReason::Full));
+        assert_eq!(ends.request(one, request(1)), Ok(()), "the same again");
+        assert_eq!(ends.request(other, request(bound)), Ok(()));
         let record = open(Role::Initiator);
         let mut sal = with_flow(&record);
         assert_eq!(hear(&mut sal, &question(record.flow, 50, &mut peers_end(77, 1))), Ok(()));
@@ -326,7 +340,9 @@ mod test {
     fn take_lock(sal: &mut Sal, flow: FlowId, act: Act, now: Instant) -> LockGuardId {
         let session = sal.flow(flow).expect("there").session;
         let holder = Holder { host: sal.config.host_id(), act };
-        sal.locks.acquire(crate::types::fair_table::Peer::Own, session, holder, now, Duration::from_secs(1)).expect("free")
+        sal.locks
+            .acquire(crate::types::fair_table::Peer::Own, session, holder, now, Duration::from_secs(1))
+            .expect("free")
     }
 
     #[test]

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, SessionId};
 
-use super::{HAND_OVERS_MAX, HandOverError, LEASE, PARTED, TCP, handover};
+use super::{HandOverError, LEASE, PARTED, TCP, handover};
 use crate::act::fetch::Fetches;
 use crate::act::setup::{SETUP_TIMEOUT, retry_after};
 use crate::association::auth::Verified;
@@ -176,9 +176,6 @@ impl Sal {
         let giving = &self.fetches.giving;
         if giving.contains_key(&ticket) || giving.values().any(|one| one.flow == flow) {
             return Err(HandOverError::Busy);
-        }
-        if giving.len() >= HAND_OVERS_MAX {
-            return Err(HandOverError::Full { limit: HAND_OVERS_MAX });
         }
         let one = Giving {
             flow,

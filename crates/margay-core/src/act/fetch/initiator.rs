@@ -4,14 +4,15 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
-use super::{HAND_OVERS_MAX, LEASE, TCP, handover, tuple_between};
+use super::{LEASE, TCP, handover, tuple_between};
 use crate::act::setup::Start;
-use crate::association::{Association, AssociationTable};
 use crate::association::auth::Verified;
+use crate::association::{Association, AssociationTable};
 use crate::cache::entry::{EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::Unreachable;
 use crate::cache::queue::OutputQueue;
+use crate::cache::waiting_packets::WaitingPackets;
 use crate::machine::sal::Sal;
 use crate::resolve::named::way_to_named_host;
 use crate::session::event::Event;
@@ -25,8 +26,8 @@ use crate::types::key::HostId;
 use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 
-/// Packets of a program that wait for the word where they go.
-const HELD_MAX: usize = 256;
+/// Memory for the packets of a program that wait for the word where they go: TCP sends others again.
+const HELD_BYTES_MAX: usize = 1 << 20;
 
 /// What a flow is set up for in the place of a connection: which session it fetches, and from whom.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +61,7 @@ pub(crate) struct Fetching {
     /// The taker has proved that it is there.
     is_ready: bool,
     /// What the program has sent since: nobody would have it, or both would.
-    held: Vec<Vec<u8>>,
+    held: WaitingPackets,
     pub until: Instant,
 }
 
@@ -117,18 +118,19 @@ impl Sal {
         // Not to the address that the giver says: it could send this host's SYNs to anybody.
         let next_hop = way_to_named_host(self, taker, &service, (TCP, app.destination.port()));
         let next_hop = next_hop.ok_or(ErrorCode::HopLimit)?;
-        if self.fetches.fetching.len() >= HAND_OVERS_MAX || self.flows.len() >= self.config.limits.flows {
+        let peer = self.associations.get(association).map_or(Peer::Own, Association::peer);
+        if self.fetches.fetching.check(peer).is_err() || self.flows.len() >= self.config.limits.flows {
             return Err(ErrorCode::Overloaded);
         }
         let holder = Holder { host: giver, act: Act::HandOver };
-        let peer = self.associations.get(association).map_or(Peer::Own, Association::peer);
         let guard = self.locks.acquire(peer, session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let nonce = self.rng.u64();
         let between = tuple_between(id, app.source.port(), app.destination.port());
         let until = now + LEASE;
-        let fetching = Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: Vec::new(), until };
-        self.fetches.fetching.insert(ticket, fetching);
+        let fetching =
+            Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: WaitingPackets::default(), until };
+        self.fetches.fetching.insert(peer, ticket, fetching).map_err(|_| ErrorCode::Overloaded)?;
         let mut flow = Flow::new(id, session, service, Role::Initiator, between, now);
         // What is sealed is never given less.
         flow.marks |= if is_sealed { Marks::SECURE } else { Marks::empty() };
@@ -168,17 +170,13 @@ impl Sal {
 
     /// A packet of a program whose session is on its way.
     pub(crate) fn hold_packet(&mut self, id: FlowId, packet: &[u8]) -> AppVerdict {
-        match self.fetches.fetching.values_mut().find(|one| one.old == id) {
-            Some(fetching) if fetching.held.len() < HELD_MAX => {
-                fetching.held.push(packet.to_vec());
-                AppVerdict::Consumed
-            }
-            // Its TCP sends it again.
-            _ => {
-                self.counters.held_full += 1;
-                AppVerdict::Drop(DropReason::Full)
-            }
+        let fetching = self.fetches.fetching.values_mut().find(|one| one.old == id);
+        if fetching.is_some_and(|one| one.held.push(packet, HELD_BYTES_MAX)) {
+            return AppVerdict::Consumed;
         }
+        // Its TCP sends it again.
+        self.counters.held_full += 1;
+        AppVerdict::Drop(DropReason::Full)
     }
 
     fn tell_ready(&mut self, ticket: PeerTicket) {
@@ -200,11 +198,12 @@ impl Sal {
     /// The session stays where it is.
     pub(super) fn abandon_fetch(&mut self, now: Instant, ticket: PeerTicket, code: ErrorCode) {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
-        self.fetches.note_stay(ticket, now);
+        let association = self.flows.get(fetching.old).and_then(|flow| self.associations.get(flow.association));
+        self.fetches.note_stay(association.map_or(Peer::Own, Association::peer), ticket, now);
         // It may have ended by itself: then it is free already.
         let _ = self.locks.release(fetching.guard, now);
         self.flows.set_held(&mut self.queue, fetching.old, false);
-        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        fetching.held.packets.into_iter().for_each(|packet| self.queue.egress(packet));
         if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
             self.say_fail(fetching.new, ErrorCode::Closed);
         }
@@ -261,7 +260,8 @@ impl Sal {
     fn give_word(&mut self, message: &Message<'_>, association: u32, repr: &HandoverRepr, ticket: PeerTicket) {
         let stays = self.flows.fetchable(&self.associations, message, association).is_some();
         if stays {
-            self.fetches.note_stay(ticket, self.now);
+            let peer = self.associations.get(association).map_or(Peer::Own, Association::peer);
+            self.fetches.note_stay(peer, ticket, self.now);
         }
         let flags = if stays { Flags::empty() } else { Flags::CONFIRM };
         let to = (message.src_flow, message.dst_flow);
@@ -330,7 +330,7 @@ impl Sal {
         new.marks |= kept;
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
         self.flows.install_again(&mut self.queue, fetching.new);
-        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
+        fetching.held.packets.into_iter().for_each(|packet| self.queue.egress(packet));
         self.flows.begin_pinholes(&mut self.ports, &mut self.queue, now, fetching.new);
         self.begin_policy(now, fetching.new);
         self.begin_rules(now, fetching.new);

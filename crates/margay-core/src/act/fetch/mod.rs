@@ -21,7 +21,7 @@ mod giver;
 mod initiator;
 mod taker;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -33,6 +33,7 @@ use crate::association::draft::Draft;
 use crate::machine::sal::Sal;
 use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairTable, Peer};
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -42,8 +43,9 @@ pub(crate) use initiator::Fetch;
 pub(crate) use taker::check_fetch;
 
 const TCP: u8 = 6;
-/// Hand-overs at once, in each of the three roles.
-const HAND_OVERS_MAX: usize = 4096;
+/// Hand-overs at once that peers ask for, in each role. What this host gives away is not bounded here: it is no more than
+/// it has connections.
+pub const HAND_OVERS_MAX: usize = 4096;
 /// How long one may take before the connection stays, or is lost where nobody can say where it is.
 const LEASE: Duration = crate::session::LEASE_MAX;
 /// For so long what comes late to the giver is dropped, and not answered.
@@ -67,25 +69,35 @@ pub enum HandOverError {
     /// One is under way.
     #[error("this connection is being handed over already")]
     Busy,
-    /// Too many are.
-    #[error("{limit} connections are being handed over already; try again when one has gone")]
-    Full {
-        /// The bound.
-        limit: usize,
-    },
 }
 
 /// All hand-overs that this host has a part in.
-#[derive(Default)]
 pub(crate) struct Fetches {
     giving: BTreeMap<Ticket, giver::Giving>,
-    fetching: BTreeMap<PeerTicket, initiator::Fetching>,
-    awaited: BTreeMap<PeerTicket, taker::Awaited>,
-    /// Initiator: hand-overs of which it has said that the connection stays, the oldest first, and until when.
-    stayed: VecDeque<(PeerTicket, Instant)>,
+    fetching: FairTable<PeerTicket, initiator::Fetching>,
+    awaited: FairTable<PeerTicket, taker::Awaited>,
+    /// Initiator: hand-overs of which it has said that the connection stays, and until when. A giver that asks about more
+    /// than its share has its own oldest forgotten.
+    stayed: FairTable<PeerTicket, Instant>,
+}
+
+impl Default for Fetches {
+    fn default() -> Self {
+        Self {
+            giving: BTreeMap::new(),
+            fetching: FairTable::new(HAND_OVERS_MAX, HAND_OVERS_MAX),
+            awaited: FairTable::new(HAND_OVERS_MAX, HAND_OVERS_MAX),
+            stayed: FairTable::new(HAND_OVERS_MAX, HAND_OVERS_MAX),
+        }
+    }
 }
 
 impl Fetches {
+    /// How often a peer's hand-over found no room.
+    pub const fn refused(&self) -> u64 {
+        self.fetching.refused() + self.awaited.refused()
+    }
+
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         let giving = self.giving.values().map(|one| one.due());
@@ -103,20 +115,16 @@ impl Fetches {
 
     /// This host says that the connection stays. What the giver has asked for before may come after it: if the session
     /// were fetched upon that, the connection could be at both.
-    fn note_stay(&mut self, ticket: PeerTicket, now: Instant) {
-        if self.has_stayed(ticket, now) {
-            return;
+    fn note_stay(&mut self, peer: Peer, ticket: PeerTicket, now: Instant) {
+        if !self.has_stayed(ticket, now) {
+            self.stayed.remove(&ticket);
+            self.stayed.displace(peer, ticket, now + LEASE);
         }
-        let is_full = self.stayed.len() >= HAND_OVERS_MAX;
-        if is_full || self.stayed.front().is_some_and(|(_, until)| *until <= now) {
-            self.stayed.pop_front();
-        }
-        self.stayed.push_back((ticket, now + LEASE));
     }
 
     /// Whether nothing is begun with a ticket any more.
     fn has_stayed(&self, ticket: PeerTicket, now: Instant) -> bool {
-        self.stayed.iter().any(|(known, until)| *known == ticket && now < *until)
+        self.stayed.get(&ticket).is_some_and(|until| now < *until)
     }
 
     fn is_empty(&self) -> bool {

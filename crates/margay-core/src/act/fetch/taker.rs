@@ -4,8 +4,9 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
-use super::{HAND_OVERS_MAX, LEASE, handover};
+use super::{LEASE, handover};
 use crate::act::setup::retry_after;
+use crate::association::Association;
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -15,6 +16,7 @@ use crate::session::flow::{Flow, Setup};
 use crate::session::hand_over::{HandOver, HandedSession, PeerTicket, Ticket};
 use crate::table::{Demux, HAND_OVER_PORT};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
@@ -61,17 +63,20 @@ impl Sal {
     /// The initiator's flow is proved: whoever keeps sockets hears of it.
     pub(crate) fn await_connection(&mut self, now: Instant, id: FlowId, repr: &HandoverRepr) {
         let Some(Flow { association, session, service, port, app, .. }) = self.flows.get(id) else { return };
-        let Some(client) = self.associations.get(*association).map(|client| client.host) else { return };
+        let Some(client) = self.associations.get(*association) else { return };
+        let (peer, client) = (client.peer(), client.host);
         let ticket = PeerTicket { peer: client, ticket: Ticket(repr.ticket) };
         let (giver, app) = (HostId(repr.giver), *app);
         let of = HandedSession { giver, client, session: *session, service: *service, port: *port };
-        if self.fetches.awaited.contains_key(&ticket) || self.fetches.awaited.len() >= HAND_OVERS_MAX {
+        if self.fetches.awaited.contains_key(&ticket) || self.fetches.awaited.check(peer).is_err() {
             self.say_fail(id, ErrorCode::Overloaded);
             self.forget_between(id);
             return;
         }
         self.forget_left_behind(id);
-        self.fetches.awaited.insert(ticket, Awaited { flow: id, giver, next: None, tries: 0, until: now + LEASE });
+        let awaited = Awaited { flow: id, giver, next: None, tries: 0, until: now + LEASE };
+        // There is room.
+        let _ = self.fetches.awaited.insert(peer, ticket, awaited);
         self.events.push(Event::HandOver(HandOver::Awaits { ticket, of, app }));
     }
 

@@ -85,14 +85,17 @@ fn tickets_of_connections_that_have_stayed_are_known_for_a_lease_and_are_bounded
         bytes[..2].copy_from_slice(&n.to_be_bytes());
         PeerTicket { peer: HostId([9; 16]), ticket: Ticket(bytes) }
     };
-    fetches.note_stay(ticket(1), begin);
-    fetches.note_stay(ticket(1), begin + LEASE / 2);
+    let [giver, other] = [1, 2].map(|n| Peer::Member(HostId([n; 16])));
+    fetches.note_stay(other, ticket(1), begin);
+    fetches.note_stay(other, ticket(1), begin + LEASE / 2);
     assert!(fetches.has_stayed(ticket(1), begin) && !fetches.has_stayed(ticket(2), begin));
     assert_eq!(fetches.stayed.len(), 1);
     assert!(!fetches.has_stayed(ticket(1), begin + LEASE));
     let of_another = PeerTicket { peer: HostId([10; 16]), ..ticket(1) };
     assert!(!fetches.has_stayed(of_another, begin), "another host's ticket is another one");
-    (0..5000).for_each(|n| fetches.note_stay(ticket(n), begin + LEASE));
-    assert_eq!(fetches.stayed.len(), HAND_OVERS_MAX);
-    assert!(fetches.has_stayed(ticket(4999), begin + LEASE) && !fetches.has_stayed(ticket(0), begin + LEASE));
+    fetches.note_stay(other, ticket(5001), begin + LEASE);
+    (0..5000).for_each(|n| fetches.note_stay(giver, ticket(n), begin + LEASE));
+    let is_known = |n| fetches.has_stayed(ticket(n), begin + LEASE);
+    assert!(is_known(5001), "one giver's do not displace another one's");
+    assert_eq!((0..5000).filter(|n| is_known(*n)).count(), HAND_OVERS_MAX / 16);
 }

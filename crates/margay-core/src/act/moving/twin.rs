@@ -24,6 +24,7 @@ use crate::session::event::Event;
 use crate::session::event::EventQueue;
 use crate::trust::handshake::Introduction;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairShares, Peer};
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 
@@ -120,9 +121,13 @@ impl Sal {
         if self.elders_places(host, from).is_empty() {
             return Ok(());
         }
-        if self.twins.inquiries.len() >= INQUIRIES_MAX {
-            return Err(DropReason::Full);
-        }
+        let peer = |host, newcomer: SocketAddr| match self.associations.by_host(host).map(Association::peer) {
+            Some(Peer::Member(host)) => Peer::Member(host),
+            _ => Peer::Unauthenticated(newcomer.ip()),
+        };
+        let mut shares = FairShares::new(INQUIRIES_MAX, 0);
+        self.twins.inquiries.iter().for_each(|one| shares.add(peer(one.host, one.newcomer), 1));
+        shares.check(peer(host, from), 1).map_err(|_| DropReason::Full)?;
         let (number, boot_id) = (self.rng.u32(), theirs.boot_id);
         let state = State::Asking { asked: 0 };
         self.twins.inquiries.push(Inquiry { host, boot_id, newcomer: from, number, state, due: now, held: None });

@@ -23,7 +23,7 @@ use crate::leg::delta::Delta;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Setup};
 use crate::types::drop_reason::DropReason;
-use crate::types::fair_table::Peer;
+use crate::types::fair_table::{Full, Peer};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::Role;
@@ -135,6 +135,19 @@ impl Reconfigurations {
         let following = self.following.get(&flow.session).filter(|one| one.ways.old == flow.id);
         let spliced = following.filter(|_| flow.role == Role::Responder).and_then(|one| one.spliced.as_ref());
         spliced.map_or(flow.session, |spliced| spliced.session)
+    }
+
+    /// Follows a change from here on, or the later one that is asked for in the place of one that has not begun.
+    fn follow(&mut self, peer: Peer, session: SessionId, asked: Following) -> Result<(), Full> {
+        match self.following.get_mut(&session) {
+            Some(known) if known.state == FollowingState::Asked => {
+                known.ways.number = asked.ways.number;
+                known.until = asked.until;
+                Ok(())
+            }
+            Some(_) => Ok(()),
+            None => self.following.insert(peer, session, asked),
+        }
     }
 
     /// Whether the left anchor sends by the new way of a session whose program leaves: there is no way back.
@@ -262,9 +275,7 @@ impl Sal {
             Some(known) if known.ways.old != id || known.state != FollowingState::Asked => {
                 Some(ReconfigurationRefused::UnderWay)
             }
-            // The one that waits already is replaced.
-            Some(_) => self.may_go_another_way(id, Role::Responder).err(),
-            None => match splice {
+            _ => match splice {
                 None => self.may_go_another_way(id, Role::Responder).err(),
                 Some(splice) => self.why_not_spliced(id, own, &splice),
             },
@@ -275,27 +286,19 @@ impl Sal {
             return Ok(());
         }
         let spliced = splice.zip(vouched).map(|(splice, vouched)| Spliced::of(now, own, &splice, vouched));
-        if !self.reconfigurations.following.contains_key(&session) {
-            let following = Following {
-                ways: Ways::of(id, said.number),
-                spliced,
-                state: FollowingState::Asked,
-                sends: Sends { next: None, ..Sends::starting(now) },
-                until: now + AWAITED,
-            };
-            if let Err(full) = self.reconfigurations.following.insert(peer, session, following) {
-                let no = bare(ReconfigurationStep::Refuse, said.number);
-                self.say_step_repr(id, no, Some(ReconfigurationRefused::Full(full).code()));
-                return Ok(());
-            }
+        let asked = Following {
+            ways: Ways::of(id, said.number),
+            spliced,
+            state: FollowingState::Asked,
+            sends: Sends { next: None, ..Sends::starting(now) },
+            until: now + AWAITED,
+        };
+        if let Err(full) = self.reconfigurations.follow(peer, session, asked) {
+            let no = bare(ReconfigurationStep::Refuse, said.number);
+            self.say_step_repr(id, no, Some(ReconfigurationRefused::Full(full).code()));
+            return Ok(());
         }
         self.flows.set_session(id, session);
-        if let Some(known) = self.reconfigurations.following.get_mut(&session)
-            && known.state == FollowingState::Asked
-        {
-            known.ways.number = said.number;
-            known.until = now + AWAITED;
-        }
         let own = self.flows.get(id);
         let address =
             own.map_or(super::nowhere(), |own| own.own_address(&self.associations, &self.config.local_addresses));

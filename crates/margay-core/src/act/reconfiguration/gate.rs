@@ -131,6 +131,11 @@ impl Gate {
         self.reached.is_some_and(|reached| !before(reached, from))
     }
 
+    /// What waits.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether as much waits as may.
     pub const fn is_full(&self) -> bool {
         self.bytes > HELD_BYTES_MAX

@@ -14,8 +14,8 @@ use super::parting::STUCK;
 use super::refusal::refusal_text;
 use super::vouching::Vouched;
 use super::{
-    Beside, Edit, EditError, FENCE_WAIT, PATIENCE, REMEMBERED, ReconfigurationOutcome,
-    ReconfigurationRefused, Reconfigured, SessionBoxes, TCP, Ways, bare,
+    Beside, Edit, EditError, FENCE_WAIT, PATIENCE, REMEMBERED, ReconfigurationOutcome, ReconfigurationRefused,
+    Reconfigured, SessionBoxes, TCP, Ways, bare,
 };
 use crate::act::chain::NewWay;
 use crate::act::setup::Start;

@@ -35,6 +35,7 @@ mod edit;
 mod following;
 mod gate;
 mod half_checks;
+mod held;
 mod leading;
 mod listener;
 mod orders;
@@ -68,7 +69,7 @@ use crate::session::LEASE_MAX;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
-use crate::types::fair_table::FairTable;
+use crate::types::fair_table::{FairShares, FairTable};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -83,8 +84,9 @@ pub use record::{KeptWay, PartingRecord};
 pub use refusal::ReconfigurationRefused;
 pub use splice::{SpliceOutcome, SpliceRefused};
 
-/// Reconfigurations at once that peers ask for, in each of the roles. Those of this host are as many as its sessions.
-const RECONFIGURATIONS_MAX: usize = 1024;
+/// Reconfigurations at once that peers ask for, in each of the roles: of one peer, two of the batches in which an agent
+/// changes many sessions. Those of this host are as many as its sessions.
+const RECONFIGURATIONS_MAX: usize = 8192;
 /// Reconfigurations of a session that are remembered.
 const REMEMBERED: usize = 8;
 /// A new way that does not stand by then comes to nothing.
@@ -228,6 +230,8 @@ pub(crate) struct Reconfigurations {
     /// Steps for boxes here that wait until a session's halves are written down, by the half that they have come by.
     waiting: BTreeMap<FlowId, passing::Waiting>,
     last_number: u32,
+    /// Bytes that wait in sessions that have two ways.
+    held: FairShares,
 }
 
 impl Default for Reconfigurations {
@@ -245,6 +249,7 @@ impl Default for Reconfigurations {
             half_checks: half_checks::HalfChecks::default(),
             waiting: BTreeMap::new(),
             last_number: 0,
+            held: held::no_bytes(),
         }
     }
 }
@@ -485,12 +490,13 @@ impl Sal {
         let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
         let session = flow.session;
         let role = flow.role;
+        let has_room = self.reconfigurations.may_hold(&self.flows, &self.associations, id, datagram.len());
         let ways = self.reconfigurations.ways_mut(session, role).filter(|ways| ways.new == Some(id));
         let ways = ways.ok_or(DropReason::Unexpected)?;
         ways.held_bytes += datagram.len();
         ways.held.push((from, datagram.to_vec()));
         ways.held_until.get_or_insert(now + FENCE_WAIT);
-        if ways.held_bytes > HELD_BYTES_MAX {
+        if ways.held_bytes > HELD_BYTES_MAX || !has_room {
             self.take_by_new(session, role);
         }
         Ok(())

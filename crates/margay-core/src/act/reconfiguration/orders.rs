@@ -17,7 +17,7 @@ use crate::types::fair_table::{FairTable, Peer};
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
-/// Orders of this host that wait for one session, and as many of other hosts.
+/// Orders of this host that wait for one session. Of other hosts' none waits beside so many.
 pub(super) const OF_SESSION_MAX: usize = 8;
 /// The one whose turn it is waits so long for a session that is busy.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -39,7 +39,7 @@ struct Order {
 
 /// The orders of one session, the first of them next.
 #[derive(Debug)]
-struct Waiting {
+pub(super) struct Waiting {
     orders: VecDeque<Order>,
     /// When the session is asked for again.
     next: Instant,
@@ -50,7 +50,7 @@ struct Waiting {
 /// Orders that wait until their sessions are free.
 #[derive(Debug)]
 pub(super) struct Orders {
-    waiting: FairTable<SessionId, Waiting>,
+    pub(super) waiting: FairTable<SessionId, Waiting>,
     last_number: u64,
 }
 
@@ -131,8 +131,9 @@ impl Sal {
             waiting.insert(order.by, session, fresh).map_err(ReconfigurationRefused::Full)?;
         }
         let waiting = waiting.get_mut(&session).ok_or(ReconfigurationRefused::UnderWay)?;
-        let is_alike = |one: &&Order| one.asker.is_some() == order.asker.is_some();
-        if waiting.orders.iter().filter(is_alike).count() >= OF_SESSION_MAX {
+        // What other hosts have ordered does not keep this host's operator from it.
+        let counts = |one: &&Order| order.asker.is_some() || one.asker.is_none();
+        if waiting.orders.iter().filter(counts).count() >= OF_SESSION_MAX {
             return Err(ReconfigurationRefused::UnderWay);
         }
         waiting.orders.push_back(order);

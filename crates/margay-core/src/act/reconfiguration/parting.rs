@@ -308,7 +308,9 @@ impl Sal {
         let way = if ways.old == id { Way::Old } else { Way::New };
         if ways.gate.is_some() {
             let packet = (id, packet);
-            if !self.reconfigurations.order_ingress(&mut self.queue, now, (session, role), packet) {
+            let has_room = self.reconfigurations.may_hold(&self.flows, &self.associations, packet.0, packet.1.len());
+            let is_ordered = self.reconfigurations.order_ingress(&mut self.queue, now, (session, role), packet);
+            if !is_ordered || !has_room {
                 self.open_gate(now, session, role);
             }
             return;

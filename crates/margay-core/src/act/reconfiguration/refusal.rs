@@ -173,7 +173,7 @@ impl ReconfigurationRefused {
             Self::Striped => ErrorCode::Striped,
             Self::Held | Self::UnderWay | Self::Busy(_) | Self::Full(_) | Self::TooManyFlows { .. } => {
                 ErrorCode::Overloaded
-            },
+            }
             Self::NotItsBox
             | Self::NotOfSession
             | Self::NotNamed(_)

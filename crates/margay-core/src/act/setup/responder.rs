@@ -39,6 +39,8 @@ use crate::types::tuple::GREETING;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
 const MOVES_MAX: u8 = 8;
+/// One of so many flows is left to programs of this host that connect.
+const OWN_FLOWS_SHARE: usize = 16;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -728,7 +730,7 @@ impl FlowTable {
     fn check_room(&self, half_open: &HalfOpen, config: &Config, client: IpAddr) -> Result<(), DropReason> {
         let limits = &config.limits;
         let is_full = half_open.len() >= limits.half_open
-            || self.len() >= limits.flows
+            || self.len() >= limits.flows - limits.flows / OWN_FLOWS_SHARE
             || half_open.has_share(client, limits.half_open, limits.half_open_cookie);
         if is_full { Err(DropReason::Full) } else { Ok(()) }
     }

@@ -2,12 +2,14 @@
 
 use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, Flags, FlowId, Message};
 
-use super::{CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
+use crate::association::Association;
 use crate::leg::seal::Cipher;
 use crate::leg::stack::{Stack, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::state::Machine;
 use crate::types::time::Instant;
 
@@ -108,9 +110,6 @@ impl Sal {
         cause: ChangeCause,
     ) -> Result<(), ChangeRefused> {
         self.may_change(id, to)?;
-        if self.stack_changes.proposing.len() >= CHANGES_MAX {
-            return Err(ChangeRefused::Full { limit: CHANGES_MAX });
-        }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
         let from = flow.stacks.sends;
         if let Some(cipher) = self.cipher_for(flow) {
@@ -166,10 +165,10 @@ impl Sal {
     fn make_ready(&mut self, now: Instant, id: FlowId, to: Stack, said: ChangeRepr) -> Result<(), ChangeRefused> {
         self.may_change(id, to)?;
         self.outranks(id, to, &said)?;
-        if self.stack_changes.following.len() >= CHANGES_MAX {
-            return Err(ChangeRefused::Full { limit: CHANGES_MAX });
-        }
-        let from = self.flows.get(id).map(|flow| flow.stacks.sends).ok_or(ChangeRefused::UnknownFlow(id))?;
+        let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
+        let from = flow.stacks.sends;
+        let peer = self.associations.get(flow.association).map_or(Peer::Own, Association::peer);
+        self.stack_changes.following.check(peer).map_err(ChangeRefused::Full)?;
         if let Some(cipher) = Cipher::sealing(said.stack) {
             if self.secure.secure_stacks() & cipher.bit() == 0 {
                 return Err(ChangeRefused::NoCipher);
@@ -190,7 +189,7 @@ impl Sal {
         let number = said.number;
         let until = now + PATIENCE + PATIENCE;
         let following = Following { from, to, state: FollowingState::Ready, until, number, cause, next: None };
-        self.stack_changes.following.insert(id, following);
+        self.stack_changes.following.insert(peer, id, following).map_err(ChangeRefused::Full)?;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
             flow.stacks.takes = Taking::Ready(to);
@@ -315,7 +314,7 @@ impl Sal {
 
     /// Ends what has waited for too long.
     pub(super) fn following_due(&mut self, now: Instant) {
-        for id in due_of(&self.stack_changes.following, |one| one.until <= now) {
+        for id in due_of(self.stack_changes.following.iter(), |one| one.until <= now) {
             let Some(number) = self.stack_changes.following.get(&id).map(|one| one.number) else { continue };
             // It is listed: this is the state that it is in.
             let _ = self.following_event(now, id, number, FollowingEvent::TimeOut);
@@ -324,7 +323,7 @@ impl Sal {
 
     /// Asks again for what has not come, and ends what has waited for too long.
     pub(super) fn proposing_due(&mut self, now: Instant) {
-        for id in due_of(&self.stack_changes.proposing, |one| one.due() <= now) {
+        for id in due_of(self.stack_changes.proposing.iter(), |one| one.due() <= now) {
             let Some(proposing) = self.stack_changes.proposing.get_mut(&id) else { continue };
             if proposing.until <= now {
                 self.end_proposing(now, id, ChangeOutcome::NoAnswer);

@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, Flags, FlowId, Message};
 
-use super::{CHANGES_MAX, ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, PATIENCE, Sends, StackChange, due_of};
+use crate::association::Association;
 use crate::leg::stack::{Stack, Taking};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
@@ -114,10 +115,10 @@ impl Sal {
         cause: ChangeCause,
     ) -> Result<(), ChangeRefused> {
         self.may_change(id, to)?;
-        if self.stack_changes.leading.len() >= CHANGES_MAX {
-            return Err(ChangeRefused::Full { limit: CHANGES_MAX });
-        }
         let flow = self.flows.get(id).ok_or(ChangeRefused::UnknownFlow(id))?;
+        let peer = self.associations.get(flow.association).filter(|_| cause == ChangeCause::Peer);
+        let peer = peer.map_or(Peer::Own, Association::peer);
+        self.stack_changes.leading.check(peer).map_err(ChangeRefused::Full)?;
         let cipher = self.cipher_for(flow);
         let session = flow.session;
         let from = flow.stacks.sends;
@@ -126,14 +127,14 @@ impl Sal {
         if let Some(cipher) = cipher {
             self.flows.derive_seal(&self.associations, &self.config, id, cipher)?;
         }
-        let guard = self.locks.acquire(Peer::Own, session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
+        let guard = self.locks.acquire(peer, session, holder, now, LEASE).map_err(ChangeRefused::Busy)?;
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
         }
         let sends = Sends::starting(now);
         let leading =
             Leading { from, to, number, cause, state: LeadingState::Asking, guard, sends, until: now + PATIENCE };
-        self.stack_changes.leading.insert(id, leading);
+        self.stack_changes.leading.insert(peer, id, leading).map_err(ChangeRefused::Full)?;
         self.leading_due(now);
         Ok(())
     }
@@ -255,7 +256,7 @@ impl Sal {
 
     /// Says again what has not been answered, and ends what has waited for too long.
     pub(super) fn leading_due(&mut self, now: Instant) {
-        for id in due_of(&self.stack_changes.leading, |one| one.due() <= now) {
+        for id in due_of(self.stack_changes.leading.iter(), |one| one.due() <= now) {
             let Some(leading) = self.stack_changes.leading.get_mut(&id) else { continue };
             let Leading { to, number, state, until, .. } = *leading;
             if until <= now {

@@ -51,6 +51,7 @@ use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks};
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::FairTable;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
@@ -60,8 +61,8 @@ pub use leading::{LEADING, LeadingEvent, LeadingState};
 pub use order::{StackInfo, StackOrder};
 pub use refusal::{ChangeRefused, End};
 
-/// Changes at once, in each of the roles.
-const CHANGES_MAX: usize = 4096;
+/// Changes at once that peers ask for, in each of the roles. Those of this host are as many as its flows.
+const CHANGES_MAX: usize = 1 << 14;
 /// Changes of a flow that are remembered.
 const REMEMBERED: usize = 8;
 /// For how long an answer is waited for, and for how long each end then waits until the other has turned.
@@ -176,15 +177,27 @@ struct History {
 }
 
 /// The changes that this host has a part in, and what is remembered of those that are over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StackChanges {
-    leading: BTreeMap<FlowId, leading::Leading>,
-    following: BTreeMap<FlowId, following::Following>,
+    leading: FairTable<FlowId, leading::Leading>,
+    following: FairTable<FlowId, following::Following>,
     proposing: BTreeMap<FlowId, following::Proposing>,
     histories: BTreeMap<FlowId, History>,
 }
 
+impl Default for StackChanges {
+    fn default() -> Self {
+        let (leading, following) = (FairTable::new(CHANGES_MAX, usize::MAX), FairTable::new(CHANGES_MAX, usize::MAX));
+        Self { leading, following, proposing: BTreeMap::new(), histories: BTreeMap::new() }
+    }
+}
+
 impl StackChanges {
+    /// How often a peer's change found no room.
+    pub const fn refused(&self) -> u64 {
+        self.leading.refused() + self.following.refused()
+    }
+
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         let leading = self.leading.values().map(leading::Leading::due);
@@ -236,8 +249,8 @@ impl FlowTable {
 }
 
 /// The flows of which something is due.
-fn due_of<T>(all: &BTreeMap<FlowId, T>, is_due: impl Fn(&T) -> bool) -> Vec<FlowId> {
-    all.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect()
+fn due_of<'a, T: 'a>(all: impl Iterator<Item = (&'a FlowId, &'a T)>, is_due: impl Fn(&T) -> bool) -> Vec<FlowId> {
+    all.filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect()
 }
 
 /// When a message is sent again, and whether it is.

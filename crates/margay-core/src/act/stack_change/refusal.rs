@@ -10,6 +10,7 @@ use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
 use crate::session::LockError;
 use crate::session::flow::Flow;
+use crate::types::fair_table::Full;
 use crate::types::role::Lifecycle;
 
 const UDP: u8 = 17;
@@ -108,11 +109,8 @@ pub enum ChangeRefused {
     #[error("no order holds for this flow; `margay stack show FLOW` shows why it is carried as it is")]
     NoOrder,
     /// Too many are changed at once.
-    #[error("{limit} flows are being changed already; try again in a moment")]
-    Full {
-        /// The bound.
-        limit: usize,
-    },
+    #[error("too many flows are being changed: {0}")]
+    Full(Full),
     /// The peer does not agree, for a reason that this version does not know.
     #[error("the peer's agent refuses, with code {0}")]
     ByPeer(u16),
@@ -146,7 +144,7 @@ impl ChangeRefused {
             Self::UnknownFlow(_) | Self::UnknownToPeer | Self::Unconfirmed => ErrorCode::UnknownFlow,
             Self::NotOpen => ErrorCode::Closed,
             Self::Striped => ErrorCode::Striped,
-            Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full { .. } => ErrorCode::Overloaded,
+            Self::Held | Self::UnderWay | Self::Busy(_) | Self::PeerBusy | Self::Full(_) => ErrorCode::Overloaded,
             Self::OldPeer
             | Self::NoCipher
             | Self::OtherCipher

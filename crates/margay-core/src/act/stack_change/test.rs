@@ -351,7 +351,9 @@ fn who_cannot_be_changed_hears_why() {
     let (mut sal, id) = busy;
     let session = sal.flows.get(id).map(|flow| flow.session).expect("there");
     let holder = crate::session::Holder { host: sal.config.host_id(), act: crate::session::Act::HandOver };
-    sal.locks.acquire(crate::types::fair_table::Peer::Own, session, holder, start, Duration::from_secs(1)).expect("free");
+    sal.locks
+        .acquire(crate::types::fair_table::Peer::Own, session, holder, start, Duration::from_secs(1))
+        .expect("free");
     assert!(matches!(sal.set_flow_stack(start, id, Stack::Secure), Err(ChangeRefused::Busy(_))));
 }
 

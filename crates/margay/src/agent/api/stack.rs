@@ -83,7 +83,7 @@ fn status_of(refused: &ChangeRefused) -> Status {
         ChangeRefused::Busy(_)
         | ChangeRefused::PeerBusy
         | ChangeRefused::UnderWay
-        | ChangeRefused::Full { .. }
+        | ChangeRefused::Full(_)
         | ChangeRefused::UnknownToPeer => environment(refused),
         _ => misuse(refused),
     }

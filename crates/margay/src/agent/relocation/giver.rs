@@ -296,7 +296,6 @@ fn errno_of(error: HandOverError) -> Errno {
         HandOverError::Chained => Errno::EOPNOTSUPP,
         HandOverError::Here => Errno::EINVAL,
         HandOverError::Busy => Errno::EALREADY,
-        HandOverError::Full { .. } => Errno::EBUSY,
     }
 }
 

@@ -12,12 +12,12 @@ mod test;
 use alloc::vec::Vec;
 
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
+use crate::cache::waiting_packets::WaitingPackets;
 
 use segment::{Blocks, Segment, after, before, largest};
 
-/// What comes by the new way before the other end's cut is known waits, and so does what goes by it before this end has
-/// turned; so many packets at most of each.
-const HELD_MAX: usize = 256;
+/// Memory for the packets that wait for a turn of one end or of the other. What finds no room comes again.
+const WAITING_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes at most, of one session, that wait for room in the receive window of the program's TCP.
 const BEYOND_MAX: usize = 1 << 20;
@@ -78,7 +78,7 @@ pub(super) struct Cut {
     /// It holds: data beyond it go by the new way.
     has_turned: bool,
     /// Is to go by the new way, once this end has turned.
-    waiting: Vec<Vec<u8>>,
+    waiting: WaitingPackets,
     peer: Option<PeerCut>,
     /// What the program's TCP has acknowledged last.
     acknowledged: Option<u32>,
@@ -96,7 +96,7 @@ pub(super) struct Cut {
     /// The number after the last byte that the program was given without a gap before it, as far as it was seen.
     reached: Option<u32>,
     /// Has come by the new way too early.
-    held: Vec<Vec<u8>>,
+    held: WaitingPackets,
     /// Right edge of the receive window that the program's TCP has advertised.
     edge: Option<u32>,
     /// Has come by the new way and lies beyond the edge, or waits for the last of the old way. The other end's TCP goes
@@ -185,12 +185,12 @@ impl Cut {
 
     /// What has waited for this end to turn, and goes by the new way.
     pub fn take_waiting(&mut self) -> Vec<Vec<u8>> {
-        core::mem::take(&mut self.waiting)
+        core::mem::take(&mut self.waiting).packets
     }
 
     /// What has come by the new way too early, which is to come in again.
     pub fn take_held(&mut self) -> Vec<Vec<u8>> {
-        core::mem::take(&mut self.held)
+        core::mem::take(&mut self.held).packets
     }
 
     /// What has waited for room in the window of the program's TCP, and finds some now, which is to come in again.
@@ -221,7 +221,7 @@ impl Cut {
     /// The other end's cut is known. Gives what has waited for that, which is to come in again.
     pub fn hear(&mut self, peer: PeerCut) -> Vec<Vec<u8>> {
         self.peer.get_or_insert(peer);
-        core::mem::take(&mut self.held)
+        core::mem::take(&mut self.held).packets
     }
 
     /// What the program's TCP has acknowledged last, where it has shown that.
@@ -270,8 +270,9 @@ impl Cut {
     /// Gives what goes by the old way. What finds no room among the rest is sent again by the program's TCP.
     fn wait_to_turn(&mut self, pieces: Vec<(Way, Vec<u8>)>) -> Vec<(Way, Vec<u8>)> {
         let (old, new): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|(way, _)| *way == Way::Old);
-        let room = HELD_MAX.saturating_sub(self.waiting.len());
-        self.waiting.extend(new.into_iter().take(room).map(|(_, packet)| packet));
+        for (_, packet) in new {
+            self.waiting.push(&packet, WAITING_BYTES_MAX);
+        }
         old
     }
 
@@ -353,9 +354,7 @@ impl Cut {
             (Way::Old, _) => self.by_old(&segment),
             (Way::New, Some(_)) if self.has_turned => self.by_new(&segment),
             (Way::New, _) => {
-                if self.held.len() < HELD_MAX {
-                    self.held.push(packet.whole.to_vec());
-                }
+                self.held.push(packet.whole, WAITING_BYTES_MAX);
                 Arrival::Nothing
             }
         }

@@ -49,7 +49,7 @@ type Key = (SessionId, HostId, u32);
 
 /// An order of another host.
 #[derive(Debug)]
-struct Taking {
+pub(in crate::act::reconfiguration) struct Taking {
     edit: Edit,
     /// This host's; `None`: it was refused at once.
     order: Option<u64>,
@@ -84,7 +84,7 @@ impl Told {
 pub(in crate::act::reconfiguration) struct Takings {
     /// Which start of the agent this is: random; zero until somebody wants to know.
     start: u64,
-    orders: FairTable<Key, Taking>,
+    pub(in crate::act::reconfiguration) orders: FairTable<Key, Taking>,
     checks: RateLimit,
 }
 
@@ -129,7 +129,7 @@ impl Takings {
     /// Makes room for another order of a session. What was over [`FRESH`] ago may be forgotten: who shows it again has
     /// to sign anew. False: there is nothing of the kind.
     fn make_room(&mut self, now: Instant, session: SessionId, by: HostId, peer: Peer) -> bool {
-        let has_room = |all: &Self| all.of_session(session, by).count() < OF_SESSION_MAX && all.orders.check(peer).is_ok();
+        let has_room = |all: &Self| all.of_session(session, by).count() < OF_SESSION_MAX && all.orders.has_room(peer);
         if !has_room(self) {
             self.orders.retain(|_, one| one.over_at.is_none_or(|at| at + FRESH > now));
         }

@@ -17,6 +17,7 @@ pub mod issue;
 pub mod keyring;
 pub mod lease;
 pub mod lineage;
+pub mod permits;
 pub mod quantity;
 pub mod registration;
 pub mod relocation;

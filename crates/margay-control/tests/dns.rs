@@ -387,7 +387,7 @@ async fn connections_are_bounded() {
     let at = world.responder.local_address();
     let good = wire(&question(name_of("web.shop.sal.internal."), RecordType::A));
     let mut open = Vec::new();
-    for _ in 0..64 {
+    for _ in 0..128 {
         let mut stream = TcpStream::connect(at).await.expect("accepted");
         over_stream(&mut stream, &good).await.expect("answered");
         open.push(stream);

@@ -3,16 +3,16 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::fair_table::Peer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::codegen::tokio_stream::{Stream, wrappers::ReceiverStream};
 
-use crate::registration::stranger::{Stranger, Strangers};
+use crate::permits::{Permits, UNWELCOMED_MAX};
 
 /// From the first byte to the end of the handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ where
 {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        let (strangers, mut shaking) = (Arc::<Strangers>::default(), JoinSet::new());
+        let (strangers, mut shaking) = (Permits::new(UNWELCOMED_MAX, 0), JoinSet::new());
         loop {
             let (stream, from) = tokio::select! {
                 () = sender.closed() => return,
@@ -45,7 +45,7 @@ where
                 },
             };
             let from = from.ip().to_canonical();
-            let Some(stranger) = Stranger::admit(&strangers, from) else {
+            let Ok(stranger) = strangers.take(Peer::Unauthenticated(from), 1) else {
                 tracing::debug!(%from, "too many connections at once that have shown no certificate yet");
                 continue;
             };

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::answer::Answers;
-use super::{Carrier, ResponderCounters};
+use super::{Carrier, ResponderCounters, transport};
 
 /// Longest frame: a message of DNS is no longer than 65535 bytes.
 const FRAME_MAX: usize = 65_535 + HEAD;
@@ -22,8 +22,9 @@ const FRAME_MAX: usize = 65_535 + HEAD;
 const HEAD: usize = 8 + 1 + 16;
 /// Frames that wait to be written; more wait themselves.
 const QUEUE: usize = 256;
-/// Questions that the agent looks into at once.
-const ASKED_MAX: usize = 512;
+/// Questions that the agent looks into at once: as many as the responder lets in, so that none waits here for what others
+/// have asked.
+const ASKED_MAX: usize = 3 * (transport::WAITING_MAX + transport::CONNECTIONS_MAX);
 /// Marks what is no question but the responder's counters.
 const COUNTERS: u8 = 2;
 /// Number of a frame that is no answer.

@@ -101,12 +101,22 @@ pub struct ResponderCounters {
     pub failed: u64,
     /// Not DNS questions.
     pub malformed: u64,
+    /// Questions and connections beyond what one asker may have at once.
+    pub crowded: u64,
 }
 
 impl ResponderCounters {
     fn to_bytes(self) -> Vec<u8> {
-        let all =
-            [self.queries, self.answered, self.remembered, self.forwarded, self.refused, self.failed, self.malformed];
+        let all = [
+            self.queries,
+            self.answered,
+            self.remembered,
+            self.forwarded,
+            self.refused,
+            self.failed,
+            self.malformed,
+            self.crowded,
+        ];
         all.iter().flat_map(|count| count.to_be_bytes()).collect()
     }
 
@@ -122,6 +132,7 @@ impl ResponderCounters {
             refused: next(),
             failed: next(),
             malformed: next(),
+            crowded: next(),
         }
     }
 }

@@ -37,6 +37,7 @@ struct Counts {
     refused: AtomicU64,
     failed: AtomicU64,
     malformed: AtomicU64,
+    crowded: AtomicU64,
 }
 
 fn add(count: &AtomicU64) {
@@ -133,7 +134,13 @@ impl Desk {
             refused: read(&self.counts.refused),
             failed: read(&self.counts.failed),
             malformed: read(&self.counts.malformed),
+            crowded: read(&self.counts.crowded),
         }
+    }
+
+    /// A question or a connection was refused: its asker has its share.
+    pub(super) fn note_crowded(&self) {
+        add(&self.counts.crowded);
     }
 
     /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself an

@@ -5,21 +5,24 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::fair_table::Peer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Carrier;
 use super::responder::Desk;
+use crate::permits::Permits;
 
 /// Longest question: more than a name, its type and some options is none.
 const QUESTION_MAX: usize = 4096;
-/// Questions that wait for the agent or a server at once. More are dropped, and asked again by who has them.
-const WAITING_MAX: usize = 1024;
-/// Connections at once. More are closed at once, so that who asks goes elsewhere.
-const CONNECTIONS_MAX: usize = 64;
+/// Questions that wait for the agent or a server at once: of programs of this host, and twice as many of others, of
+/// which one address has a sixteenth. More are dropped, and asked again by who has them.
+pub(super) const WAITING_MAX: usize = 1024;
+/// Connections at once, likewise. More are closed at once, so that who asks goes elsewhere.
+pub(super) const CONNECTIONS_MAX: usize = 128;
 /// For a whole question to come, and for its answer to go.
 const IDLE: Duration = Duration::from_secs(10);
 /// After an error of the system, so that a lasting one does not fill the log.
@@ -45,12 +48,20 @@ pub(super) async fn ended(stopped: &mut watch::Receiver<()>) {
     while stopped.changed().await.is_ok() {}
 }
 
+/// Who asks: this host where the question comes from the address that it goes to, as the kernel has it for programs here.
+fn asker(from: IpAddr, own: Option<IpAddr>) -> Peer {
+    let from = from.to_canonical();
+    let is_own = from.is_loopback() || own.is_some_and(|own| own.to_canonical() == from);
+    if is_own { Peer::Own } else { Peer::Unauthenticated(from) }
+}
+
 fn reap(tasks: &mut JoinSet<()>) {
     while tasks.try_join_next().is_some() {}
 }
 
 pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
-    let (socket, waiting) = (Arc::new(socket), Arc::new(Semaphore::new(WAITING_MAX)));
+    let own = socket.local_addr().map(|local| local.ip()).ok();
+    let (socket, waiting) = (Arc::new(socket), Permits::new(2 * WAITING_MAX, WAITING_MAX));
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; QUESTION_MAX];
     loop {
@@ -67,7 +78,10 @@ pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: w
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&waiting).try_acquire_owned() else { continue };
+        let Ok(permit) = waiting.take(asker(from.ip(), own), 1) else {
+            desk.note_crowded();
+            continue;
+        };
         let (socket, desk, question) = (Arc::clone(&socket), Arc::clone(&desk), buffer[..len].to_vec());
         tasks.spawn(async move {
             if let Some(answer) = desk.reply(&question, from.ip().to_canonical(), Carrier::Datagram).await {
@@ -82,7 +96,8 @@ pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: w
 }
 
 pub(super) async fn serve_tcp(listener: TcpListener, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
-    let open = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let own = listener.local_addr().map(|local| local.ip()).ok();
+    let open = Permits::new(2 * CONNECTIONS_MAX, CONNECTIONS_MAX);
     let mut tasks = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -98,7 +113,10 @@ pub(super) async fn serve_tcp(listener: TcpListener, desk: Arc<Desk>, mut stoppe
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&open).try_acquire_owned() else { continue };
+        let Ok(permit) = open.take(asker(from.ip(), own), 1) else {
+            desk.note_crowded();
+            continue;
+        };
         let desk = Arc::clone(&desk);
         tasks.spawn(async move {
             if let Err(error) = serve_stream(stream, from.ip().to_canonical(), &desk).await {
@@ -132,5 +150,24 @@ async fn serve_stream(mut stream: TcpStream, from: IpAddr, desk: &Desk) -> io::R
         let Ok(len) = u16::try_from(answer.len()) else { return Ok(()) };
         let framed = [&len.to_be_bytes()[..], &answer].concat();
         timeout(IDLE, stream.write_all(&framed)).await??;
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn programs_of_this_host_are_never_refused_for_what_a_container_asks() {
+        let own = Some(IpAddr::from([198, 18, 0, 1]));
+        let container = asker(IpAddr::from([172, 17, 0, 2]), own);
+        let waiting = Permits::new(2 * WAITING_MAX, WAITING_MAX);
+        let of_one: Vec<_> = (0..2 * WAITING_MAX).map_while(|_| waiting.take(container, 1).ok()).collect();
+        assert_eq!(of_one.len(), WAITING_MAX / 8);
+        for from in [IpAddr::from([127, 0, 0, 1]), IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc612, 1])] {
+            assert_eq!(asker(from, own), Peer::Own);
+        }
+        let other = asker(IpAddr::from([172, 17, 0, 3]), own);
+        assert!(waiting.take(other, 1).is_ok() && waiting.take(Peer::Own, WAITING_MAX).is_ok());
     }
 }

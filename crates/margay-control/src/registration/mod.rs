@@ -31,7 +31,6 @@ mod roll;
 mod router;
 mod sharing;
 mod silence;
-pub(crate) mod stranger;
 pub mod stream;
 mod tenure;
 mod trace;

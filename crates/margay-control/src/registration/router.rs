@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
+use margay_core::fair_table::Peer;
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
@@ -26,13 +27,13 @@ use super::rights::{Claim, by_grant};
 use super::roll::{OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::sharing;
 use super::silence::Silence;
-use super::stranger::{Stranger, Strangers};
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::cluster::Cluster;
 use crate::keyring::Keyring;
+use crate::permits::{Permit, Permits, UNWELCOMED_MAX};
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
 use crate::wide_area::{Attachment, WideArea, due};
@@ -89,7 +90,7 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
     traces_refused: AtomicU64,
-    strangers: Arc<Strangers>,
+    strangers: Permits,
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
@@ -157,7 +158,7 @@ impl Router {
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
-            strangers: Arc::default(),
+            strangers: Permits::new(UNWELCOMED_MAX, 0),
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
             news: watch::Sender::default(),
@@ -314,7 +315,7 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 Ok((stream, from)) => {
                     // One socket hears both families, and shows IPv4 as mapped.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    if let Some(stranger) = Stranger::admit(&shared.strangers, from.ip()) {
+                    if let Ok(stranger) = shared.strangers.take(Peer::Unauthenticated(from.ip()), 1) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
                     } else {
                         let why = "too many streams at once that were not welcomed yet";
@@ -370,7 +371,7 @@ fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
 }
 
 /// One stream from its first byte to its end.
-async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Stranger) {
+async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Permit) {
     let greeted = timeout(HELLO_LIMIT, async {
         let (mut reader, writer, host) = accept(stream, &shared.local.host_key).await?;
         let hello: proto::FromHost = reader.read().await?;

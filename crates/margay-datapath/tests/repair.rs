@@ -15,11 +15,13 @@ use std::thread;
 use std::time::Instant;
 
 use libc::{IPPROTO_TCP, SOL_SOCKET};
-use margay_datapath::repair::{Family, Frozen, Note, Refusal, RepairError, Restored, State, TcpRecord, restore};
+use margay_datapath::repair::{
+    Buffer, Family, Frozen, Note, QUEUE_MAX, Refusal, RepairError, Restored, State, TcpRecord, restore,
+};
 use namespace::{PATIENCE, ip, isolated, pattern};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, send, sendto, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, getsockopt, send, sendto, setsockopt, socket, sockopt,
 };
 
 /// Marks packets that pass while others are held.
@@ -219,8 +221,8 @@ fn bytes_of_both_queues_arrive() {
     isolated("bytes_of_both_queues_arrive", || {
         own_loopback();
         for (place, congestion) in PLACES.into_iter().zip(["cubic", "bbr", "reno"]) {
-            let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
-            let congestion = if available.contains(congestion) { congestion } else { "reno" };
+            let allowed = fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap();
+            let congestion = if allowed.contains(congestion) { congestion } else { "reno" };
             let mut connection = Connection::new(place);
             set(&connection.server, IPPROTO_TCP, libc::TCP_CONGESTION, congestion.as_bytes());
             let unread = pattern(UNREAD_LEN);
@@ -549,10 +551,17 @@ fn hosts_differ() {
         let error = set_up(&record, mixed).unwrap_err();
         assert!(matches!(error, RepairError::Family { .. }), "{error}");
         record.options.congestion = "none-such".to_owned();
+        record.options.receive_buffer = Buffer { len: 1 << 30, is_set: true };
+        record.options.send_buffer = Buffer { len: 1 << 30, is_set: true };
+        record.options.priority = 4096;
         let restored = set_up(&record, ends).unwrap();
         assert_eq!(restored.notes(), [Note::CongestionControl("none-such".to_owned()), Note::NoEcn]);
         release();
-        let server = restored.go_on().unwrap().into();
+        let server: TcpStream = restored.go_on().unwrap().into();
+        let buffers = [getsockopt(&server, sockopt::RcvBuf).unwrap(), getsockopt(&server, sockopt::SndBuf).unwrap()];
+        assert!(buffers.iter().all(|len| *len <= 2 * QUEUE_MAX), "no more than a record may bring: {buffers:?}");
+        let priority = getsockopt(&server, sockopt::Priority).unwrap();
+        assert_eq!(priority, 6, "what a program without privileges may have");
         Connection { server, ..connection }.prove();
     });
 }

@@ -175,7 +175,8 @@ mod tests {
         assert!((BOXES_BURST..ASKER_BURST / 8).contains(&of_one), "{of_one}");
         assert!(budgets.take(address(2), 2 * ASKER_BURST).is_ok());
         while budgets.take(address(2), 2 * ASKER_BURST).is_ok() {}
-        (0..300).for_each(|uid| drop(budgets.take(Asker::User(uid), 2 * ASKER_BURST)));
+        let of_users = (0..300).filter(|uid| budgets.take(Asker::User(*uid), 2 * ASKER_BURST).is_ok()).count();
+        assert!(of_users < 300);
         assert_eq!(budgets.take(Asker::User(300), 2 * ASKER_BURST), Err(Excess::All));
         assert_eq!(budgets.take(Asker::Operator, 2 * ASKER_BURST), Ok(()));
     }

@@ -7,12 +7,16 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use super::QUEUE_MAX;
 use super::descriptor::Descriptor;
 use super::error::RepairError;
 use super::record::{
     Buffer, CONGESTION_MAX, Family, INT_MAX, KEEPALIVE_MAX_S, KEEPALIVE_PROBES_MAX, SocketOptions, TIMEOUT_MAX_US,
 };
 
+const CONGESTION_ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+/// Largest priority that a program without privileges may set (`sock_setsockopt` in the kernel).
+const PRIORITY_MAX: u32 = 6;
 /// Which buffers the program has set (`include/uapi/asm-generic/socket.h`, since Linux 5.14).
 const SO_BUF_LOCK: libc::c_int = 72;
 const SEND_LOCK: u32 = 1;
@@ -71,6 +75,12 @@ fn congestion(socket: Descriptor<'_>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
+/// Whether any program of this host may choose this congestion control.
+pub(super) fn is_allowed_congestion(name: &str) -> bool {
+    let allowed = std::fs::read_to_string(CONGESTION_ALLOWED).unwrap_or_default();
+    allowed.split_whitespace().any(|one| one == name)
+}
+
 fn linger_s(socket: Descriptor<'_>) -> io::Result<Option<u32>> {
     let linger = getsockopt(&socket.0, sockopt::Linger)?;
     Ok((linger.l_onoff != 0).then_some(linger.l_linger.max(0).cast_unsigned()))
@@ -97,7 +107,8 @@ pub(super) fn set(socket: Descriptor<'_>, family: Family, options: &SocketOption
     }
     // The TOS has changed the priority.
     let general = [
-        (libc::SO_PRIORITY, options.priority),
+        // Larger ones take a privilege, which a program of another host does not get by a record.
+        (libc::SO_PRIORITY, options.priority.min(PRIORITY_MAX)),
         (libc::SO_REUSEPORT, options.shares_port.into()),
         (libc::SO_OOBINLINE, options.urgent_inline.into()),
         (libc::SO_RCVLOWAT, options.receive_low_water),
@@ -140,13 +151,14 @@ fn set_flags(socket: Descriptor<'_>, options: &SocketOptions) -> io::Result<()> 
     Ok(())
 }
 
-/// Sets both buffers to the record's lengths, or to `room` bytes of data each where that is more. The kernel sizes
-/// them by itself unless the program has set them.
+/// Sets both buffers to the record's lengths, which are another host's word and no more than a queue of a record may
+/// have, or to `room` bytes of data each where that is more. The kernel sizes them by itself unless the program has set
+/// them.
 pub(super) fn set_buffers(socket: Descriptor<'_>, options: &SocketOptions, room: [usize; 2]) -> io::Result<()> {
     // The kernel doubles what it is told, for its own headers. A chunk's first page may be for one byte.
     let half = |buffer: Buffer, room: usize| {
         let room = u32::try_from(room + room / 2).unwrap_or(INT_MAX);
-        (buffer.len / 2).max(room)
+        (buffer.len / 2).min(QUEUE_MAX as u32).max(room)
     };
     socket.set(SOL_SOCKET, libc::SO_RCVBUFFORCE, half(options.receive_buffer, room[0]))?;
     socket.set(SOL_SOCKET, libc::SO_SNDBUFFORCE, half(options.send_buffer, room[1]))?;

@@ -33,7 +33,7 @@ const TIMESTAMPS_SWITCH: &str = "/proc/sys/net/ipv4/tcp_timestamps";
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// This host has no congestion control of that name, and its default is used.
+    /// Programs of this host may not choose the congestion control of that name, and its default is used.
     CongestionControl(String),
     /// Explicit congestion notification, which the ends had agreed on, is not answered any more: the kernel cannot set
     /// up a socket that does.
@@ -44,7 +44,8 @@ impl std::fmt::Display for Note {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::CongestionControl(name) => {
-                write!(f, "this host has no congestion control {name}, and uses its default for the connection")
+                let list = "net.ipv4.tcp_allowed_congestion_control";
+                write!(f, "{list} of this host does not name {name}: the connection has the host's default")
             }
             Self::NoEcn => f.write_str("the connection goes on without ECN, which the kernel cannot carry"),
         }
@@ -161,14 +162,13 @@ impl Restored {
         let mss = record.mss.clamp(MAXSEG_MIN, MAXSEG_MAX);
         socket.set(IPPROTO_TCP, libc::TCP_MAXSEG, mss.into()).map_err(RepairError::making("setsockopt(TCP_MAXSEG)"))?;
         let name = &record.options.congestion;
-        let no_congestion = match socket.set_bytes(IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes()) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Some(Note::CongestionControl(name.clone())),
-            result => {
-                result.map_err(RepairError::making("setsockopt(TCP_CONGESTION)"))?;
-                None
-            }
-        };
-        self.notes.extend(no_congestion);
+        // Another host's word: what no program here may choose, it may not, either.
+        if options::is_allowed_congestion(name) {
+            let set = socket.set_bytes(IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes());
+            set.map_err(RepairError::making("setsockopt(TCP_CONGESTION)"))?;
+        } else {
+            self.notes.push(Note::CongestionControl(name.clone()));
+        }
         self.notes.extend(record.ecn.then_some(Note::NoEcn));
         Ok(())
     }

@@ -13,7 +13,7 @@ use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
 use margay_core::reconfiguration::{Durations, Edit, ReconfigurationOutcome};
 use margay_core::stack_rule::StackRuleInfo;
-use margay_core::{AssociationInfo, Counters, DropReason, RemoveReason, Sal};
+use margay_core::{AssociationInfo, Counters, DropReason, RemoveReason, SHARED_TABLES, Sal, share_refusals};
 use margay_datapath::meaning;
 use margay_wire::Kind;
 use miette::{Result, miette};
@@ -194,6 +194,7 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        of_shares(agent, &mut encoder)?;
         of_relocations(agent, &mut encoder)?;
         of_rebalances(agent, &mut encoder)?;
         of_stacks(agent, &mut encoder)?;
@@ -226,6 +227,15 @@ fn of_cluster(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Res
     let cluster = agent.and_then(|agent| agent.routing.cluster.as_deref());
     let rows = cluster.map_or_else(unlabelled, |cluster| cluster.counts().to_vec());
     family(encoder, "etcd", "What happened between this router and etcd", "act", owned(rows))
+}
+
+/// Peers that wanted more than their share of what is bounded.
+fn of_shares(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let of_core = agent.map(|agent| agent.core.0.with_sal(|sal, _| share_refusals(sal))).unwrap_or_default();
+    let streams = agent.map_or(0, |agent| agent.connections.relocations.refused());
+    let rows = SHARED_TABLES.into_iter().zip(of_core).chain([("hand_over_streams", streams)]).collect();
+    let help = "Times that a peer was refused more than its share of a table or a buffer";
+    family(encoder, "share_refused", help, "table", owned(rows))
 }
 
 /// Connections that were to go to another host, or to come from one.
@@ -394,6 +404,7 @@ fn of_responder(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> R
         ("refused", counts.refused),
         ("failed", counts.failed),
         ("malformed", counts.malformed),
+        ("crowded", counts.crowded),
     ];
     family(encoder, "dns", help, "outcome", owned(rows.into()))
 }

@@ -20,7 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use margay_control::permits::Permits;
+use margay_control::relocation::RECORD_MAX;
 use margay_core::{HandOver, Tuple};
+use margay_wire::HANDED_DATA_MAX;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -32,10 +35,14 @@ use self::transfer::IdleStreams;
 use super::Agent;
 use super::instance_addresses::InstanceAddresses;
 
-/// Connections that go at one time, and as many that come; others wait.
+/// Connections that go at one time; others wait.
 const TRANSFERS_MAX: u32 = 64;
-/// Streams of other hosts, most of which may be idle.
-const STREAMS_MAX: usize = 256;
+/// Connections that come at one time. One giver has as many as it gives at once; its others wait.
+const TAKEN_MAX: u32 = 16 * TRANSFERS_MAX;
+/// Bytes of connections that come at one time: of one giver, three of the largest.
+const TAKEN_BYTES_MAX: usize = 16 * 3 * (RECORD_MAX + HANDED_DATA_MAX as usize);
+/// Streams of other hosts, most of which may be idle. One giver has as many as it gives connections at once.
+const STREAMS_MAX: usize = 16 * TRANSFERS_MAX as usize;
 /// How long an agent that stops waits for those that are on their way.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -77,7 +84,10 @@ pub struct Relocations {
     idle: Arc<IdleStreams>,
     giving: Arc<Semaphore>,
     taking: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    /// The same by their givers.
+    turns: Permits,
+    taken_bytes: Permits,
+    streams: Permits,
     /// Cookies of sockets that are on their way.
     moving: Mutex<HashSet<u64>>,
     counts: [AtomicU64; Outcome::ALL.len()],
@@ -97,15 +107,16 @@ impl Words {
 impl Relocations {
     /// None is on its way yet.
     pub fn new(words: &Words, addresses: &InstanceAddresses) -> Self {
-        let transfers = || Arc::new(Semaphore::new(TRANSFERS_MAX as usize));
         Self {
             mailboxes: Arc::clone(&words.0),
             addresses: addresses.clone(),
             local_rules: LocalRules::default(),
             idle: Arc::default(),
-            giving: transfers(),
-            taking: transfers(),
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            giving: Arc::new(Semaphore::new(TRANSFERS_MAX as usize)),
+            taking: Arc::new(Semaphore::new(TAKEN_MAX as usize)),
+            turns: Permits::new(TAKEN_MAX as usize, 0),
+            taken_bytes: Permits::new(TAKEN_BYTES_MAX, 0),
+            streams: Permits::new(STREAMS_MAX, 0),
             moving: Mutex::default(),
             counts: Default::default(),
         }
@@ -123,12 +134,17 @@ impl Relocations {
 
     /// Waits for those that are on their way, not for long; after that, none begins.
     pub async fn end(&self) {
-        for transfers in [&self.giving, &self.taking] {
-            if timeout(END_LIMIT, transfers.acquire_many(TRANSFERS_MAX)).await.is_err() {
+        for (transfers, all) in [(&self.giving, TRANSFERS_MAX), (&self.taking, TAKEN_MAX)] {
+            if timeout(END_LIMIT, transfers.acquire_many(all)).await.is_err() {
                 tracing::warn!("the agent stops while connections are on their way to another host");
             }
             transfers.close();
         }
+    }
+
+    /// How often another host was refused a stream, or memory for a connection.
+    pub fn refused(&self) -> u64 {
+        self.streams.refused() + self.taken_bytes.refused()
     }
 
     fn note(&self, outcome: Outcome) {

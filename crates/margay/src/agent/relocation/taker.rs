@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_control::permits::Permit;
+use margay_core::fair_table::Peer;
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::{HandOver, HandedSession, PeerTicket, Tuple};
@@ -34,22 +36,28 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Takes connections that other hosts bring, until the task is ended.
 pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
     loop {
-        // Closed when the agent stops.
-        let Ok(place) = Arc::clone(&agent.connections.relocations.streams).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection of another host could not be taken");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
         };
+        let from = from.ip().to_canonical();
+        // Whose it is shows later. Closed at once, so that the giver tries another host.
+        let place = match agent.connections.relocations.streams.take(Peer::Unauthenticated(from), 1) {
+            Ok(place) => place,
+            Err(full) => {
+                tracing::info!(%from, %full, "a stream of another host's agent was refused");
+                continue;
+            }
+        };
         let agent = Arc::clone(&agent);
         tokio::spawn(async move {
-            if let Err(why) = serve(&agent, stream).await {
+            if let Err(why) = serve(&agent, stream, place).await {
                 tracing::info!(why, "a stream of another host's agent has ended");
             }
-            drop(place);
         });
     }
 }
@@ -62,8 +70,9 @@ struct Undecided {
 }
 
 /// Takes one connection after the other from a stream, and answers questions. Anybody may open a stream: one that has
-/// shown no right to a name is closed with the refusal.
-async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
+/// shown no right to a name is closed with the refusal. `place`: the stream's own.
+async fn serve(agent: &Arc<Agent>, stream: TcpStream, mut place: Permit) -> Result<(), String> {
+    let relocations = &agent.connections.relocations;
     let mut incoming = Incoming::accept(&agent.host.local.host_key, stream).await?;
     let mut is_known = false;
     let mut last: Option<Undecided> = None;
@@ -91,8 +100,22 @@ async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
                 continue;
             }
         };
+        if let Err(why) = prove(agent, &incoming.giver, &offered) {
+            incoming.refuse(&why).await;
+            if !is_known {
+                return Err(why);
+            }
+            note(agent, Err(why));
+            continue;
+        }
+        let giver = Peer::Member(incoming.giver.id());
+        // From here on it takes no room of those who have shown nothing.
+        if let Ok(proved) = relocations.streams.take(giver, 1) {
+            drop(std::mem::replace(&mut place, proved));
+        }
+        let turn = relocations.turns.wait(giver).await;
         // Closed when the agent stops.
-        let Ok(turn) = Arc::clone(&agent.connections.relocations.taking).acquire_owned().await else { return Ok(()) };
+        let Ok(running) = Arc::clone(&relocations.taking).acquire_owned().await else { return Ok(()) };
         last = None;
         let ticket = offered.ticket;
         match take(agent, &mut incoming, offered).await {
@@ -104,7 +127,7 @@ async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
                 // The client's word and the program take their time; the next connection does not wait for them.
                 tokio::spawn(async move {
                     note(&agent, taken.finish(&agent, decided).await);
-                    drop(turn);
+                    drop((turn, running));
                 });
             }
             Err(why) => {
@@ -147,9 +170,12 @@ struct Taken {
 
 /// Sets a connection up that is offered, and lets the client go over.
 async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Result<Taken, String> {
-    let mut mailbox = admit(agent, &incoming.giver, &offered)?;
+    let mut mailbox = admit(agent, &offered)?;
     let ticket = offered.ticket;
-    let (restored, data) = match prepare(&agent.core, incoming, &offered, &mut mailbox).await {
+    let giver = Peer::Member(incoming.giver.id());
+    let mut room = agent.connections.relocations.taken_bytes.take(giver, 0).map_err(|full| full.to_string())?;
+    let prepared = prepare(&agent.core, incoming, &offered, (&mut mailbox, &mut room)).await;
+    let (restored, data) = match prepared {
         Ok(prepared) => prepared,
         Err(why) => {
             agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
@@ -165,8 +191,8 @@ async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Resul
     Ok(Taken { restored, data, service: offered.of.service, giver: incoming.giver.id(), mailbox })
 }
 
-/// Whether the connection would be taken.
-fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox, String> {
+/// Whether the giver may speak for the connection's name.
+fn prove(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<(), String> {
     let service = &offered.of.service;
     // Programs trust what is said of a connection: without proof, nobody says anything.
     if !agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, &offered.chain))? {
@@ -174,6 +200,12 @@ fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox
             "this host trusts no authority of the name, so that nobody can hand over its connections".to_owned()
         );
     }
+    Ok(())
+}
+
+/// Whether the connection would be taken.
+fn admit(agent: &Agent, offered: &Offered) -> Result<Mailbox, String> {
+    let service = &offered.service;
     if !agent.connections.programs.takers.has(None, &Prefix::from(*service)) {
         agent.connections.relocations.follow_takers(agent);
         return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());
@@ -187,11 +219,11 @@ async fn prepare(
     core: &CoreHandle,
     incoming: &mut Incoming,
     offered: &Offered,
-    mailbox: &mut Mailbox,
+    (mailbox, room): (&mut Mailbox, &mut Permit),
 ) -> Result<(Restored, Vec<u8>), String> {
     incoming.agree().await?;
     let app = awaited(offered, mailbox).await?;
-    let parts = incoming.parts(offered.data_length).await?;
+    let parts = incoming.parts(offered.data_length, room).await?;
     let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
     let mut inject = |packet: &[u8]| {
         core.0.give_to_kernel(packet);

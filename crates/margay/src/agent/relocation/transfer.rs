@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_control::permits::Permit;
 use margay_control::relocation::proto::{
     Count, Counted, End, FromGiver, FromTaker, Head, Refused, Restored, Settle, Settled, Willing, from_giver,
     from_taker,
@@ -22,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::agent::Agent;
 use crate::agent::core::CoreHandle;
@@ -30,6 +31,10 @@ use crate::agent::instance_addresses::InstanceAddresses;
 
 /// How long the other end may take for what it sends next.
 pub const STEP_LIMIT: Duration = Duration::from_secs(5);
+/// A transfer may take so long, and a second longer for each MiB that has come.
+const TRANSFER_FIRST: Duration = Duration::from_secs(5);
+/// Whatever has come: then the client's host has given the hand-over up.
+const TRANSFER_MAX: Duration = margay_core::session::LEASE_MAX;
 /// A giver's stream without a connection is kept for so long: others may follow.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// A taker waits for longer, so that it is the giver that ends the stream.
@@ -185,11 +190,12 @@ impl Outgoing {
     ///
     /// The stream is broken.
     pub async fn send(&mut self, record: &[u8], data: &[u8]) -> Result<(), String> {
-        for piece in record.chunks(PIECE_MAX) {
-            self.say(from_giver::Body::Record(piece.to_vec())).await?;
-        }
-        for piece in data.chunks(PIECE_MAX) {
-            self.say(from_giver::Body::Data(piece.to_vec())).await?;
+        let record = record.chunks(PIECE_MAX).map(|piece| from_giver::Body::Record(piece.to_vec()));
+        let data = data.chunks(PIECE_MAX).map(|piece| from_giver::Body::Data(piece.to_vec()));
+        let begun = Instant::now();
+        for (count, body) in record.chain(data).enumerate() {
+            let until = begun + transfer_limit(count * PIECE_MAX);
+            timeout_at(until, self.say(body)).await.map_err(|_| slow())??;
         }
         self.say(from_giver::Body::End(End {})).await
     }
@@ -328,6 +334,10 @@ pub struct Parts {
 }
 
 impl Parts {
+    const fn len(&self) -> usize {
+        self.record.len() + self.data.len()
+    }
+
     /// Takes what has come.
     ///
     /// # Errors
@@ -390,16 +400,21 @@ impl Incoming {
         }
     }
 
-    /// All parts of the connection.
+    /// All parts of the connection, which `room` has memory for.
     ///
     /// # Errors
     ///
     /// They do not come in time, or what comes makes no sense.
-    pub async fn parts(&mut self, data_length: usize) -> Result<Parts, String> {
+    pub async fn parts(&mut self, data_length: usize, room: &mut Permit) -> Result<Parts, String> {
         let mut parts = Parts::default();
+        let begun = Instant::now();
         while !parts.is_whole {
-            let body = timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())??;
+            let had = parts.len();
+            let next = timeout_at(begun + transfer_limit(had), timeout(STEP_LIMIT, self.next())).await;
+            let body = next.map_err(|_| slow())?.map_err(|_| late())??;
             parts.add(body, data_length)?;
+            room.add(parts.len() - had)
+                .map_err(|full| format!("this host has no memory for the connection: {full}"))?;
         }
         Ok(parts)
     }
@@ -494,12 +509,24 @@ fn broken(error: &StreamError) -> String {
     format!("the transfer between the agents came to nothing: {error}")
 }
 
+/// How long a transfer may take of which so many bytes have gone.
+fn transfer_limit(bytes: usize) -> Duration {
+    let seconds = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+    TRANSFER_FIRST.saturating_add(Duration::from_secs(seconds.into())).min(TRANSFER_MAX)
+}
+
+fn slow() -> String {
+    "the transfer between the agents is too slow; look for what holds up packets between the two hosts".to_owned()
+}
+
 fn late() -> String {
     format!("the other agent has not answered within {} seconds; see its log", STEP_LIMIT.as_secs())
 }
 
 #[cfg(test)]
 mod test {
+    use margay_control::permits::Permits;
+    use margay_core::fair_table::Peer;
     use margay_core::rng::Rng;
     use tokio::net::TcpListener;
 
@@ -509,6 +536,10 @@ mod test {
 
     fn handed(giver: HostId) -> HandedSession {
         HandedSession { giver, client: CLIENT, session: SessionId([6; 16]), service: ServiceId([8; 32]), port: 80 }
+    }
+
+    fn room() -> Permit {
+        Permits::new(16 << 20, 0).take(Peer::Member(HostId([1; 16])), 0).expect("room")
     }
 
     fn key(n: u8) -> HostSecret {
@@ -536,7 +567,7 @@ mod test {
             let mut stream = Incoming::accept(&key(2), far).await?;
             let Some(Asked::Connection(offered)) = stream.asked(true).await? else { return Err("no offer".to_owned()) };
             stream.agree().await?;
-            let parts = stream.parts(offered.data_length).await?;
+            let parts = stream.parts(offered.data_length, &mut room()).await?;
             stream.confirm().await?;
             // It is open until the giver has heard that.
             Ok::<_, String>((stream, offered, parts))
@@ -667,6 +698,45 @@ mod test {
         }
         let other = offered(Head { version: 9, ..head() }, giver).err().unwrap_or_default();
         assert!(other.contains("version 9") && other.contains("one release"), "{other}");
+    }
+
+    #[tokio::test]
+    async fn a_transfer_that_goes_on_for_ever_ends_and_one_that_is_larger_than_the_givers_share_is_refused() {
+        for (pause, every, why) in [(Duration::from_secs(4), 1, "too slow"), (Duration::ZERO, PIECE_MAX, "no memory")] {
+            let (near, far) = ends().await;
+            let giving = async {
+                let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await.expect("a stream");
+                stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"").await.expect("said");
+                // Each piece in time, and never the last one.
+                while stream.say(from_giver::Body::Record(vec![0; every])).await.is_ok() {
+                    sleep(pause).await;
+                }
+            };
+            let taking = async {
+                let mut stream = Incoming::accept(&key(2), far).await.expect("a stream");
+                assert!(matches!(stream.asked().await, Ok(Some(Asked::Connection(_)))));
+                // Time jumps ahead whenever nothing else is to be done.
+                tokio::time::pause();
+                let begun = Instant::now();
+                let refused = stream.parts(0, &mut room()).await.expect_err("it has no end");
+                let took = begun.elapsed();
+                tokio::time::resume();
+                (refused, took)
+            };
+            let (refused, took) = tokio::select! {
+                () = giving => panic!("the stream has ended before"),
+                refused = taking => refused,
+            };
+            assert!(refused.contains(why), "{refused}");
+            assert!(took <= TRANSFER_MAX);
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_transfer_grows_with_what_has_come_and_has_an_end() {
+        let mib = |count: usize| transfer_limit(count << 20);
+        assert_eq!([mib(0), mib(1), mib(10)].map(|limit| limit.as_secs()), [5, 6, 15]);
+        assert_eq!(mib(40), TRANSFER_MAX);
     }
 
     #[test]

@@ -22,8 +22,7 @@ const FRAME_MAX: usize = 65_535 + HEAD;
 const HEAD: usize = 8 + 1 + 16;
 /// Frames that wait to be written; more wait themselves.
 const QUEUE: usize = 256;
-/// Questions that the agent looks into at once: as many as the responder lets in, so that none waits here for what others
-/// have asked.
+/// Questions that the agent looks into at once: as many as the responder lets in, so that none waits here for others'.
 const ASKED_MAX: usize = 3 * (transport::WAITING_MAX + transport::CONNECTIONS_MAX);
 /// Marks what is no question but the responder's counters.
 const COUNTERS: u8 = 2;

@@ -48,7 +48,8 @@ pub(super) async fn ended(stopped: &mut watch::Receiver<()>) {
     while stopped.changed().await.is_ok() {}
 }
 
-/// Who asks: this host where the question comes from the address that it goes to, as the kernel has it for programs here.
+/// Who asks: this host where the question comes from the address that it goes to, as the kernel sends it for programs
+/// here.
 fn asker(from: IpAddr, own: Option<IpAddr>) -> Peer {
     let from = from.to_canonical();
     let is_own = from.is_loopback() || own.is_some_and(|own| own.to_canonical() == from);

@@ -43,8 +43,8 @@ pub(crate) use initiator::Fetch;
 pub(crate) use taker::check_fetch;
 
 const TCP: u8 = 6;
-/// Hand-overs at once that peers ask for, in each role. What this host gives away is not bounded here: it is no more than
-/// it has connections.
+/// Hand-overs at once that peers ask for, in each role. What this host gives away is not bounded here: it is no more
+/// than it has connections.
 pub const HAND_OVERS_MAX: usize = 4096;
 /// How long one may take before the connection stays, or is lost where nobody can say where it is.
 const LEASE: Duration = crate::session::LEASE_MAX;
@@ -76,8 +76,8 @@ pub(crate) struct Fetches {
     giving: BTreeMap<Ticket, giver::Giving>,
     fetching: FairTable<PeerTicket, initiator::Fetching>,
     awaited: FairTable<PeerTicket, taker::Awaited>,
-    /// Initiator: hand-overs of which it has said that the connection stays, and until when. A giver that asks about more
-    /// than its share has its own oldest forgotten.
+    /// Initiator: hand-overs of which it has said that the connection stays, and until when. A giver that asks about
+    /// more than its share has its own oldest forgotten.
     stayed: FairTable<PeerTicket, Instant>,
 }
 

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// The core's words of one hand-over are fewer.
 const WORDS_MAX: usize = 16;
-/// Hand-overs of which this host knows nothing yet, until they are refused: all that the core awaits, of which one client
-/// has its share.
+/// Hand-overs of which this host knows nothing yet, until they are refused: all that the core awaits, of which one
+/// client has its share.
 const STRAYS_MAX: usize = margay_core::fetch::HAND_OVERS_MAX;
 /// For so long the giver's word may come after the client's flow: giver and client are asked at one time.
 const STRAY_PATIENCE: Duration = Duration::from_secs(2);

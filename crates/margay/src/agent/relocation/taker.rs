@@ -205,7 +205,7 @@ fn prove(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<(), Str
 
 /// Whether the connection would be taken.
 fn admit(agent: &Agent, offered: &Offered) -> Result<Mailbox, String> {
-    let service = &offered.service;
+    let service = &offered.of.service;
     if !agent.connections.programs.takers.has(None, &Prefix::from(*service)) {
         agent.connections.relocations.follow_takers(agent);
         return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());

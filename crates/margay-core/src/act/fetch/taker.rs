@@ -6,7 +6,6 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{LEASE, handover};
 use crate::act::setup::retry_after;
-use crate::association::Association;
 use crate::association::auth::Verified;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -16,7 +15,6 @@ use crate::session::flow::{Flow, Setup};
 use crate::session::hand_over::{HandOver, HandedSession, PeerTicket, Ticket};
 use crate::table::{Demux, HAND_OVER_PORT};
 use crate::types::drop_reason::DropReason;
-use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::role::Role;
 use crate::types::time::Instant;

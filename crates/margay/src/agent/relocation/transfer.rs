@@ -706,7 +706,7 @@ mod test {
             let (near, far) = ends().await;
             let giving = async {
                 let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await.expect("a stream");
-                stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"").await.expect("said");
+                stream.offer(&Ticket([7; 16]), &handed(key(1).public().id()), vec![9], b"").await.expect("said");
                 // Each piece in time, and never the last one.
                 while stream.say(from_giver::Body::Record(vec![0; every])).await.is_ok() {
                     sleep(pause).await;
@@ -714,7 +714,7 @@ mod test {
             };
             let taking = async {
                 let mut stream = Incoming::accept(&key(2), far).await.expect("a stream");
-                assert!(matches!(stream.asked().await, Ok(Some(Asked::Connection(_)))));
+                assert!(matches!(stream.asked(true).await, Ok(Some(Asked::Connection(_)))));
                 // Time jumps ahead whenever nothing else is to be done.
                 tokio::time::pause();
                 let begun = Instant::now();

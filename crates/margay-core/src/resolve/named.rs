@@ -1,8 +1,8 @@
 //! SYNs for one host that an extension names: for the taker of a hand-over, or for the host at the other end of a
 //! session that goes another way.
 //!
-//! A peer has named the host. Where it is, this host's own table, associations and routers say, never the peer: it could
-//! send SYNs, which are large, to anybody. Routers know where the hosts are that are registered with them.
+//! A peer has named the host. This host's own table, associations and routers say where it is, never the peer: it could
+//! have SYNs, which are large, sent to anybody. Routers know where the hosts are that are registered with them.
 
 use core::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! A local user without rights, in a network namespace of its own, who makes sockets with the five-tuples of other users'
-//! connections and asks the agent to give these away.
+//! A local user without rights, in a network namespace of its own, who makes sockets with the five-tuples of other
+//! users' connections and asks the agent to give these away.
 
 use std::net::SocketAddr;
 

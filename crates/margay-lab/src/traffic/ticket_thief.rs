@@ -1,5 +1,5 @@
-//! Somebody on the path who reads the tickets of true hand-overs and uses them before their clients do, with keys of his
-//! own, by the service's port and by that of the agents.
+//! An attacker on the path who reads the tickets of true hand-overs and uses them before their clients do, with keys of
+//! its own, by the service's port and by that of the agents.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -373,8 +373,8 @@ impl Incoming {
         Ok(Self { giver, pieces, writer, _reading: reading })
     }
 
-    /// What it is used for next; `None` where it has ended, or nothing has come for long. The wait is shorter for a giver
-    /// that is not known to have a right to a name.
+    /// What it is used for next; `None` where it has ended, or nothing has come for long. The wait is shorter for a
+    /// giver that is not known to have a right to a name.
     ///
     /// # Errors
     ///

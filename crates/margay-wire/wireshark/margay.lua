@@ -437,7 +437,7 @@ local readers = {
         tree:add(f.change_number, value(4, 4))
     end },
     [20] = { len = 4, add = function(tree, value) tree:add(f.give_up_after, value(0, 4)) end },
-    [0x96] = { len = 52, add = function(tree, value)
+    [0x96] = { len = 68, add = function(tree, value)
         tree:add(f.handover_ticket, value(0, 16))
         tree:add(f.handover_giver, value(16, 16))
         tree:add(f.handover_taker, value(32, 16))

@@ -118,8 +118,7 @@ impl Sal {
         }
         let sticky = sticky(message.src_flow, resolvable.nonce);
         let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
-        let named = named_host(message);
-        if let Some(host) = named.filter(|host| *host != self.config.host_id()) {
+        if let Some(host) = named_host(message).filter(|host| *host != self.config.host_id()) {
             return forward_named(self, now, (from, sender), message, datagram, host);
         }
         match self.pick(&service, sticky, session.protocol, session.service_port, sender) {
@@ -131,7 +130,7 @@ impl Sal {
                 let (reply, port) = (self.reply_path(from, &resolvable, datagram), session.service_port);
                 self.respond(now, &arrival_of(message, &resolvable, port, reply, datagram.len()), &demux)
             }
-            Resolution::Forward(rule, hop) if named.is_none() => {
+            Resolution::Forward(rule, hop) if named_host(message).is_none() => {
                 let hop = *hop;
                 let mut beside = self.beside(rule, sender);
                 if !beside.is_empty() {

@@ -25,8 +25,8 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// A hand-over as a host knows it that has not drawn the ticket: with the peer that has proved its key. At the initiator
-/// that is the giver, at the taker the initiator. The same ticket from another host is another hand-over.
+/// A hand-over as a host knows it that has not drawn the ticket: with the peer that has proved its key. At the
+/// initiator that is the giver, at the taker the initiator. The same ticket from another host is another hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerTicket {
     /// The host.

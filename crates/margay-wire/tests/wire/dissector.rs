@@ -425,9 +425,8 @@ impl Expected {
             0x93 => self.grant(value),
             20 => self.number("terms.give_up_after_ms", &value["give_up_after_ms"]),
             0x96 => {
-                self.text("handover.ticket", &value["ticket"]);
-                self.text("handover.giver", &value["giver"]);
-                self.text("handover.taker", &value["taker"]);
+                let parts = ["ticket", "giver", "taker"];
+                parts.iter().for_each(|part| self.text(&format!("handover.{part}"), &value[*part]));
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),

@@ -56,7 +56,7 @@ pub fn of_message(message: &Message<'_>, len: usize) -> Value {
         "src_flow": message.src_flow.to_string(),
         "control_seq": message.control_seq,
     });
-    let unknown_flags = message.flags.bits() & 0xe0;
+    let unknown_flags = message.flags.bits() & 0xc0;
     if unknown_flags != 0 {
         header["unknown_flags"] = unknown_flags.into();
     }

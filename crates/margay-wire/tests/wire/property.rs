@@ -292,7 +292,7 @@ fn resolvable() -> impl Strategy<Value = Value> {
 
 fn message() -> impl Strategy<Value = Value> {
     let flags = subsequence(vec!["FULL", "CONFIRM", "RELAY", "COPIED", "NAMED"], 0..=5);
-    let header = (select(&TYPES[..]), flags, any::<u8>(), bytes(4), bytes(4), any::<u32>(), 0..8_u8);
+    let header = (select(&TYPES[..]), flags, any::<u8>(), bytes(4), bytes(4), any::<u32>(), 0..4_u8);
     let parts = (header, option::of(resolvable()), extensions(), some_bytes(), 0..200_usize);
     parts.prop_map(|(header, resolvable, extensions, payload, padding)| {
         let (kind, mut flags, next_protocol, dst_flow, src_flow, control_seq, unknown_flags) = header;
@@ -307,7 +307,7 @@ fn message() -> impl Strategy<Value = Value> {
             "extensions": extensions, "payload": payload, "padding": padding,
         });
         if unknown_flags != 0 {
-            fields["header"]["unknown_flags"] = (unknown_flags << 5).into();
+            fields["header"]["unknown_flags"] = (unknown_flags << 6).into();
         }
         if let Some(resolvable) = resolvable {
             fields["resolvable"] = resolvable;

@@ -277,6 +277,13 @@ int app_egress(struct __sk_buff *skb)
 	return verdict;
 }
 
+/* In its place while the flow cache is taken off. */
+SEC("tcx/egress")
+int app_egress_uncached(struct __sk_buff *skb)
+{
+	return mark_forwarded(skb) ? TCX_DROP : TCX_NEXT;
+}
+
 /* What comes to the host by sal0, from the agent or from a card. */
 SEC("tcx/ingress")
 int app_ingress(struct __sk_buff *skb)

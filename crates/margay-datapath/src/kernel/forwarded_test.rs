@@ -9,8 +9,16 @@ const CARD: u32 = 8;
 const INGRESS_IFINDEX: usize = 36;
 const CONTEXT_LEN: usize = 192;
 
-/// What leaves `sal0` to the agent; a packet that came by `from`, or by no interface.
+/// What leaves `sal0` to the agent, with the flow cache and without it, of a packet that came by `from`, or by no
+/// interface.
 fn leave(rig: &Rig, from: u32, packet: &[u8]) -> Vec<u8> {
+    let [cached, uncached] =
+        [&rig.0.progs.app_egress, &rig.0.progs.app_egress_uncached].map(|program| leave_by(program, from, packet));
+    assert_eq!(cached, uncached);
+    cached
+}
+
+fn leave_by(program: &libbpf_rs::ProgramMut<'_>, from: u32, packet: &[u8]) -> Vec<u8> {
     let mut context = [0; CONTEXT_LEN];
     context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
     let (data, mut out) = (frame(packet), vec![0; 4096]);
@@ -20,7 +28,7 @@ fn leave(rig: &Rig, from: u32, packet: &[u8]) -> Vec<u8> {
         data_out: Some(&mut out),
         ..Default::default()
     };
-    let result = rig.0.progs.app_egress.test_run(input).expect("a run");
+    let result = program.test_run(input).expect("a run");
     assert_eq!(result.return_value.cast_signed(), NEXT);
     result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec()
 }

@@ -79,8 +79,10 @@ pub(super) struct Loaded {
     sal0: u32,
     pin_dir: PathBuf,
     interfaces: Mutex<Vec<Interface>>,
-    /// Whether the program is to be on `sal0`.
+    /// Whether the flow cache is to be on `sal0`.
     is_on: AtomicBool,
+    /// Whether what middleboxes forward is marked at `sal0`, with the flow cache or without it.
+    marks_forwarded: bool,
     /// By name of the pin.
     links: Mutex<HashMap<String, Link>>,
 }
@@ -140,6 +142,7 @@ impl Loaded {
             pin_dir: config.pin_dir.clone(),
             interfaces: Mutex::new(config.interfaces.clone()),
             is_on: AtomicBool::new(true),
+            marks_forwarded: config.boxes,
             links: Mutex::default(),
         })
     }
@@ -153,8 +156,8 @@ impl Loaded {
     /// Where the programs belong.
     fn places(&self) -> Vec<Place> {
         let mut places = Vec::new();
-        if self.is_on.load(Ordering::Relaxed) {
-            places.push(Place { pin: format!("{LINK_OF_SAL0}{}", self.sal0), index: self.sal0, hook: Hook::Sal0 });
+        if self.is_on.load(Ordering::Relaxed) || self.marks_forwarded {
+            places.push(self.sal0_place());
         }
         // Whether flows go direct or not.
         places.push(Place { pin: format!("{LINK}up_{}", self.sal0), index: self.sal0, hook: Hook::Up });
@@ -173,8 +176,15 @@ impl Loaded {
         places
     }
 
+    fn sal0_place(&self) -> Place {
+        Place { pin: format!("{LINK_OF_SAL0}{}", self.sal0), index: self.sal0, hook: Hook::Sal0 }
+    }
+
     pub fn attach(&self) -> Result<(), CacheError> {
-        self.is_on.store(true, Ordering::Relaxed);
+        if !self.is_on.swap(true, Ordering::Relaxed) {
+            // Its pin stays, and the link is given the other program.
+            self.links.lock().remove(&self.sal0_place().pin);
+        }
         self.attach_all()
     }
 
@@ -212,7 +222,8 @@ impl Loaded {
         let index = place.index;
         let programs = &self.skeleton.progs;
         let program = match place.hook {
-            Hook::Sal0 => &programs.app_egress,
+            Hook::Sal0 if self.is_on.load(Ordering::Relaxed) => &programs.app_egress,
+            Hook::Sal0 => &programs.app_egress_uncached,
             Hook::Up => &programs.app_ingress,
             Hook::Wire => &programs.wire_ingress,
             Hook::In => &programs.card_ingress,
@@ -254,13 +265,19 @@ impl Loaded {
 
     pub fn detach(&self) {
         self.is_on.store(false, Ordering::Relaxed);
-        let name = format!("{LINK_OF_SAL0}{}", self.sal0);
-        let Some(link) = self.links.lock().remove(&name) else { return };
+        let place = self.sal0_place();
+        let Some(link) = self.links.lock().remove(&place.pin) else { return };
+        if self.marks_forwarded {
+            match self.attach_one(&place) {
+                Ok(link) => return drop(self.links.lock().insert(place.pin, link)),
+                Err(error) => tracing::warn!(%error, "what middleboxes forward here is marked no longer"),
+            }
+        }
         if let Err(error) = link.detach() {
             tracing::debug!(%error, "already off");
         }
         drop(link);
-        remove_pin(&self.pin_dir.join(name));
+        remove_pin(&self.pin_dir.join(place.pin));
     }
 
     /// Says how a flow goes on; gives one of `CHANGE_`.

@@ -378,8 +378,9 @@ impl KernelCache {
         self.loaded.attach()
     }
 
-    /// Takes the program off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the cards,
-    /// which keep what peers still send direct from the host's TCP.
+    /// Takes the flow cache off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the
+    /// cards, which keep what peers still send direct from the host's TCP. Where there are middleboxes, a program that
+    /// marks what they forward stays as well.
     pub fn detach(&self) {
         self.end_grants();
         self.loaded.detach();

@@ -112,9 +112,8 @@ pub async fn follow(agent: Arc<Agent>) {
     // A router may have told something since the start.
     changes.mark_changed();
     loop {
-        match tokio::time::timeout(LOOK_EVERY, changes.changed()).await {
-            Ok(Err(_)) => return,
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(_)) = tokio::time::timeout(LOOK_EVERY, changes.changed()).await {
+            return;
         }
         let agent = Arc::clone(&agent);
         let look = move || {

@@ -688,7 +688,7 @@ mod test {
             up.is_ok_and(|status| status.success()).then(connected)
         });
         let Some(socket) = elsewhere.join().expect("no panic") else {
-            println!("skipped: no network namespace can be made here");
+            eprintln!("skipped: no network namespace can be made here");
             return;
         };
         assert_eq!(is_here(socket).map_err(|(errno, _)| errno), Err(Errno::EOPNOTSUPP));

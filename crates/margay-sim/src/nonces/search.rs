@@ -105,8 +105,11 @@ impl Search {
         for server in [one, other] {
             world.host(server).serve_streams(name, 81, CHAT);
         }
-        let (address, key) = (world.host(one).address, world.host(one).public_key());
-        world.host(client).forward(name.into(), address, Some(key));
+        // The client's table says where both are: it goes to no address that a host of a hand-over says.
+        for server in [one, other] {
+            let (address, key) = (world.host(server).address, world.host(server).public_key());
+            world.host(client).forward(name.into(), address, Some(key));
+        }
         world.connect_stream(client, NAME, CHAT);
         world.run_for(Duration::from_millis(60));
         let weather = Weather {

@@ -299,6 +299,8 @@ impl Sal {
             self.abandon_fetch(now, ticket, ErrorCode::Closed);
             return Ok(());
         }
+        // A taker that has the connection had the ACK, whether its confirmation has come or is lost.
+        self.handle_confirm(now, message, association)?;
         self.commit(now, ticket);
         self.say_of_hand_over(id, Kind::RsynDone, Flags::CONFIRM, repr, None);
         Ok(())

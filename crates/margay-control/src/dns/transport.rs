@@ -21,7 +21,7 @@ const QUESTION_MAX: usize = 4096;
 /// Questions that wait for the agent or a server at once: of programs of this host, and twice as many of others, of
 /// which one address has a sixteenth. More are dropped, and asked again by who has them.
 pub(super) const WAITING_MAX: usize = 1024;
-/// Connections at once, likewise. More are closed at once, so that who asks goes elsewhere.
+/// Connections at once, shared out in the same way. More are closed at once: their resolvers ask another server.
 pub(super) const CONNECTIONS_MAX: usize = 128;
 /// For a whole question to come, and for its answer to go.
 const IDLE: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@ use margay_core::name::{Name, Prefix, ServiceId};
 
 use super::{Agent, Host};
 
-/// What has been signed ends by the clock, of which nobody is told.
+/// Signatures expire by the clock: no change of the store says so.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// What an authority has signed.

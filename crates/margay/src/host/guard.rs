@@ -59,7 +59,7 @@ fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<S
         rules
     });
     if drops_tags {
-        // What was forwarded is told from what programs of this host send, before all is let go.
+        // Marks what was forwarded, as opposed to what programs of this host send, before the rules that accept.
         let at = |sign: &str| format!("oifname \"{INTERFACE}\" iifname {sign}\"{INTERFACE}\"");
         let (mark, other) = (FORWARDED_HOP_LIMIT, FORWARDED_HOP_LIMIT - 1);
         let forwarded = [("ip", "ttl"), ("ip6", "hoplimit")].map(|(ip, field)| {

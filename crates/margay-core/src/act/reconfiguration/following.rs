@@ -137,7 +137,7 @@ impl Reconfigurations {
         spliced.map_or(flow.session, |spliced| spliced.session)
     }
 
-    /// Follows a change from here on, or the later one that is asked for in the place of one that has not begun.
+    /// Follows a change from here on, or the later one that replaces one that has not begun.
     fn follow(&mut self, peer: Peer, session: SessionId, asked: Following) -> Result<(), Full> {
         match self.following.get_mut(&session) {
             Some(known) if known.state == FollowingState::Asked => {

@@ -131,7 +131,7 @@ impl Gate {
         self.reached.is_some_and(|reached| !before(reached, from))
     }
 
-    /// What waits.
+    /// Bytes of the packets that wait.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }

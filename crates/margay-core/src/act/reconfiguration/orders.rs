@@ -39,7 +39,7 @@ struct Order {
 
 /// The orders of one session, the first of them next.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct SessionOrders {
     orders: VecDeque<Order>,
     /// When the session is asked for again.
     next: Instant,
@@ -50,7 +50,7 @@ pub(super) struct Waiting {
 /// Orders that wait until their sessions are free.
 #[derive(Debug)]
 pub(super) struct Orders {
-    pub(super) waiting: FairTable<SessionId, Waiting>,
+    pub(super) waiting: FairTable<SessionId, SessionOrders>,
     last_number: u64,
 }
 
@@ -127,7 +127,7 @@ impl Sal {
         let next = self.try_again_at(now, session);
         let waiting = &mut self.reconfigurations.orders.waiting;
         if !waiting.contains_key(&session) {
-            let fresh = Waiting { orders: VecDeque::new(), next, until: now + PATIENCE };
+            let fresh = SessionOrders { orders: VecDeque::new(), next, until: now + PATIENCE };
             waiting.insert(order.by, session, fresh).map_err(ReconfigurationRefused::Full)?;
         }
         let waiting = waiting.get_mut(&session).ok_or(ReconfigurationRefused::UnderWay)?;

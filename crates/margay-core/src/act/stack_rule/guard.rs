@@ -5,10 +5,10 @@
 //! runs, by whatever fact; and before packets go by another pair of addresses, for which the rules are looked at with
 //! that pair.
 //!
-//! The peer guards its end as well. At a move it is told by RSYN-ACK or RSYN-DONE, before it sends anything there, and
-//! guards every plain flow with this host; of a single flow it is told by a PROBE, and by the request for the change.
-//! It asks until it is *freed*, or the flow is encrypted. No time, no lost message and no new start of an agent frees
-//! it: whoever drops messages can only hold the flow up.
+//! The peer guards its end as well. At a move it hears of the rule by RSYN-ACK or RSYN-DONE, before it sends anything
+//! there, and guards every plain flow with this host; of a single flow it hears by a PROBE, and by the request for the
+//! change. It asks until it is *freed*, or the flow is encrypted. No time, no lost message and no new start of an agent
+//! frees it: whoever drops messages can only hold the flow up.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -34,7 +34,7 @@ use crate::types::tuple::GREETING;
 
 /// After so long a flow that is not encrypted has a trouble.
 const LATE: Duration = Duration::from_secs(5);
-/// The peer is told again what this end demands of a flow: soon at first, and then so often.
+/// How soon this end repeats to the peer what it demands of a flow, and how often from then on.
 const TELL_SOON: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 

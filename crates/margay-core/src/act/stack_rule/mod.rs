@@ -145,7 +145,7 @@ struct Guarded {
     since: Instant,
     /// Nothing of it has been sent by its present path: then its old stack has no last packet there.
     is_moved: bool,
-    /// When the peer is told of the demand again, and how often it was.
+    /// When this end repeats its demand to the peer, and how often it has.
     next: Instant,
     tells: u32,
     /// It waits for longer than encrypting takes.

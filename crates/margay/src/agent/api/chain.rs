@@ -64,7 +64,7 @@ pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Ve
         changes.extend(doubt.map(|why| PolicyChange {
             act: "change".to_owned(),
             what: "chain".to_owned(),
-            text: format!("all of {} are signed anew, since {why}", by.name),
+            text: format!("all of {} are signed again, since {why}", by.name),
         }));
         declared.push(Declared { by, rules, before, changes });
     }

@@ -27,7 +27,7 @@ const PROGRAM_GONE: u8 = 3;
 /// Bytes of that text that are read.
 const WHY_MAX: u64 = 4096;
 
-/// What a carrier is told.
+/// Arguments of a carrier.
 #[derive(Args)]
 pub struct CarryArgs {
     /// What the program speaks
@@ -108,7 +108,7 @@ pub async fn serve(
     Ok(End::ProgramGone(why))
 }
 
-/// Carries frames at the socket that is standard input, until the member is told to leave.
+/// Carries frames at the socket that is standard input, until the member leaves.
 pub fn main(args: CarryArgs) -> ExitCode {
     match run(args) {
         Ok(End::Left) => ExitCode::SUCCESS,

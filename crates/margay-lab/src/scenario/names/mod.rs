@@ -73,9 +73,11 @@ const SITUATIONS: [(&str, &str); 6] = [
     ("a search list that comes first", "search sal.internal\nnameserver FIRST\noptions ndots:5\n"),
 ];
 
-/// A container on a bridge, with the host's own `resolv.conf`.
+/// A container on a bridge, with the host's own `resolv.conf`. The name of its namespace is a file of the machine: an
+/// earlier run may have left it.
 const CONTAINER: &str = r#"
     mkdir -p /run/netns
+    ip netns del c1 2>/dev/null || true
     ip netns add c1
     ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up
     ip link add vc1 type veth peer name eth0 netns c1; ip link set vc1 master docker0 up

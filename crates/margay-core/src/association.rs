@@ -331,6 +331,10 @@ pub struct AssociationTable {
     now: Instant,
     /// Those whose peer has shown a newer epoch, until somebody has taken note.
     pub(crate) renewed: alloc::vec::Vec<u32>,
+    /// Those whose peer does not know this agent's epoch, until it is told.
+    pub(crate) outdated: alloc::vec::Vec<u32>,
+    /// This agent's.
+    epoch: u32,
     /// Taken out, and the cache has their path records still.
     gone: alloc::vec::Vec<(u32, HostId)>,
     limit: usize,
@@ -339,8 +343,8 @@ pub struct AssociationTable {
 }
 
 impl AssociationTable {
-    /// An empty table for at most `limit`; `hasher` keeps strangers from choosing collisions.
-    pub(crate) fn with_hasher(limit: usize, hasher: KeyedHash) -> Self {
+    /// An empty table for at most `limit`, of an agent's present epoch; `hasher` keeps strangers from choosing collisions.
+    pub(crate) fn with_hasher(limit: usize, epoch: u32, hasher: KeyedHash) -> Self {
         Self {
             by_id: HashMap::with_hasher(hasher),
             by_host: HashMap::with_hasher(hasher),
@@ -351,6 +355,8 @@ impl AssociationTable {
             leaving: BTreeSet::new(),
             now: Instant::ZERO,
             renewed: alloc::vec::Vec::new(),
+            outdated: alloc::vec::Vec::new(),
+            epoch,
             gone: alloc::vec::Vec::new(),
             limit,
             changes: Changes::new(2 * limit),

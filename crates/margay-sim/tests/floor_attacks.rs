@@ -5,13 +5,16 @@
 #[path = "pair/mod.rs"]
 mod pair;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::stack_rule::{Expression, Fact, FactValue, Kind as FactKind, StackRule};
 use margay_core::{Stack, Towards, Trouble};
 use margay_sim::HostId;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, Kind, is_sealed, kind_of};
+use margay_wire::{
+    DATA_HEADER_LEN, DataRepr, Extension, Flags, Kind, Message, MoveFlags, PORT, STACK_SECURE_AES, is_sealed,
+    kind_of,
+};
 use pair::{CHAT, OUTSIDE, Pair, SECOND, floor, pair, slow};
 
 /// Longer than peers have asked to be freed, before they sent plain.
@@ -300,4 +303,88 @@ fn a_new_start_of_either_agent_frees_nothing() {
             }
         }
     }
+}
+
+/// Whoever kept the messages by which a flow became plain once says them again when the peer's agent has started again
+/// and remembers none of them, and drops what the true sender says.
+#[test]
+fn what_was_said_to_an_agent_before_it_started_again_changes_nothing() {
+    let mut pair = pair(9, slow(7), false, (false, false), CHAT);
+    pair.open();
+    let (client, server) = (pair.client, pair.server);
+    let become_as = |pair: &mut Pair, stack| {
+        pair.order(client, stack).expect("both can");
+        pair.chat(SECOND);
+        assert!(pair.is_settled(stack), "{:?}", pair.stacks());
+    };
+    become_as(&mut pair, Stack::Secure);
+    pair.record();
+    become_as(&mut pair, Stack::Plain);
+    let from_client = pair.world.host(client).address;
+    let recorded = pair.world.recording.take().into_iter().flatten();
+    let kept: Vec<_> = recorded.filter(|(from, _, bytes)| from.ip() == from_client && is_change(bytes)).collect();
+    assert!(kept.len() >= 2, "a request and a confirmation");
+    become_as(&mut pair, Stack::Secure);
+    pair.world.kill_agent(server);
+    pair.chat(SECOND / 2);
+    pair.world.attacker_drops = Some(is_signalling);
+    pair.world.start_agent(server);
+    pair.record();
+    for (from, to, bytes) in kept {
+        pair.world.inject(from, to, bytes);
+        pair.chat(SECOND / 10);
+    }
+    pair.chat(SECOND);
+    assert_eq!((pair.flow(server).stack.stack, pair.plain_of(server)), (Stack::Secure, 0));
+    pair.world.attacker_drops = None;
+    pair.chat(RECOVERY);
+    assert!(pair.is_settled(Stack::Secure), "{:?}", pair.stacks());
+}
+
+/// An answer of the peer to an earlier word, which somebody held back, does not show that it knows of a demand.
+#[test]
+fn an_answer_that_was_held_back_frees_nothing_after_a_move() {
+    let is_answer = |bytes: &[u8]| {
+        is_change(bytes) && Message::parse(bytes).is_ok_and(|message| message.flags.contains(Flags::CONFIRM))
+    };
+    let says_demand = |bytes: &[u8]| {
+        let demands = |message: &Message<'_>| {
+            let said = message.extensions().find_map(|extension| match extension {
+                Extension::Move(said) => Some(said.flags),
+                _ => None,
+            });
+            message.kind == Kind::Probe && said.is_some_and(|flags| flags.contains(MoveFlags::DEMANDED))
+        };
+        is_change(bytes) || is_signalling(bytes) && Message::parse(bytes).is_ok_and(|message| demands(&message))
+    };
+    let mut pair = pair(10, slow(7), false, (false, false), CHAT);
+    pair.rule(false);
+    pair.open();
+    pair.chat(SECOND);
+    // A packet of a stack that the client does not take has it tell the server which one it has.
+    pair.world.attacker_drops = Some(is_answer);
+    pair.record();
+    let (client, server) = (pair.client, pair.server);
+    let flow = pair.flow(client).flow;
+    let [client, server] = [client, server].map(|host| SocketAddr::new(pair.world.host(host).address, PORT));
+    let mut strange = [0; 64];
+    let header =
+        DataRepr { stack: STACK_SECURE_AES, flags: 0, dst_flow: flow, packet_number: 1, index: 0, count: 1 };
+    header.emit(&mut strange);
+    pair.world.inject(server, client, strange.to_vec());
+    pair.chat(SECOND / 2);
+    let recorded = pair.world.recording.take().into_iter().flatten();
+    let held: Vec<_> = recorded.filter(|(_, _, bytes)| is_answer(bytes)).collect();
+    assert!(!held.is_empty(), "the server has answered");
+    pair.record();
+    pair.world.attacker_drops = Some(says_demand);
+    pair.world.set_addresses(pair.client, vec![OUTSIDE.into()]);
+    pair.chat(SECOND * 6);
+    for (from, _, bytes) in held {
+        pair.world.inject(from, SocketAddr::new(OUTSIDE.into(), PORT), bytes);
+    }
+    pair.chat(ATTACK);
+    assert_eq!(pair.plain_outside(), 0);
+    pair.recovers("an answer that was held back");
+    assert_eq!(pair.plain_outside(), 0);
 }

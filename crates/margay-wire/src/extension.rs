@@ -19,7 +19,7 @@ use crate::timing::{TIMING_LEN, TimingRepr};
 /// Bit of the type byte: who does not know this extension must not act on the message.
 pub const CRITICAL: u8 = 0x80;
 /// Bytes of a whole AUTH extension.
-pub const AUTH_EXT_LEN: usize = 28;
+pub const AUTH_EXT_LEN: usize = 32;
 /// Longest text of an ERROR, in bytes.
 pub const ERROR_TEXT_MAX: usize = 128;
 /// Bit of FLOW_PORT's flags byte.
@@ -254,6 +254,8 @@ bitflags::bitflags! {
         /// In a PROBE: the sender's rules demand that the flow is sealed: the receiver sends nothing plain of it until
         /// it is, or until it is freed.
         const DEMANDED = 0x0100;
+        /// In a PROBE: what the receiver demanded of the flow is known, and it waits. The token is that of the demand.
+        const WAITS = 0x0200;
         const _ = !0;
     }
 }
@@ -287,6 +289,8 @@ pub struct AuthRepr {
     pub assoc_id: u32,
     /// The sender's epoch.
     pub epoch: u32,
+    /// The receiver's, as far as the sender knows it.
+    pub receiver_epoch: u32,
     /// Over header and payload with tag and resolvable part as zero.
     pub tag: [u8; 16],
 }
@@ -480,9 +484,9 @@ impl<'a> Extension<'a> {
                 Self::Error(ErrorRepr { code: u16::from_be_bytes(code).into(), text })
             }
             kind::AUTH => {
-                exactly(value, 24)?;
-                let tag = array(&value[8..])?;
-                Self::Auth(AuthRepr { assoc_id: u32_at(value, 0)?, epoch: u32_at(value, 4)?, tag })
+                exactly(value, AUTH_EXT_LEN - 4)?;
+                let (assoc_id, epoch, receiver_epoch) = (u32_at(value, 0)?, u32_at(value, 4)?, u32_at(value, 8)?);
+                Self::Auth(AuthRepr { assoc_id, epoch, receiver_epoch, tag: array(&value[12..])? })
             }
             kind::COOKIE => Self::Cookie(whole(value)?),
             kind::STACK => {
@@ -597,7 +601,8 @@ impl<'a> Extension<'a> {
             Self::Chain(chain) => chain.as_bytes().len(),
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
-            Self::Auth(_) | Self::Cookie(_) => 24,
+            Self::Auth(_) => AUTH_EXT_LEN - 4,
+            Self::Cookie(_) => 24,
             Self::Stack(_) | Self::FlowPort(_) | Self::Terms(_) | Self::Quiet(_) => 4,
             Self::Move(_) => MOVE_LEN,
             Self::Stripe(_) => STRIPE_LEN,
@@ -677,7 +682,8 @@ impl<'a> Extension<'a> {
             Self::Auth(auth) => {
                 value[..4].copy_from_slice(&auth.assoc_id.to_be_bytes());
                 value[4..8].copy_from_slice(&auth.epoch.to_be_bytes());
-                value[8..24].copy_from_slice(&auth.tag);
+                value[8..12].copy_from_slice(&auth.receiver_epoch.to_be_bytes());
+                value[12..28].copy_from_slice(&auth.tag);
             }
             Self::Cookie(cookie) => value.copy_from_slice(cookie),
             Self::Stack(stack) => {

@@ -415,14 +415,14 @@ impl<'b> MessageWriter<'b> {
     }
 }
 
-const _: () = assert!(AUTH_EXT_LEN == 4 + 8 + TAG_LEN);
+const _: () = assert!(AUTH_EXT_LEN == 4 + 12 + TAG_LEN);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::extension::ErrorCode;
 
-    const AUTH: Extension<'_> = Extension::Auth(AuthRepr { assoc_id: 1, epoch: 2, tag: [3; 16] });
+    const AUTH: Extension<'_> = Extension::Auth(AuthRepr { assoc_id: 1, epoch: 2, receiver_epoch: 4, tag: [3; 16] });
     const STACK: Extension<'_> = Extension::Stack(StackRepr { stack: 2, demands: false });
 
     fn writer(buf: &mut [u8]) -> MessageWriter<'_> {

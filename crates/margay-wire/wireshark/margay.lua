@@ -154,6 +154,7 @@ local f = {
     error_text = ProtoField.string("margay.error.text", "Text"),
     assoc_id = ProtoField.uint32("margay.auth.assoc_id", "Association", base.HEX),
     epoch = ProtoField.uint32("margay.auth.epoch", "Epoch"),
+    receiver_epoch = ProtoField.uint32("margay.auth.receiver_epoch", "Epoch of the receiver"),
     tag = ProtoField.bytes("margay.auth.tag", "Tag"),
     cookie = ProtoField.bytes("margay.cookie", "Cookie"),
     stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
@@ -419,10 +420,11 @@ local readers = {
             tree:add_packet_field(f.error_text, value(4, len - 4), ENC_UTF_8 + ENC_NA)
         end
     end },
-    [AUTH] = { len = 24, add = function(tree, value)
+    [AUTH] = { len = 28, add = function(tree, value)
         tree:add(f.assoc_id, value(0, 4))
         tree:add(f.epoch, value(4, 4))
-        tree:add(f.tag, value(8, 16))
+        tree:add(f.receiver_epoch, value(8, 4))
+        tree:add(f.tag, value(12, 16))
     end },
     [0x8b] = { len = 24, add = function(tree, value) tree:add(f.cookie, value(0, 24)) end },
     [0x8c] = { len = 4, add = function(tree, value)

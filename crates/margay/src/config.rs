@@ -649,6 +649,11 @@ impl Config {
                 let what = format!("{} has two plain addresses of one kind", this.name);
                 return Err((what, Some(fallback.span()), "keep one; a fallback is the last resort".into()));
             }
+            if let Some(demand) = self.demand_of(&this.name) {
+                let what = format!("{} has a plain address, and {demand} demands that it is encrypted", this.name);
+                let advice = "remove one of the two: whoever keeps the router's answers away would have it plain";
+                return Err((what, Some(fallback.span()), advice.into()));
+            }
         }
         self.check_router()?;
         if self.join.token.is_some() && self.join.token_file.is_some() {
@@ -656,6 +661,16 @@ impl Config {
             return Err(("[join] has both token and token_file".into(), None, advice));
         }
         Ok(())
+    }
+
+    /// What may demand that connections to a name are encrypted.
+    fn demand_of(&self, name: &ServiceName) -> Option<&'static str> {
+        let prefix = name.0.prefix();
+        let demands = |rule: &StackRuleSection| {
+            rule.floor && rule.names.iter().any(|ruled| ruled.0.prefix().overlaps(&prefix))
+        };
+        let is_ruled = self.stack_rule.iter().map(Spanned::get_ref).any(demands);
+        self.secure.then_some("`secure`").or(is_ruled.then_some("a [[stack_rule]] with `floor`"))
     }
 
     /// Users and groups that this host lacks.

@@ -256,6 +256,12 @@ fn what_no_field_alone_can_know() {
     let fallback = "[[fallback]]\nname = \"web.shop\"\naddress = \"192.0.2.1\"\n";
     let (what, ..) = wrong(&format!("{fallback}{fallback}"));
     assert!(what.contains("two plain addresses"), "{what}");
+    let rule = "[[stack_rule]]\nnames = [\"web.shop\"]\nwhen = \"path.rtt_ms < 5\"\nuse = \"secure\"\n";
+    for demand in ["secure = true\n".to_owned() + fallback, format!("{fallback}{rule}floor = true\n")] {
+        let (what, at, _) = wrong(&demand);
+        assert!(what.contains("demands that it is encrypted") && !at.is_empty(), "{what}");
+    }
+    parse(&format!("{fallback}{rule}")).expect("a rule without a floor demands nothing");
 }
 
 #[test]

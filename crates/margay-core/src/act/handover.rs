@@ -17,7 +17,8 @@
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
 //! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two;
-//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is
+//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; with bit 5, at
+//! the end, the session that its keys are of, where it has become another (16)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -65,6 +66,7 @@ const PART_OLD_WAY: u8 = 2;
 const PART_NEW_WAY: u8 = 4;
 const PART_RULED: u8 = 8;
 const PART_GUARDED: u8 = 16;
+const PART_KEY_SESSION: u8 = 32;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -73,6 +75,7 @@ const LEG_LEN: usize = 68;
 const NUMBERS_LEN: usize = 32;
 const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
+const KEY_SESSION_LEN: usize = 16;
 const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
 const DEMANDS: u8 = 32;
@@ -188,6 +191,8 @@ pub struct HandoverRecord {
     pub peer_flow: FlowId,
     /// The session, the same on all hosts.
     pub session: SessionId,
+    /// The one that its keys are of, where the session has become another since: a program has left from between.
+    pub key_session: Option<SessionId>,
     /// The name.
     pub service: ServiceId,
     /// At the responder, the port of the service that the initiator asked for. Without a leg at `sal0` it is zero.
@@ -255,6 +260,7 @@ impl HandoverRecord {
         let parts = self.parts();
         let has_parts = parts & !PART_DELTA != 0;
         let rest = rest + if has_parts { PARTS_LEN } else { 0 } + old_way.map_or(0, PartingRecord::len);
+        let rest = rest + self.key_session.map_or(0, |_| KEY_SESSION_LEN);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
@@ -264,7 +270,7 @@ impl HandoverRecord {
             _ => HANDOVER_VERSION,
         };
         out.extend_from_slice(&version.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56.
+        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56 + 16.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -294,6 +300,7 @@ impl HandoverRecord {
         }
         out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
         out.extend(old_way.iter().flat_map(|record| record.encode()));
+        out.extend(self.key_session.iter().flat_map(|session| session.0));
         out
     }
 
@@ -308,6 +315,7 @@ impl HandoverRecord {
         way | part(PART_DELTA, self.delta.is_some())
             | part(PART_RULED, self.is_demanded_by_rule)
             | part(PART_GUARDED, self.is_guarded)
+            | part(PART_KEY_SESSION, self.key_session.is_some())
     }
 
     /// Reads a record.
@@ -339,7 +347,9 @@ impl HandoverRecord {
         let delta = if parts & PART_DELTA == 0 { None } else { Some(decode_delta(&reader, delta_at)?) };
         let way_at = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
         let way = decode_way(bytes, parts, way_at)?;
-        let whole = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
+        let key_session_at = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
+        let has_key_session = parts & PART_KEY_SESSION != 0;
+        let whole = key_session_at + if has_key_session { KEY_SESSION_LEN } else { 0 };
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -357,6 +367,7 @@ impl HandoverRecord {
             flow: FlowId(reader.u32(8)?),
             peer_flow: FlowId(reader.u32(12)?),
             session: SessionId(reader.array(16)?),
+            key_session: if has_key_session { Some(SessionId(reader.array(key_session_at)?)) } else { None },
             service: ServiceId(reader.array(32)?),
             port: port_at.map_or(Ok(0), |at| reader.u16(at))?,
             source: if give_up_at > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
@@ -510,7 +521,8 @@ fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
     let is_one_way = matches!(parts & (PART_OLD_WAY | PART_NEW_WAY), 0 | PART_OLD_WAY | PART_NEW_WAY);
     // What has none of these is of an earlier version.
     let is_needed = parts & !PART_DELTA != 0;
-    let is_known = parts & !(PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED) == 0;
+    let known = PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED | PART_KEY_SESSION;
+    let is_known = parts & !known == 0;
     if is_one_way && is_needed && is_known { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
 }
 
@@ -635,10 +647,12 @@ impl Sal {
         let direct =
             ports.map(|tuple| Leg { kind: LegKind::Nic, stack: 0, tuple: Some(tuple), flow: None, keys: None });
         let millis = |since: Instant| u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX);
+        let session = if way.is_some() { flow.session } else { self.reconfigurations.session_before(flow) };
         Some(HandoverRecord {
             flow: flow.id,
             peer_flow: flow.peer_flow,
-            session: if way.is_some() { flow.session } else { self.reconfigurations.session_before(flow) },
+            session,
+            key_session: flow.key_session.as_deref().copied().filter(|of_keys| *of_keys != session),
             service: flow.service,
             port: flow.port,
             source: flow.source.as_deref().copied(),
@@ -706,6 +720,7 @@ impl Sal {
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
         let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
         let mut flow = Flow::new(record.flow, record.session, record.service, record.role, app, before(record.age_ms));
+        flow.key_session = record.key_session.map(Box::new);
         flow.port = record.port;
         flow.peer_flow = record.peer_flow;
         flow.lifecycle = record.lifecycle;

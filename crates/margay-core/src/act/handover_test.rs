@@ -42,6 +42,7 @@ pub(crate) fn record() -> HandoverRecord {
         flow: FlowId(0x1111_1111),
         peer_flow: FlowId(0x2222_2222),
         session: SessionId([3; 16]),
+        key_session: None,
         service: ServiceId([4; 32]),
         port: 0x0e0f,
         source: None,
@@ -187,7 +188,7 @@ fn two_ways_make_it_another_version() {
     assert_eq!(bytes[312..328], [6; 16]);
     assert_eq!(bytes[328..], delta().encode(Instant::ZERO));
     assert_eq!(HandoverRecord::decode(&bytes), Ok(old));
-    for (at, wrong) in [(288, 0), (288, 6), (288, 32), (289, 1)] {
+    for (at, wrong) in [(288, 0), (288, 6), (288, 64), (289, 1)] {
         let right = core::mem::replace(&mut bytes[at], wrong);
         let error = HandoverRecord::decode(&bytes).expect_err("no such parts");
         assert_eq!(error, HandoverError::Malformed { at: at.min(288) + usize::from(at == 289) }, "byte {at}");
@@ -202,6 +203,15 @@ fn two_ways_make_it_another_version() {
     let bytes = new.encode();
     assert_eq!(bytes[288..292], [5, 0, 0, 0]);
     assert_eq!(HandoverRecord::decode(&bytes), Ok(new));
+}
+
+#[test]
+fn keys_of_another_session_stay_so() {
+    let spliced = HandoverRecord { key_session: Some(SessionId([9; 16])), ..record() };
+    let bytes = spliced.encode();
+    assert_eq!(bytes[4..8], [0, 3, 1, 0x24 + 16]);
+    assert_eq!((&bytes[288..292], &bytes[292..]), (&[32, 0, 0, 0][..], &[9; 16][..]));
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(spliced));
 }
 
 #[test]

@@ -165,8 +165,12 @@ impl Sal {
         self.park_direct(now, id, Why::Secure);
     }
 
-    /// Peers whose agents have started again: their sealed flows get the keys of the new epoch.
+    /// Peers whose agents have started again: their sealed flows get the keys of the new epoch. Those that do not know
+    /// of this agent's start are told.
     pub(crate) fn seal_again(&mut self) {
+        for association in core::mem::take(&mut self.associations.outdated) {
+            self.tell_epoch(self.now, association);
+        }
         for association in core::mem::take(&mut self.associations.renewed) {
             let is_sealed = |flow: &&Flow| flow.association == association && flow.seal.is_some();
             let sealed: Vec<FlowId> = self.flows.iter().filter(is_sealed).map(|flow| flow.id).collect();
@@ -296,7 +300,7 @@ fn keys_of(flow: &Flow, association: &Association, config: &Config, cipher: Ciph
     let secret = |is_own: bool| {
         let (sender_epoch, receiver_epoch) = if is_own { (own, peer) } else { (peer, own) };
         let from_initiator = is_own == is_initiator;
-        let session = flow.session;
+        let session = flow.key_session.as_deref().copied().unwrap_or(flow.session);
         let context =
             Context { cipher, from_initiator, sender_epoch, receiver_epoch, initiator_flow, responder_flow, session };
         context.secret(&association.root_key())

@@ -67,17 +67,20 @@ pub fn verify_with_key(key: &[u8; 32], message: &Message<'_>) -> Result<(), Drop
     if difference == 0 { Ok(()) } else { Err(DropReason::BadTag) }
 }
 
-/// The check: the message is tagged by the peer of an association, in its present or a newer epoch, and new.
+/// The check: the message is tagged by the peer of an association, in its present or a newer epoch, for this agent's
+/// present epoch, and new. What was sent to an earlier start of this agent changes nothing: that start has told the
+/// next one nothing of the numbers that it had heard, so anybody could send it again.
 ///
 /// # Errors
 ///
-/// What is wrong with it; nothing has changed then.
+/// What is wrong with it. Nothing has changed then, but that the peer's newer epoch is known.
 pub fn authenticate<'m>(
     table: &mut AssociationTable,
     message: &'m Message<'_>,
     now: Instant,
 ) -> Result<Verified<'m>, DropReason> {
     let auth = message.auth().ok_or(DropReason::Untagged)?;
+    let own_epoch = table.epoch;
     let association = table.get_mut(auth.assoc_id).ok_or(DropReason::UnknownAssociation)?;
     if auth.epoch < association.peer_epoch {
         return Err(DropReason::OldEpoch);
@@ -88,17 +91,25 @@ pub fn authenticate<'m>(
     }
     let key = association.receiving_key(auth.epoch);
     verify_with_key(&key, message)?;
+    let local_id = association.local_id;
+    let is_for_present = auth.receiver_epoch == own_epoch;
     if !same_epoch {
         association.peer_epoch = auth.epoch;
         association.window = ReplayWindow::default();
         association.is_fresh = true;
     }
-    association.window.note(message.control_seq);
-    association.heard = now;
-    let local_id = association.local_id;
-    table.touch(local_id, now);
+    if is_for_present {
+        association.window.note(message.control_seq);
+        association.heard = now;
+        table.touch(local_id, now);
+    } else {
+        table.outdated.push(local_id);
+    }
     if !same_epoch {
         table.renewed.push(local_id);
+    }
+    if !is_for_present {
+        return Err(DropReason::OldEpoch);
     }
     Ok(Verified { message, association: local_id })
 }
@@ -152,18 +163,22 @@ mod tests {
     use crate::types::key::HostPublic;
     use crate::types::keyed_hash::KeyedHash;
 
+    const OWN_EPOCH: u32 = 3;
+
     fn pair() -> (Association, AssociationTable) {
         let remote = SocketAddr::new([10, 0, 0, 1].into(), 54324);
         let one = |initiator| Association::new(7, 7, HostPublic([1; 32]), Keys { root: [2; 32] }, initiator, remote);
-        let mut table = AssociationTable::with_hasher(4, KeyedHash(1, 2));
+        let mut table = AssociationTable::with_hasher(4, OWN_EPOCH, KeyedHash(1, 2));
         table.insert(one(false)).expect("room");
-        (one(true), table)
+        let mut sender = one(true);
+        sender.peer_epoch = OWN_EPOCH;
+        (sender, table)
     }
 
     fn message(sender: &mut Association, epoch: u32) -> Vec<u8> {
         let mut buf = alloc::vec![0; 256];
         let mut writer = MessageWriter::new(&mut buf, Kind::Probe, FlowId(1), FlowId(2), sender.next_seq());
-        let auth = AuthRepr { assoc_id: sender.remote_id, epoch, tag: [0; 16] };
+        let auth = AuthRepr { assoc_id: sender.remote_id, epoch, receiver_epoch: sender.peer_epoch, tag: [0; 16] };
         writer
             .extension(&Extension::Auth(auth))
             .and_then(|writer| writer.payload(NextProtocol::None, b"x"))
@@ -201,6 +216,23 @@ mod tests {
         assert_eq!(check(&mut table, &late), Err(DropReason::OldEpoch));
         assert_eq!(check(&mut table, &newer), Err(DropReason::Replayed));
     }
+
+    #[test]
+    fn what_was_sent_to_an_earlier_start_changes_nothing_and_has_the_peer_told() {
+        let (mut sender, mut table) = pair();
+        sender.peer_epoch = OWN_EPOCH - 1;
+        let kept = message(&mut sender, 1);
+        assert_eq!(check(&mut table, &kept), Err(DropReason::OldEpoch));
+        assert_eq!(core::mem::take(&mut table.outdated), [7]);
+        // Its own newer epoch is true all the same: ends that have both started again learn it from each other.
+        let newer = message(&mut sender, 2);
+        assert_eq!(check(&mut table, &newer), Err(DropReason::OldEpoch));
+        assert_eq!(table.get_mut(7).expect("its own").peer_epoch, 2);
+        sender.peer_epoch = OWN_EPOCH;
+        let present = message(&mut sender, 2);
+        assert_eq!(check(&mut table, &present), Ok(7));
+    }
+
     #[test]
     fn a_message_that_is_sent_again_passes_however_much_came_between() {
         let (mut sender, mut table) = pair();
@@ -221,7 +253,7 @@ mod tests {
         let mut writer = MessageWriter::new(&mut buf, Kind::SynAck, FlowId(1), FlowId(2), sender.next_seq());
         let part =
             ResolvableRepr { hop_limit: 9, reply_to: None, via: None, service: [3; 32], nonce: 4, hop_tag: [0; 8] };
-        let auth = AuthRepr { assoc_id: sender.remote_id, epoch: 1, tag: [0; 16] };
+        let auth = AuthRepr { assoc_id: sender.remote_id, epoch: 1, receiver_epoch: OWN_EPOCH, tag: [0; 16] };
         writer.resolvable(&part).and_then(|writer| writer.extension(&Extension::Auth(auth))).expect("room");
         writer.payload(NextProtocol::None, b"xyz").expect("room").pad_to(300);
         let len = writer.finish().expect("room");

@@ -66,9 +66,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The finished datagram; with `auth`, it ends its extensions with an AUTH whose tag is still zero.
+    /// The finished datagram; with `auth`, it ends its extensions with that, whose tag is still zero.
     /// `None` when it would not fit: our own messages are bounded, so that is an oversized certificate or packet.
-    pub fn write(&self, auth: Option<(u32, u32)>) -> Option<Vec<u8>> {
+    pub fn write(&self, auth: Option<AuthRepr>) -> Option<Vec<u8>> {
         let mut buf = alloc::vec![0; SCRATCH_LEN.min(2048 + self.payload.1.len())];
         let mut writer = MessageWriter::new(&mut buf, self.kind, self.dst_flow, self.src_flow, self.control_seq);
         writer.flags(self.flags);
@@ -78,8 +78,8 @@ impl<'a> Draft<'a> {
         for extension in self.extensions {
             writer.extension(extension).ok()?;
         }
-        if let Some((assoc_id, epoch)) = auth {
-            writer.extension(&Extension::Auth(AuthRepr { assoc_id, epoch, tag: [0; 16] })).ok()?;
+        if let Some(auth) = auth {
+            writer.extension(&Extension::Auth(auth)).ok()?;
         }
         writer.payload(self.payload.0, self.payload.1).ok()?;
         if self.pad_to > 0 {
@@ -93,7 +93,8 @@ impl<'a> Draft<'a> {
     /// Written and tagged under `association`.
     pub fn seal(mut self, association: &mut Association, epoch: u32) -> Option<Vec<u8>> {
         self.control_seq = association.next_seq();
-        let mut datagram = self.write(Some((association.remote_id, epoch)))?;
+        let (assoc_id, receiver_epoch) = (association.remote_id, association.peer_epoch);
+        let mut datagram = self.write(Some(AuthRepr { assoc_id, epoch, receiver_epoch, tag: [0; 16] }))?;
         auth::sign(association, &mut datagram).ok()?;
         Some(datagram)
     }

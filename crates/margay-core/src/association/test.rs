@@ -7,7 +7,7 @@ fn association(id: u32, host: u8) -> Association {
 }
 
 fn table(limit: usize) -> AssociationTable {
-    AssociationTable::with_hasher(limit, KeyedHash(1, 2))
+    AssociationTable::with_hasher(limit, 1, KeyedHash(1, 2))
 }
 
 #[test]

@@ -132,6 +132,8 @@ pub(crate) struct Flow {
     pub id: FlowId,
     pub peer_flow: FlowId,
     pub session: SessionId,
+    /// The one that its keys are of, where the session has become another since.
+    pub key_session: Option<Box<SessionId>>,
     pub service: ServiceId,
     /// At the responder, the port of the service that the initiator asked for; zero where nobody knows it.
     pub port: u16,
@@ -176,6 +178,7 @@ impl Flow {
             id,
             peer_flow: FlowId(0),
             session,
+            key_session: None,
             service,
             port: 0,
             role,
@@ -551,11 +554,14 @@ impl FlowTable {
         }
     }
 
-    /// A flow is of another session from here on.
+    /// A flow is of another session from here on. Its keys stay: numbers under them have been used, and the peer has
+    /// them too.
     pub fn set_session(&mut self, id: FlowId, session: SessionId) {
         let Some(slot) = self.slot_of(id) else { return };
         let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         let before = core::mem::replace(&mut flow.session, session);
+        let of_keys = flow.key_session.take().map_or(before, |of_keys| *of_keys);
+        flow.key_session = (of_keys != session).then(|| Box::new(of_keys));
         if let Ok(found) = self.by_session.find_entry(self.hasher.hash_one(before), |known| *known == slot) {
             found.remove();
         }

@@ -349,7 +349,7 @@ mod tests {
         let mut writer = MessageWriter::new(&mut buf, Kind::RsynDone, FlowId(1), FlowId(2), 3);
         let address = ([10, 0, 0, 1], PORT).into();
         let location = MoveRepr { number: 4, token: 5, address, flags: MoveFlags::empty() };
-        let auth = AuthRepr { assoc_id: 6, epoch: 7, tag: [8; 16] };
+        let auth = AuthRepr { assoc_id: 6, epoch: 7, receiver_epoch: 9, tag: [8; 16] };
         let written = writer.extension(&Extension::Move(location)).and_then(|w| w.extension(&Extension::Auth(auth)));
         assert!(written.is_ok());
         let length = writer.finish().expect("it fits");

@@ -223,7 +223,7 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
     let mut writer = MessageWriter::new(buf, KINDS[dice.below(KINDS.len())], dst, src, dice.roll() as u32);
     let mut tag = [0; 16];
     fill(dice, &mut tag);
-    let auth = AuthRepr { assoc_id: dice.roll() as u32, epoch: 1 + dice.below(3) as u32, tag };
+    let auth = AuthRepr { assoc_id: dice.roll() as u32, epoch: 1 + dice.below(3) as u32, receiver_epoch: 1, tag };
     let mut written = writer.extension(&Extension::Error(ErrorRepr { code, text: "" })).map(drop);
     if written.is_ok() && dice.hits(0.3) {
         let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };

@@ -172,7 +172,9 @@ fn association_with(sal: &Sal, at: SocketAddr) -> Option<Association> {
     let word = |place: usize| Some(u32::from_be_bytes(record.get(place..place + 4)?.try_into().ok()?));
     let key = |place: usize| -> Option<[u8; 32]> { record.get(place..place + 32)?.try_into().ok() };
     let keys = Keys { root: key(48)? };
-    Some(Association::new(word(4)?, word(8)?, HostPublic(key(16)?), keys, record[1] & 1 != 0, at))
+    let mut association = Association::new(word(4)?, word(8)?, HostPublic(key(16)?), keys, record[1] & 1 != 0, at);
+    association.peer_epoch = word(12)?;
+    Some(association)
 }
 
 /// A message about a session of others.
@@ -186,7 +188,8 @@ fn tagged(
     buf: &mut [u8],
 ) -> Result<usize, Error> {
     let (dst, src) = known.flows[dice.below(known.flows.len())];
-    let own = AuthRepr { assoc_id: association.remote_id, epoch: EPOCH, tag: [0; 16] };
+    let (assoc_id, receiver_epoch) = (association.remote_id, association.peer_epoch);
+    let own = AuthRepr { assoc_id, epoch: EPOCH, receiver_epoch, tag: [0; 16] };
     let what = match kind {
         Kind::Fin => Extension::Quiet(QuietRepr { quiet_ms: 0 }),
         _ => Extension::Handover(known.handover(taker, dice)),

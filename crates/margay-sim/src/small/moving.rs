@@ -149,6 +149,7 @@ impl SmallWorld {
             flow: flow(end),
             peer_flow: flow(1 - end),
             session: SessionId([1; 16]),
+            key_session: None,
             service: service("talk.shop"),
             port: 0,
             source: None,

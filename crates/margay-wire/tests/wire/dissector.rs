@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 150] = [
+const FIELDS: [&str; 151] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -78,6 +78,7 @@ const FIELDS: [&str; 150] = [
     "margay.error.text",
     "margay.auth.assoc_id",
     "margay.auth.epoch",
+    "margay.auth.receiver_epoch",
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
@@ -408,6 +409,7 @@ impl Expected {
             0x8a => {
                 self.number("auth.assoc_id", &value["assoc_id"]);
                 self.number("auth.epoch", &value["epoch"]);
+                self.number("auth.receiver_epoch", &value["receiver_epoch"]);
                 self.text("auth.tag", &value["tag"]);
             }
             0x8b => self.text("cookie", &value["cookie"]),

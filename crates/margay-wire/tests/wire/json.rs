@@ -219,7 +219,8 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Rendezvous(address) => json!({"type": "RENDEZVOUS", "address": address.to_string()}),
         Extension::Error(error) => json!({"type": "ERROR", "code": u16::from(error.code), "text": error.text}),
         Extension::Auth(auth) => {
-            json!({"type": "AUTH", "assoc_id": auth.assoc_id, "epoch": auth.epoch, "tag": hex(&auth.tag)})
+            json!({"type": "AUTH", "assoc_id": auth.assoc_id, "epoch": auth.epoch,
+                "receiver_epoch": auth.receiver_epoch, "tag": hex(&auth.tag)})
         }
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack.stack, "demands": stack.demands}),
@@ -461,7 +462,8 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "ERROR" => Extension::Error(ErrorRepr { code: number::<u16>(value, "code").into(), text: text(value, "text") }),
         "AUTH" => {
             let (assoc_id, epoch) = (number(value, "assoc_id"), number(value, "epoch"));
-            Extension::Auth(AuthRepr { assoc_id, epoch, tag: bytes(value, "tag") })
+            let receiver_epoch = number(value, "receiver_epoch");
+            Extension::Auth(AuthRepr { assoc_id, epoch, receiver_epoch, tag: bytes(value, "tag") })
         }
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),

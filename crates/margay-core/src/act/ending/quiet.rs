@@ -220,7 +220,7 @@ mod test {
     /// The peer's end of what `meet_peer` has installed, or of another host's.
     fn peers_end(index: u32, key: u8) -> Association {
         let own = HostPublic([8; 32]);
-        Association::new(3, index, own, Keys { root: [key; 32] }, false, FROM)
+        Association { peer_epoch: EPOCH, ..Association::new(3, index, own, Keys { root: [key; 32] }, false, FROM) }
     }
 
     fn open(role: Role) -> HandoverRecord {

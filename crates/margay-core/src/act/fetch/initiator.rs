@@ -6,6 +6,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
 
 use super::{LEASE, TCP, handover, tuple_between};
 use crate::act::setup::Start;
+use crate::act::stack_rule::guard;
 use crate::association::auth::Verified;
 use crate::association::{Association, AssociationTable};
 use crate::cache::entry::{EntryUpdate, RemoveReason};
@@ -203,7 +204,7 @@ impl Sal {
         // It may have ended by itself: then it is free already.
         let _ = self.locks.release(fetching.guard, now);
         self.flows.set_held(&mut self.queue, fetching.old, false);
-        fetching.held.packets.into_iter().for_each(|packet| self.queue.egress(packet));
+        fetching.held.packets.into_iter().for_each(|packet| guard::send_or_hold(self, fetching.old, packet));
         if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
             self.say_fail(fetching.new, ErrorCode::Closed);
         }
@@ -331,11 +332,11 @@ impl Sal {
         new.source = source;
         new.marks |= kept;
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
+        self.begin_rules(now, fetching.new);
         self.flows.install_again(&mut self.queue, fetching.new);
-        fetching.held.packets.into_iter().for_each(|packet| self.queue.egress(packet));
+        fetching.held.packets.into_iter().for_each(|packet| guard::send_or_hold(self, fetching.new, packet));
         self.flows.begin_pinholes(&mut self.ports, &mut self.queue, now, fetching.new);
         self.begin_policy(now, fetching.new);
-        self.begin_rules(now, fetching.new);
         self.events.push(Event::FlowOpened(fetching.new));
     }
 

@@ -2,9 +2,8 @@
 //! §18).
 //!
 //! The next start has a greater epoch, so its tags use other keys and its numbers may begin again. The replay window is
-//! not kept: a message that a peer sent before and that is replayed now, before newer ones have moved the window, names
-//! flows that it ended or tokens of the start before. What it can still do is repeat a hint: addresses that the peer
-//! had, or that direct packets passed.
+//! not kept: each message names the epoch of the receiver that it is for, and what was sent to the start before is
+//! refused ([`auth`](crate::association::auth)).
 //!
 //! ```text
 //!  0 version = 2 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max

@@ -232,7 +232,7 @@ impl Sal {
             self.hear_of_direct(now, host, pair, &probe);
             return Ok(());
         }
-        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED | MoveFlags::DEMANDED) {
+        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED | MoveFlags::DEMANDED | MoveFlags::WAITS) {
             let scope = self.flows.scope_of(&self.associations, association, message).unwrap_or(Scope::of(host));
             self.hear_of_sealing(now, scope, pair, probe);
             return Ok(());

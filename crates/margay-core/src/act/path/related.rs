@@ -48,7 +48,8 @@ impl Sal {
         let related = Some(Related { flow: asked.peer_flow, host: association.host });
         let next_hop = association.remote;
         let service = asked.service;
-        let is_sealed = asked.is_sealed();
+        // Nor is a first datagram shown where the flow that it is related to waits to be encrypted.
+        let is_sealed = asked.is_sealed() || asked.is_demanded() || asked.has(Marks::GUARDED);
         let nonce = self.rng.u64();
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let session = margay_wire::SessionId(self.rng.bytes());

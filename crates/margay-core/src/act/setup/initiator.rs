@@ -19,6 +19,7 @@ use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
 use crate::act::path::related::Related;
 use crate::act::secure::Verdict;
+use crate::act::stack_rule::guard;
 use crate::association::draft::{Draft, answered_from};
 use crate::association::{Association, auth};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
@@ -202,11 +203,6 @@ impl Sal {
         if flow.app.protocol != GREETING && self.secure.demands_secure(&flow.service) {
             flow.marks |= Marks::SECURE | Marks::DEMANDS;
         }
-        if flow.app.protocol != GREETING
-            && self.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None)
-        {
-            flow.marks |= Marks::SECURE | Marks::RULED;
-        }
         let flow_port = self.ports.offer_port(&mut self.rng, &flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
@@ -280,6 +276,7 @@ impl Sal {
 
     /// Sends the SYN of a connecting flow, and arms the next try.
     pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
+        demand_as_rules_do(self, id);
         let Some((datagram, carried)) = self.write_syn(id) else {
             let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
             self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
@@ -510,9 +507,6 @@ impl Sal {
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
-        let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
-        let first = is_first_unsaid.then_some(setup.first);
-        first.into_iter().chain(setup.held).for_each(|packet| self.queue.egress(packet));
         if keeps_ack {
             self.right_answered(id);
         } else {
@@ -521,6 +515,9 @@ impl Sal {
         }
         self.begin_policy(now, id);
         self.begin_rules(now, id);
+        let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
+        let first = is_first_unsaid.then_some(setup.first);
+        first.into_iter().chain(setup.held).for_each(|packet| guard::send_or_hold(self, id, packet));
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
@@ -694,6 +691,7 @@ impl Sal {
             initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&theirs.tag_key, message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
+        once.peer_epoch = theirs.epoch;
         let host_id = self.config.host_id().0;
         let epoch = self.config.epoch;
         if let Some(reset) = write_reset(host_id, epoch, &mut once, message, Some(&message_3)) {
@@ -724,6 +722,16 @@ impl Config {
     pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
         let own = &self.local_addresses;
         own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
+    }
+}
+
+/// A flow that is being set up begins encrypted where a rule of this host demands it by now: a host may come to another
+/// place between two tries.
+fn demand_as_rules_do(sal: &mut Sal, id: FlowId) {
+    let Some(flow) = sal.flows.get(id).filter(|flow| flow.app.protocol != GREETING) else { return };
+    let is_demanded = sal.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None);
+    if let Some(flow) = sal.flows.get_mut(id).filter(|_| is_demanded) {
+        flow.marks |= Marks::SECURE | Marks::RULED;
     }
 }
 

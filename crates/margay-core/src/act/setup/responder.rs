@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    SessionId, StackRepr,
+    AuthRepr, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
+    NextProtocol, SessionId, StackRepr,
 };
 
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
@@ -469,7 +469,7 @@ impl Sal {
             }
             let epoch = self.config.epoch;
             let sealed = match (first_contact, self.associations.get_mut(known)) {
-                (Some((tag_key, assoc_id)), _) => copy.write(Some((assoc_id, epoch))).and_then(|mut datagram| {
+                (Some((tag_key, assoc_id)), _) => copy.write(Some(first_tag(assoc_id, epoch))).and_then(|mut datagram| {
                     auth::sign_with_key(&tag_key, &mut datagram).ok()?;
                     Some(datagram)
                 }),
@@ -595,7 +595,8 @@ impl Sal {
         match reason {
             DropReason::KeptOut => {
                 let (peer, theirs, keys) = proved;
-                let once = Association::new(reserved, theirs.assoc_id, peer, keys, false, from);
+                let mut once = Association::new(reserved, theirs.assoc_id, peer, keys, false, from);
+                once.peer_epoch = theirs.epoch;
                 self.say_kept_out(id, message, from, once);
             }
             DropReason::Inquired | DropReason::Full => {
@@ -772,6 +773,12 @@ impl FlowTable {
 /// Whether a finished answer of ours goes through a router.
 fn is_relay_datagram(datagram: &[u8]) -> bool {
     Message::parse(datagram).is_ok_and(|message| message.resolvable.is_some())
+}
+
+/// The tag, still zero, of an answer to a first contact. It is under a key of this handshake alone, and the receiver's
+/// epoch is not known yet.
+fn first_tag(assoc_id: u32, epoch: u32) -> AuthRepr {
+    AuthRepr { assoc_id, epoch, receiver_epoch: 0, tag: [0; 16] }
 }
 
 /// The application's first packet inside a SYN; only TCP must have one, unless its connection comes from another host.

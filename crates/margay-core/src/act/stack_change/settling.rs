@@ -77,9 +77,7 @@ impl Sal {
             self.unready(id);
             self.end_following(now, id, ChangeOutcome::NoAnswer);
         }
-        if is_answer {
-            self.stack_rules.note_told_of_demand(id);
-        } else {
+        if !is_answer {
             self.tell(id, Flags::CONFIRM);
         }
         Ok(())

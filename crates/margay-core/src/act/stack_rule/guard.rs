@@ -55,12 +55,11 @@ impl Sal {
         if self.stack_rules.rules.is_empty() && !is_told {
             return;
         }
-        let moved: Vec<(FlowId, bool)> =
-            self.flows.flows_at(&self.associations, scope).map(|flow| (flow.id, flow.is_settled_sealed())).collect();
-        for (id, is_sealed) in moved {
-            // What is sealed leaves as it is; its rules are looked at when it is there.
+        let moved: Vec<FlowId> = self.flows.flows_at(&self.associations, scope).map(|flow| flow.id).collect();
+        for id in moved {
             self.stack_rules.note_moved(id);
-            if !is_sealed && (self.demand_at(now, id, pair) || is_told) {
+            // One that is encrypted may be about to become plain, which a demand ends; it goes on as it is.
+            if self.demand_at(now, id, pair) || is_told {
                 guard(self, now, id, true);
             }
         }
@@ -134,6 +133,13 @@ impl Sal {
         }
         if said.flags.contains(MoveFlags::DEMANDED) {
             hold_for_peer(self, now, scope);
+            if said.token != 0 && self.stack_rules.peer_demands.has(scope) {
+                say_of_sealing(self, scope, MoveFlags::WAITS, said.token);
+            }
+            return;
+        }
+        if said.flags.contains(MoveFlags::WAITS) {
+            self.stack_rules.note_told_of_demand(scope.flow, said.token);
             return;
         }
         let is_there = self.associations.pair_of(host).is_some_and(|known| known.remote == pair.remote);
@@ -197,7 +203,7 @@ impl Sal {
             }
             tell_of_demand(self, id);
             if is_late {
-                // The answer says what the peer demands, and that it knows what this end does.
+                // The answer says what the peer demands.
                 self.tell(id, Flags::empty());
             }
         }
@@ -223,10 +229,20 @@ fn guard(sal: &mut Sal, now: Instant, id: FlowId, is_moved: bool) {
     let is_plain = |flow: &&mut Flow| flow.carries_data() && !flow.is_settled_sealed();
     let Some(flow) = sal.flows.get_mut(id).filter(is_plain) else { return };
     flow.marks |= Marks::GUARDED;
-    sal.stack_rules.guarded.insert(id, Guarded::new(now, is_moved));
+    sal.stack_rules.guarded.insert(id, Guarded::new(now, sal.rng.u64() | 1, is_moved));
     sal.queue.guard(id);
     sal.flows.install_again(&mut sal.queue, id);
     sal.events.push(Event::FlowChanged(id));
+}
+
+/// What a program has sent while its flow had nowhere to go yet: it goes, or waits with all else of a guarded flow.
+pub(crate) fn send_or_hold(sal: &mut Sal, id: FlowId, packet: Vec<u8>) {
+    if sal.stack_rules.guarded.contains_key(&id) {
+        // What finds no room is counted, and lost as on a path that is full.
+        let _ = sal.hold_unsealed(id, &packet);
+    } else {
+        sal.queue.egress(packet);
+    }
 }
 
 /// A rule of this host demands that a flow is encrypted: what is sent plain until now waits, here and at the peer.
@@ -270,7 +286,8 @@ pub(crate) fn guard_as_before(sal: &mut Sal, now: Instant, id: FlowId) {
 pub(crate) fn tell_of_demand(sal: &mut Sal, id: FlowId) {
     let Some(flow) = sal.flows.get(id).filter(|flow| flow.has(Marks::RULED)) else { return };
     if let Some(host) = host_of(&sal.associations, flow) {
-        say_of_sealing(sal, Scope { host, flow: id }, MoveFlags::DEMANDED, 0);
+        let token = sal.stack_rules.guarded.get(&id).map_or(0, |guarded| guarded.token);
+        say_of_sealing(sal, Scope { host, flow: id }, MoveFlags::DEMANDED, token);
     }
 }
 
@@ -342,11 +359,10 @@ impl StackRules {
         self.guarded.get(&id).is_some_and(|guarded| guarded.is_late)
     }
 
-    /// The peer has answered what it was told of a flow.
-    pub(crate) fn note_told_of_demand(&mut self, id: FlowId) {
-        if let Some(guarded) = self.guarded.get_mut(&id).filter(|guarded| guarded.is_late) {
-            guarded.is_told = true;
-        }
+    /// The peer says that a flow waits there: it knows what it was told by the demand of this token.
+    fn note_told_of_demand(&mut self, id: FlowId, token: u64) {
+        let is_it = |guarded: &&mut Guarded| guarded.is_late && guarded.token == token;
+        self.guarded.get_mut(&id).filter(is_it).into_iter().for_each(|guarded| guarded.is_told = true);
     }
 
     /// When something of this is due.
@@ -357,8 +373,8 @@ impl StackRules {
 }
 
 impl Guarded {
-    fn new(now: Instant, is_moved: bool) -> Self {
-        Self { since: now, is_moved, next: now + TELL_SOON, tells: 0, is_late: false, is_told: false }
+    fn new(now: Instant, token: u64, is_moved: bool) -> Self {
+        Self { since: now, is_moved, next: now + TELL_SOON, tells: 0, is_late: false, token, is_told: false }
     }
 
     /// What was due is done: when there is something again, and whether the flow waits for too long.

@@ -150,7 +150,9 @@ struct Guarded {
     tells: u32,
     /// It waits for longer than encrypting takes.
     is_late: bool,
-    /// The peer has answered what it was told since.
+    /// Names what the peer is told of the demand.
+    token: u64,
+    /// The peer has said since that the flow waits there, too.
     is_told: bool,
 }
 

@@ -69,10 +69,11 @@ struct {
 	__type(value, struct address_value);
 } clients SEC(".maps");
 
+/* Two of each client. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 131072);
+	__uint(max_entries, 262144);
 	__type(key, struct client_key);
 	__type(value, struct address_value);
 } surrogates SEC(".maps");
@@ -312,7 +313,8 @@ static __always_inline void hear_instance(struct bpf_sock_addr *ctx, const struc
 		go_on(ctx, face->address, source);
 }
 
-static __always_inline void note_surrogate(const struct name_key *surrogate, const struct address_value *client,
+/* False where there is no room. */
+static __always_inline bool note_surrogate(const struct name_key *surrogate, const struct address_value *client,
 					   __u16 own)
 {
 	struct client_key key = {};
@@ -320,17 +322,19 @@ static __always_inline void note_surrogate(const struct name_key *surrogate, con
 
 	client_key_of(client->address, surrogate->port, own, &key);
 	if (is_same(bpf_map_lookup_elem(&surrogates, &key), surrogate))
-		return;
+		return true;
 	__builtin_memcpy(now.address, surrogate->address, 16);
-	bpf_map_update_elem(&surrogates, &key, &now, BPF_ANY);
+	return !bpf_map_update_elem(&surrogates, &key, &now, BPF_ANY);
 }
 
-/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
-static __always_inline void hear_client(struct bpf_sock_addr *ctx, const struct name_key *surrogate,
+/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. False where
+ * that cannot be noted: a datagram without Margay from the client's address, which can be forged, would then lead
+ * answers away from the flow.
+ */
+static __always_inline bool hear_client(struct bpf_sock_addr *ctx, const struct name_key *surrogate,
 					const struct address_value *client)
 {
-	note_surrogate(surrogate, client, 0);
-	note_surrogate(surrogate, client, own_port(ctx));
+	return note_surrogate(surrogate, client, 0) && note_surrogate(surrogate, client, own_port(ctx));
 }
 
 /* A datagram that came without Margay. A client that has a flow may have used its port again since. */
@@ -361,9 +365,8 @@ static __always_inline struct address_value *hear(struct bpf_sock_addr *ctx, con
 		return face;
 	}
 	face = client_behind(source);
-	if (face)
-		hear_client(ctx, source, face);
-	return face;
+	/* A program that is shown the surrogate itself answers there, by the flow. */
+	return face && hear_client(ctx, source, face) ? face : NULL;
 }
 
 /* Whom a program shall see as its peer, or NULL. */

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use margay_core::loss::{Loss, Numbered};
+use margay_core::time::Instant;
 use margay_core::{DropReason, Stack};
 use margay_stack::{Arrivals, Decoder, Encoder, Given, Refused, Repair, RepairOf, first_number};
 use margay_wire::{
@@ -14,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::driver::Shared;
+use crate::held_bytes::HeldAccount;
 use crate::table::EgressRoute;
 use crate::train::Run;
 use crate::udp::{SEGMENTS_MAX, SEND_MAX};
@@ -116,10 +118,10 @@ impl Sending {
 
 struct Receiving {
     decoder: Decoder,
-    /// The end of a wait is waited for.
-    is_armed: bool,
-    /// A chunk behind its header.
-    scratch: Vec<u8>,
+    /// When the end of a wait is waited for.
+    armed: Option<Instant>,
+    /// What the decoder keeps.
+    account: HeldAccount,
 }
 
 /// One flow, both ways, from one change on. It outlives the flow's entry.
@@ -149,11 +151,11 @@ impl PartialEq for Fec {
 impl Eq for Fec {}
 
 impl Fec {
-    /// A flow that goes by a stack that repairs from this change on.
-    pub fn new(flow: FlowId, stack: Stack, change: u32) -> Self {
+    /// A flow that goes by a stack that repairs from this change on. What waits of it counts for `account`.
+    pub fn new(flow: FlowId, stack: Stack, change: u32, account: HeldAccount) -> Self {
         let first = first_number(change);
         let sending = Sending { encoder: Encoder::new(first), is_armed: false };
-        let receiving = Receiving { decoder: Decoder::new(first), is_armed: false, scratch: Vec::new() };
+        let receiving = Receiving { decoder: Decoder::new(first), armed: None, account };
         Self { flow, stack, change, sending: Mutex::new(sending), receiving: Mutex::new(receiving) }
     }
 
@@ -247,10 +249,10 @@ impl Fec {
 
     /// Takes datagrams and repairs that follow each other in one receive, opened where they were sealed. Calls `give`
     /// with chunks, in order.
-    pub(crate) fn receive<C>(self: &Arc<Self>, shared: &Shared<C>, run: &Run<'_>, mut give: impl FnMut(&Run<'_>)) {
+    pub(crate) fn receive<C>(self: &Arc<Self>, shared: &Shared<C>, run: &Run<'_>, give: impl FnMut(&Run<'_>)) {
         let now = clock::now();
         let header = &run.header;
-        self.with_decoder(shared, |decoder, scratch| {
+        self.with_decoder(shared, give, |decoder, give| {
             for (at, chunk) in run.chunk_bytes().enumerate() {
                 let inside = if self.stack.is_sealed() {
                     SealedFecRepr::parse(chunk).map(|(inside, body)| (Inside::from(inside), body))
@@ -261,15 +263,14 @@ impl Fec {
                     shared.counting.drop(DropReason::Malformed);
                     continue;
                 };
-                let give = |given: Given<'_>| give_chunk(self.flow, scratch, given, &mut give);
                 let Inside { base, is_repair, index, count } = inside;
                 let taken = if is_repair {
                     RepairRepr::parse(body).map_err(|_| Refused::Malformed).and_then(|(repr, symbol)| {
                         let of = RepairOf { base, datagrams: repr.datagrams, index, count };
-                        decoder.repair(now, of, symbol, give)
+                        decoder.repair(now, of, symbol, &mut *give)
                     })
                 } else {
-                    decoder.datagram(now, base, index, body, give)
+                    decoder.datagram(now, base, index, body, &mut *give)
                 };
                 match taken {
                     Ok(()) => {}
@@ -283,29 +284,37 @@ impl Fec {
     }
 
     /// Gives all that waits: the peer sends no more by this stack.
-    pub(crate) fn finish<C>(self: &Arc<Self>, shared: &Shared<C>, mut give: impl FnMut(&Run<'_>)) {
-        self.with_decoder(shared, |decoder, scratch| {
-            decoder.finish(|given| give_chunk(self.flow, scratch, given, &mut give));
-        });
+    pub(crate) fn finish<C>(self: &Arc<Self>, shared: &Shared<C>, give: impl FnMut(&Run<'_>)) {
+        self.with_decoder(shared, give, |decoder, give| decoder.finish(give));
     }
 
     /// Gives what has waited for long enough.
-    pub(crate) fn work<C>(self: &Arc<Self>, shared: &Shared<C>, mut give: impl FnMut(&Run<'_>)) {
-        self.receiving.lock().is_armed = false;
-        self.with_decoder(shared, |decoder, scratch| {
-            decoder.poll(clock::now(), |given| give_chunk(self.flow, scratch, given, &mut give));
-        });
+    pub(crate) fn work<C>(self: &Arc<Self>, shared: &Shared<C>, give: impl FnMut(&Run<'_>)) {
+        self.receiving.lock().armed = None;
+        self.with_decoder(shared, give, |decoder, give| decoder.poll(clock::now(), give));
     }
 
-    /// Counts what becomes of datagrams meanwhile, and waits for what is due then.
-    fn with_decoder<C>(self: &Arc<Self>, shared: &Shared<C>, act: impl FnOnce(&mut Decoder, &mut Vec<u8>)) {
+    /// Counts what becomes of datagrams meanwhile, and waits for what is due then. Where the peer has its share of what
+    /// is kept, nothing of this flow is, and nothing of it is repaired.
+    fn with_decoder<C>(
+        self: &Arc<Self>,
+        shared: &Shared<C>,
+        mut give: impl FnMut(&Run<'_>),
+        act: impl FnOnce(&mut Decoder, &mut dyn FnMut(Given<'_>)),
+    ) {
+        let mut scratch = Vec::new();
+        let mut give = |given: Given<'_>| give_chunk(self.flow, &mut scratch, given, &mut give);
         let mut receiving = self.receiving.lock();
-        let Receiving { decoder, scratch, .. } = &mut *receiving;
+        let Receiving { decoder, armed, account } = &mut *receiving;
         let before = decoder.arrivals();
-        act(decoder, scratch);
+        act(decoder, &mut give);
+        if !account.resize(decoder.bytes()) {
+            decoder.clear(&mut give);
+            account.clear();
+        }
         let after = decoder.arrivals();
-        let due = decoder.deadline().filter(|_| !receiving.is_armed);
-        receiving.is_armed |= due.is_some();
+        let due = decoder.deadline().filter(|due| armed.is_none_or(|armed| *due < armed));
+        *armed = due.or(*armed);
         drop(receiving);
         shared.counting.fec_repaired.add(after.repaired.wrapping_sub(before.repaired).into());
         shared.counting.fec_lost.add(after.lost.wrapping_sub(before.lost).into());

@@ -21,6 +21,7 @@ mod ending;
 pub mod error;
 pub mod fec;
 pub mod fragment;
+mod held_bytes;
 mod ingress;
 #[cfg(test)]
 mod journey;

@@ -2,7 +2,7 @@
 //! scheduler chooses, or by two of them (docs/decisions/0084), and not before its turn; arriving trains put in order,
 //! what comes twice dropped, what a place has lost repaired (docs/decisions/0095), and the peer told of what has come.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -514,21 +514,62 @@ impl Stripe {
 pub struct Agenda<T = Stripe> {
     timer: Timer,
     next_us: AtomicU64,
-    flows: Mutex<Vec<Arc<T>>>,
+    flows: Mutex<Appointments<T>>,
 }
+
+/// Each flow once, by when something is due, and by its address in memory.
+struct Appointments<T> {
+    by_time: BTreeMap<(Instant, usize), Arc<T>>,
+    times: HashMap<usize, Instant>,
+}
+
+impl<T> Appointments<T> {
+    fn new() -> Self {
+        Self { by_time: BTreeMap::new(), times: HashMap::new() }
+    }
+
+    /// The earlier of two times stays.
+    fn add(&mut self, flow: &Arc<T>, at: Instant) {
+        let address = Arc::as_ptr(flow).addr();
+        let known = self.times.get(&address).copied();
+        if known.is_some_and(|known| known <= at) {
+            return;
+        }
+        if let Some(known) = known {
+            self.by_time.remove(&(known, address));
+        }
+        self.times.insert(address, at);
+        self.by_time.insert((at, address), Arc::clone(flow));
+    }
+
+    fn take(&mut self, now: Instant) -> Vec<Arc<T>> {
+        let mut due = Vec::new();
+        while let Some(first) = self.by_time.first_entry().filter(|first| first.key().0 <= now) {
+            let ((_, address), flow) = first.remove_entry();
+            self.times.remove(&address);
+            due.push(flow);
+        }
+        due
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.by_time.first_key_value().map(|((at, _), _)| *at)
+    }
+}
+
 
 impl<T> Agenda<T> {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { timer: Timer::new()?, next_us: AtomicU64::new(u64::MAX), flows: Mutex::default() })
+        let flows = Mutex::new(Appointments::new());
+        Ok(Self { timer: Timer::new()?, next_us: AtomicU64::new(u64::MAX), flows })
     }
 
     /// Something is due for a flow at `at`, or earlier.
     pub fn add(&self, flow: &Arc<T>, at: Instant) {
+        // Until it is dropped nobody else sets the timer.
         let mut flows = self.flows.lock();
-        if !flows.iter().any(|known| Arc::ptr_eq(known, flow)) {
-            flows.push(Arc::clone(flow));
-        }
+        flows.add(flow, at);
         self.wake_at(at);
     }
 
@@ -541,7 +582,7 @@ impl<T> Agenda<T> {
         }
     }
 
-    /// The flows for which something may be due now. Those for which something is due later are to be added again.
+    /// The flows for which something is due now.
     pub fn take(&self, now: Instant) -> Vec<Arc<T>> {
         if now.micros() < self.next_us.load(Ordering::Relaxed) {
             return Vec::new();
@@ -549,7 +590,11 @@ impl<T> Agenda<T> {
         let mut flows = self.flows.lock();
         self.timer.clear();
         self.next_us.store(u64::MAX, Ordering::Relaxed);
-        std::mem::take(&mut flows)
+        let due = flows.take(now);
+        if let Some(next) = flows.next() {
+            self.wake_at(next);
+        }
+        due
     }
 }
 

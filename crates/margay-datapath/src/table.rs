@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::delta::Translations;
 use margay_core::entry::{Directions, Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
+use margay_core::fair_table::Peer;
 use margay_core::flow_cache::{DATAGRAMS_MIN, LINGER, SILENCE, UNANSWERED};
 use margay_core::time::Instant;
 use margay_core::{DropReason, SealKeys, Stack, Stacks};
@@ -20,6 +21,7 @@ use std::time::Duration;
 use crate::clock;
 pub use crate::connection::{Connection, TcpNumbers};
 use crate::connection::{Ending, Shown};
+use crate::held_bytes::HeldBytes;
 use crate::order::Watched;
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
@@ -221,6 +223,8 @@ pub struct Table {
     sctps: HashMap<FlowId, KeptSctps>,
     /// Flows whose peers turn to another stack. It outlives their entries, since the FENCE comes once.
     turns: HashMap<FlowId, Arc<Turn>>,
+    /// What waits of all flows, or is kept to repair them.
+    held_bytes: HeldBytes,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
     stripes: HashMap<FlowId, Arc<Stripe>>,
     /// In which order flows of datagrams arrive, whose loss is measured.
@@ -661,11 +665,12 @@ impl Table {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
         self.follow_stripe(entry);
         self.follow_delta(entry);
-        self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change);
+        let peer = self.paths.get(&entry.path).map_or(Peer::Own, |record| record.path.peer);
+        self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change, peer);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.last();
         let last = if sends.is_sealed() { self.seals.get(&entry.flow).cloned() } else { None };
-        self.follow_fec(entry.flow, entry.stacks, sends);
+        self.follow_fec(entry.flow, entry.stacks, sends, peer);
         self.follow_sctp(entry.flow, entry.stacks, sends);
         self.linger(self.slot(index).path, entry.path);
         let slot = self.slot_mut(index);

@@ -42,6 +42,7 @@ fn path(remote: &str, datagram_max: u16) -> Path {
         wired: true,
         expected: None,
         watched: false,
+        peer: Peer::Own,
     }
 }
 

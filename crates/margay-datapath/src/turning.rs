@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::backlog::Notice;
 use crate::driver::{Core, Shared};
+use crate::held_bytes::HeldAccount;
 use crate::train::Assembler;
 use crate::{clock, ingress};
 
@@ -54,7 +55,7 @@ struct Held {
     came: (Option<IpAddr>, SocketAddr),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiting {
     /// The peer has said that it turns: what comes of the new stack is not held for long.
     is_said: bool,
@@ -62,7 +63,7 @@ struct Waiting {
     /// The change is over without the FENCE; what waits goes on before anything else of the flow.
     is_over: bool,
     runs: VecDeque<Held>,
-    bytes: usize,
+    account: HeldAccount,
     until: Option<Instant>,
 }
 
@@ -86,9 +87,11 @@ impl PartialEq for Turn {
 impl Eq for Turn {}
 
 impl Turn {
-    /// The peer turns to a stack, by this change.
-    pub fn new(flow: FlowId, change: u32, to: Stack) -> Self {
-        Self { flow, change, to, waiting: Mutex::default() }
+    /// The peer turns to a stack, by this change. What waits counts for `account`.
+    pub fn new(flow: FlowId, change: u32, to: Stack, account: HeldAccount) -> Self {
+        let waiting =
+            Waiting { is_said: false, is_fenced: false, is_over: false, runs: VecDeque::new(), account, until: None };
+        Self { flow, change, to, waiting: Mutex::new(waiting) }
     }
 
     /// The stack to which the peer turns.
@@ -109,19 +112,19 @@ impl Turn {
         if waiting.is_over {
             return Admission::Over;
         }
-        let bytes = waiting.bytes + datagrams.len() + RUN_OVERHEAD_BYTES;
-        let is_full = bytes > HELD_BYTES_MAX;
+        let bytes = waiting.account.bytes() + datagrams.len() + RUN_OVERHEAD_BYTES;
         match (stack == self.to, waiting.is_fenced) {
             (true, true) | (false, false) => Admission::Take,
             (false, true) => Admission::Late,
-            (true, false) if is_full && !waiting.is_said => Admission::Full,
-            (true, false) if is_full => {
+            (true, false) if bytes > HELD_BYTES_MAX || !waiting.account.resize(bytes) => {
+                if !waiting.is_said {
+                    return Admission::Full;
+                }
                 waiting.is_fenced = true;
                 Admission::Overtaken
             }
             (true, false) => {
                 let until = waiting.is_said.then(|| *waiting.until.get_or_insert(now + FENCE_WAIT));
-                waiting.bytes = bytes;
                 waiting.runs.push_back(Held { header, datagrams: datagrams.to_vec(), stride, came });
                 Admission::Held(until)
             }
@@ -171,7 +174,7 @@ impl Turn {
 
     fn take_held(&self) -> VecDeque<Held> {
         let mut waiting = self.waiting.lock();
-        waiting.bytes = 0;
+        waiting.account.clear();
         std::mem::take(&mut waiting.runs)
     }
 }
@@ -242,7 +245,14 @@ pub(crate) type Overtaking = crate::striped::Agenda<Turn>;
 
 #[cfg(test)]
 mod tests {
+    use margay_core::fair_table::Peer;
+
     use super::*;
+    use crate::held_bytes::{HELD_BYTES_ALL, HeldBytes};
+
+    fn fresh(change: u32, to: Stack) -> Turn {
+        Turn::new(FlowId(7), change, to, HeldBytes::default().account(Peer::Own))
+    }
 
     fn header(stack: u8) -> DataRepr {
         DataRepr { stack, flags: 0, dst_flow: FlowId(7), packet_number: 1, index: 0, count: 1 }
@@ -250,7 +260,7 @@ mod tests {
 
     /// The peer has said that it turns.
     fn said(change: u32, to: Stack) -> Turn {
-        let turn = Turn::new(FlowId(7), change, to);
+        let turn = fresh(change, to);
         turn.say(Instant::ZERO);
         turn
     }
@@ -297,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_is_forged_before_the_peer_has_said_a_word_ends_nothing() {
-        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        let turn = fresh(9, Stack::Secure);
         for _ in 0..HELD_BYTES_MAX / (40 + RUN_OVERHEAD_BYTES) {
             assert_eq!(admit(&turn, 1, Stack::Secure), Admission::Held(None));
         }
@@ -312,10 +322,30 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_turns_many_flows_holds_no_more_than_its_share() {
+        let (all, peer) = (HeldBytes::default(), Peer::Unauthenticated([192, 0, 2, 1].into()));
+        let from = "192.0.2.1:54324".parse().expect("literal");
+        let run = [0; 60_000];
+        let turns: Vec<Turn> = (0..64).map(|_| Turn::new(FlowId(7), 9, Stack::Secure, all.account(peer))).collect();
+        let admit = |turn: &Turn| turn.admit(Instant::ZERO, Stack::Secure, header(3), (&run, 60_000), (None, from));
+        let held_of = |turn: &Turn| (0..100).filter(|_| matches!(admit(turn), Admission::Held(_))).count();
+        let held: usize = turns.iter().map(held_of).sum();
+        assert!((250..280).contains(&held) && held * run.len() <= HELD_BYTES_ALL / 16, "{held}");
+        assert_eq!(admit(&turns[63]), Admission::Full);
+        turns[63].say(Instant::ZERO);
+        assert_eq!(admit(&turns[63]), Admission::Overtaken, "its own flow waits no longer");
+        let other = Turn::new(FlowId(8), 9, Stack::Secure, all.account(Peer::Unauthenticated([10, 0, 0, 2].into())));
+        assert!(matches!(admit(&other), Admission::Held(_)), "another peer has room");
+        drop(turns);
+        let again = Turn::new(FlowId(7), 9, Stack::Secure, all.account(peer));
+        assert!(matches!(admit(&again), Admission::Held(_)));
+    }
+
+    #[test]
     fn of_a_change_that_is_over_what_waits_goes_on_before_anything_else() {
-        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        let turn = fresh(9, Stack::Secure);
         assert!(!turn.end(Instant::from_millis(5)), "nothing waits");
-        let turn = Turn::new(FlowId(7), 9, Stack::Secure);
+        let turn = fresh(9, Stack::Secure);
         admit(&turn, 1, Stack::Secure);
         assert!(turn.end(Instant::from_millis(5)) && turn.is_due(Instant::from_millis(5)));
         for stack in Stack::ALL {

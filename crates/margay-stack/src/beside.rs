@@ -16,7 +16,7 @@ use crate::plan::Loss;
 /// Bytes in front of a datagram in its symbol that show whether it was brought back as it was: a copy that was forged,
 /// or cut otherwise on its way, makes another.
 pub const CHECK_LEN: usize = 4;
-/// Most datagrams, and bytes of them, that the receiver keeps of one place.
+/// Most datagrams, and bytes of them or of repairs, that the receiver keeps of one place.
 const KEPT_MAX: usize = 256;
 const KEPT_BYTES_MAX: usize = 512 << 10;
 /// Datagrams that were brought back, and may come late by themselves, that are remembered.
@@ -190,7 +190,19 @@ impl Restorer {
         }
         block.repairs.push((of.index, symbol.into()));
         self.restore(at, &mut give);
+        while self.repair_bytes() > KEPT_BYTES_MAX {
+            self.blocks.pop_front();
+        }
         Ok(())
+    }
+
+    /// How many bytes are kept.
+    pub fn bytes(&self) -> usize {
+        self.bytes + self.repair_bytes()
+    }
+
+    fn repair_bytes(&self) -> usize {
+        self.blocks.iter().flat_map(|block| &block.repairs).map(|(_, symbol)| symbol.len()).sum()
     }
 
     fn find(&self, name: ChunkName) -> Option<&[u8]> {

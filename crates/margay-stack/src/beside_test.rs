@@ -141,3 +141,15 @@ fn what_does_not_fit_is_refused_and_nothing_grows() {
     assert!(restorer.blocks.len() <= BLOCKS_MAX && restorer.bytes <= KEPT_BYTES_MAX);
     assert!(restorer.kept.len() <= KEPT_MAX && restorer.brought.len() <= BROUGHT_MAX);
 }
+
+#[test]
+fn long_repairs_push_out_those_of_older_blocks() {
+    let (mut covered, mut restorer) = (Covered::default(), Restorer::default());
+    assert!((0..12).all(|number| covered.add(name(number))));
+    for block in 0..8 {
+        for index in 0..11 {
+            let _ = restorer.repair(RepairBeside { block, index, count: 31 }, &covered, &[0; 60_000], |_, _| {});
+        }
+    }
+    assert!((400_000..=KEPT_BYTES_MAX).contains(&restorer.bytes()), "{} bytes", restorer.bytes());
+}

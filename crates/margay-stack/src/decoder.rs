@@ -13,6 +13,9 @@ use crate::REPAIRS_MAX;
 /// A missing datagram is waited for so long after one that follows it has come: its block has ended by then, repairs
 /// included, and most of what is late is there.
 pub const HOLD: Duration = Duration::from_millis(40);
+/// A block of which nothing waits for the program is kept for its repairs for so long after its first packet: what they
+/// bring back later is of no use.
+const BLOCK_LIFETIME: Duration = Duration::from_millis(80);
 /// A missing datagram is not waited for any more once so many later blocks have begun.
 const LATER_BLOCKS_MAX: usize = 2;
 /// Most blocks that are kept.
@@ -88,6 +91,8 @@ struct Arrived {
 #[derive(Debug)]
 struct Block {
     base: u64,
+    /// When its first packet came, a repair or a datagram.
+    began: Instant,
     /// How many datagrams it has, where a repair has said so.
     datagrams: Option<u16>,
     arrived: Vec<Option<Arrived>>,
@@ -96,8 +101,14 @@ struct Block {
 }
 
 impl Block {
-    const fn new(base: u64) -> Self {
-        Self { base, datagrams: None, arrived: Vec::new(), repairs: Vec::new(), repair_count: 0 }
+    const fn new(base: u64, began: Instant) -> Self {
+        Self { base, began, datagrams: None, arrived: Vec::new(), repairs: Vec::new(), repair_count: 0 }
+    }
+
+    /// The first datagram from number `next` on that has come.
+    fn first_from(&self, next: u64) -> Option<(u64, &Arrived)> {
+        let mut waiting = (self.base..).zip(&self.arrived).filter(|(number, _)| *number >= next);
+        waiting.find_map(|(number, arrived)| Some((number, arrived.as_ref()?)))
     }
 
     /// One more than the greatest number that it has for certain.
@@ -221,7 +232,7 @@ impl Decoder {
         if number < self.next {
             return Err(Refused::Late);
         }
-        let at = self.block_at(base, index + 1)?;
+        let at = self.block_at(now, base, index + 1)?;
         let block = &mut self.blocks[at];
         if block.datagrams.is_some_and(|datagrams| index >= datagrams) {
             return Err(Refused::Malformed);
@@ -267,7 +278,7 @@ impl Decoder {
         if end <= self.next {
             return Err(Refused::Late);
         }
-        let at = self.block_at(base, of.datagrams)?;
+        let at = self.block_at(now, base, of.datagrams)?;
         let block = &mut self.blocks[at];
         let fits = block.datagrams.is_none_or(|datagrams| datagrams == of.datagrams)
             && block.arrived.len() <= usize::from(of.datagrams)
@@ -289,16 +300,29 @@ impl Decoder {
         Ok(())
     }
 
-    /// When something has waited for long enough.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.held().map(|(_, at)| at + HOLD)
+    /// How many bytes are kept.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    /// Gives on what has waited for long enough.
+    /// When something has waited, or is kept for repairs, for long enough.
+    pub fn deadline(&self) -> Option<Instant> {
+        let idle = self.blocks.iter().filter(|block| block.first_from(self.next).is_none());
+        let expiries = idle.map(|block| block.began + BLOCK_LIFETIME);
+        expiries.chain(self.hold_deadline()).min()
+    }
+
+    /// Gives on what has waited for long enough, and forgets what was kept for that long.
     pub fn poll(&mut self, now: Instant, mut give: impl FnMut(Given<'_>)) {
-        while self.deadline().is_some_and(|deadline| deadline <= now) {
+        while self.hold_deadline().is_some_and(|deadline| deadline <= now) {
             self.give_up(&mut give);
         }
+        let next = self.next;
+        self.blocks.retain(|block| {
+            let stays = block.first_from(next).is_some() || block.began + BLOCK_LIFETIME > now;
+            self.bytes -= if stays { 0 } else { block.bytes() };
+            stays
+        });
     }
 
     /// Gives on all that waits: the sender sends no more by this stack.
@@ -306,6 +330,17 @@ impl Decoder {
         while self.held().is_some() {
             self.give_up(&mut give);
         }
+    }
+
+    /// Gives on all that waits, and keeps nothing: there is no memory for it.
+    pub fn clear(&mut self, give: impl FnMut(Given<'_>)) {
+        self.finish(give);
+        self.blocks.clear();
+        self.bytes = 0;
+    }
+
+    fn hold_deadline(&self) -> Option<Instant> {
+        self.held().map(|(_, at)| at + HOLD)
     }
 
     /// A number as it is reckoned with: the nearest to what is expected.
@@ -332,9 +367,7 @@ impl Decoder {
         if count < believed {
             return Err(Refused::Far);
         }
-        self.finish(give);
-        self.blocks.clear();
-        self.bytes = 0;
+        self.clear(give);
         self.strays = None;
         self.next = number;
         self.newest = number;
@@ -342,7 +375,7 @@ impl Decoder {
     }
 
     /// The place of a block that begins with this number and has at least so many datagrams.
-    fn block_at(&mut self, base: u64, len: u16) -> Result<usize, Refused> {
+    fn block_at(&mut self, now: Instant, base: u64, len: u16) -> Result<usize, Refused> {
         let at = self.blocks.partition_point(|block| block.base < base);
         let is_known = self.blocks.get(at).is_some_and(|block| block.base == base);
         let behind = self.blocks.get(at + usize::from(is_known));
@@ -352,7 +385,7 @@ impl Decoder {
             return Err(Refused::Malformed);
         }
         if !is_known {
-            self.blocks.insert(at, Block::new(base));
+            self.blocks.insert(at, Block::new(base, now));
         }
         Ok(at)
     }
@@ -396,10 +429,8 @@ impl Decoder {
         if self.newest <= self.next {
             return None;
         }
-        self.blocks.iter().find_map(|block| {
-            let mut waiting = (block.base..).zip(&block.arrived).filter(|(number, _)| *number >= self.next);
-            waiting.find_map(|(number, arrived)| Some((number, arrived.as_ref()?.at)))
-        })
+        let mut waiting = self.blocks.iter().filter_map(|block| block.first_from(self.next));
+        waiting.next().map(|(number, arrived)| (number, arrived.at))
     }
 
     /// What is missing is not waited for any more.

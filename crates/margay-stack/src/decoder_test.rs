@@ -171,7 +171,7 @@ fn what_is_missing_is_waited_for_until_its_time_has_passed() {
     pair.poll(at(41));
     assert_eq!(pair.numbers(), [10]);
     pair.poll(at(42));
-    assert_eq!((pair.numbers(), pair.decoder.deadline()), (vec![10, 12, 13], None));
+    assert_eq!((pair.numbers(), pair.decoder.deadline()), (vec![10, 12, 13], Some(at(0) + BLOCK_LIFETIME)));
     assert_eq!(pair.receive(at(43), &sent[1]), Err(Refused::Late), "it was given up");
     assert_eq!(pair.receive(at(43), &sent[3]), Err(Refused::Late), "it was given");
     assert_eq!(pair.receive(at(43), &sent[4]), Ok(()));
@@ -268,6 +268,49 @@ fn one_forged_number_ends_nothing_and_a_path_that_was_dead_goes_on() {
     let old: Vec<Result<(), Refused>> = (0..32).map(|one| pair.receive(at(9000), &after(1002 + one))).collect();
     assert_eq!(old.iter().filter(|result| result.is_ok()).count(), 1);
     assert!(old[31].is_ok(), "so many cannot all be late");
+}
+
+#[test]
+fn repairs_alone_are_kept_no_longer_than_a_block() {
+    let mut pair = Pair::new(0, 0);
+    for block in 0..8_u64 {
+        for index in 0..4 {
+            let of = RepairOf { base: block as u32 * 8, datagrams: 8, index, count: 31 };
+            assert_eq!(pair.receive(at(block), &Sent::Repair(of, vec![0; 9000])), Ok(()));
+        }
+    }
+    assert!(pair.decoder.bytes() > 8 * 4 * 9000);
+    assert_eq!(pair.decoder.deadline(), Some(at(0) + BLOCK_LIFETIME), "nothing else may ever come");
+    pair.poll(at(83));
+    assert_eq!((pair.decoder.blocks.len(), pair.decoder.deadline()), (4, Some(at(4) + BLOCK_LIFETIME)));
+    pair.poll(at(87));
+    assert_eq!((pair.decoder.bytes(), pair.decoder.deadline()), (0, None));
+    assert_eq!(pair.receive(at(88), &Sent::Datagram(0, 0, vec![1])), Ok(()), "it was not given up");
+    assert_eq!(pair.numbers(), [0]);
+}
+
+#[test]
+fn a_block_that_never_ends_is_forgotten() {
+    let mut pair = Pair::new(0, 0);
+    (0..31).for_each(|one| assert_eq!(pair.receive(at(0), &Sent::Datagram(0, one, vec![0; 9000])), Ok(())));
+    assert_eq!(pair.given.len(), 31);
+    assert!(pair.decoder.bytes() > 31 * 9000);
+    pair.poll(at(80));
+    assert_eq!((pair.decoder.bytes(), pair.decoder.deadline()), (0, None));
+    assert_eq!(pair.receive(at(81), &Sent::Datagram(0, 31, vec![1])), Ok(()));
+    assert_eq!(pair.given.len(), 32);
+}
+
+#[test]
+fn without_memory_everything_is_given_and_nothing_kept() {
+    let mut pair = Pair::new(0, 0);
+    assert_eq!(pair.receive(at(0), &Sent::Datagram(0, 1, vec![1])), Ok(()));
+    let of = RepairOf { base: 32, datagrams: 4, index: 0, count: 1 };
+    assert_eq!(pair.receive(at(0), &Sent::Repair(of, vec![9; 4])), Ok(()));
+    pair.decoder.clear(|one| pair.given.push((one.number, one.payload.to_vec())));
+    assert_eq!((pair.numbers(), pair.decoder.bytes()), (vec![1], 0));
+    assert_eq!(pair.receive(at(0), &Sent::Datagram(0, 2, vec![1])), Ok(()));
+    assert_eq!(pair.numbers(), [1, 2]);
 }
 
 #[test]

@@ -217,14 +217,21 @@ time_t address_now(void);
 
 /* Before any other. */
 void relay_start(void);
-/* A descriptor was accepted, or is no socket of before any more. */
+/* A descriptor was accepted, or is no socket of before any more; or all from `first` to `last` are none. */
 void relay_accepted(int fd);
 void relay_forget(int fd);
+void relay_forget_all(unsigned int first, unsigned int last);
+/* A call that reads from a descriptor, or writes to it, begins: the caller ends it by one of the functions below. Where
+ * the agent is being asked about the socket, this waits for the answer. NULL: nothing is counted.
+ */
+struct end *relay_begin(int fd);
+/* Nothing was read or written. */
+void relay_end(struct end *end);
 /* So many bytes came out of a socket, or into one, by a call with room for `wanted`; errno is that of the call. */
-void relay_read(int fd, ssize_t got);
-void relay_written(int fd, size_t wanted, ssize_t done);
-/* splice(2) has moved bytes. */
-void relay_spliced(int from, int to, ssize_t moved);
+void relay_read(struct end *end, ssize_t got);
+void relay_written(struct end *end, size_t wanted, ssize_t done);
+/* splice(2) has moved bytes; begun at both. */
+void relay_spliced(struct end *from_end, struct end *to_end, int from, int to, ssize_t moved);
 
 /* frames.c. Those that do something have what they need: a socket of frames_get, which is given back with sock_put. */
 

@@ -5,8 +5,10 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <linux/close_range.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -36,6 +38,7 @@ static void find_real(void)
 	FIND(recvfrom);
 	FIND(sendmsg);
 	FIND(recvmsg);
+	FIND(recvmmsg);
 	FIND(getsockname);
 	FIND(getpeername);
 	FIND(close);
@@ -51,6 +54,8 @@ static void find_real(void)
 	FIND(writev);
 	FIND(splice);
 #undef FIND
+	/* Not of every C library. */
+	*(void **)&real.preadv2 = dlsym(RTLD_NEXT, "preadv2");
 }
 
 const struct real *real_calls(void)
@@ -67,21 +72,24 @@ __attribute__((constructor)) static void find_early(void)
 }
 
 /* What a call has taken or given, noted. */
-static ssize_t noted_read(int fd, ssize_t got)
+static ssize_t noted_read(struct end *end, ssize_t got)
 {
-	relay_read(fd, got);
+	relay_read(end, got);
 	return got;
 }
 
 /* What was only looked at is there still, and what comes from the queue of errors was sent before. */
-static ssize_t noted_receive(int fd, int flags, ssize_t got)
+static ssize_t noted_receive(struct end *end, int flags, ssize_t got)
 {
-	return flags & (MSG_PEEK | MSG_ERRQUEUE) ? got : noted_read(fd, got);
+	if (!(flags & (MSG_PEEK | MSG_ERRQUEUE)))
+		return noted_read(end, got);
+	relay_end(end);
+	return got;
 }
 
-static ssize_t noted_write(int fd, size_t wanted, ssize_t done)
+static ssize_t noted_write(struct end *end, size_t wanted, ssize_t done)
 {
-	relay_written(fd, wanted, done);
+	relay_written(end, wanted, done);
 	return done;
 }
 
@@ -137,44 +145,68 @@ EXPORT int accept4(int fd, __SOCKADDR_ARG address, socklen_t *restrict length, i
 
 EXPORT ssize_t sendto(int fd, const void *data, size_t length, int flags, __CONST_SOCKADDR_ARG address, socklen_t size)
 {
-	return noted_write(fd, length, sv_sendto(fd, data, length, flags, AS_SOCKADDR(address), size));
+	struct end *end = relay_begin(fd);
+
+	return noted_write(end, length, sv_sendto(fd, data, length, flags, AS_SOCKADDR(address), size));
 }
 
 EXPORT ssize_t recvfrom(int fd, void *restrict data, size_t length, int flags, __SOCKADDR_ARG address,
 			socklen_t *restrict size)
 {
-	return noted_receive(fd, flags, sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size));
+	struct end *end = relay_begin(fd);
+
+	return noted_receive(end, flags, sv_recvfrom(fd, data, length, flags, AS_SOCKADDR(address), size));
 }
 
 /* As programs call it that were compiled with _FORTIFY_SOURCE. */
 EXPORT ssize_t __recvfrom_chk(int fd, void *data, size_t length, size_t room, int flags, struct sockaddr *address,
 			      socklen_t *size)
 {
+	struct end *end;
+
 	if (length > room)
 		abort();
-	return noted_receive(fd, flags, sv_recvfrom(fd, data, length, flags, address, size));
+	end = relay_begin(fd);
+	return noted_receive(end, flags, sv_recvfrom(fd, data, length, flags, address, size));
 }
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	return noted_write(fd, length_of(message->msg_iov, message->msg_iovlen), sv_sendmsg(fd, message, flags));
+	struct end *end = relay_begin(fd);
+
+	return noted_write(end, length_of(message->msg_iov, message->msg_iovlen), sv_sendmsg(fd, message, flags));
 }
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-	return noted_receive(fd, flags, sv_recvmsg(fd, message, flags));
+	struct end *end = relay_begin(fd);
+
+	return noted_receive(end, flags, sv_recvmsg(fd, message, flags));
+}
+
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags, struct timespec *limit)
+{
+	struct end *end = relay_begin(fd);
+	int got = real_calls()->recvmmsg(fd, messages, count, flags, limit);
+	ssize_t bytes = 0;
+
+	for (int at = 0; at < got; at++)
+		bytes += messages[at].msg_len;
+	noted_receive(end, flags, bytes);
+	return got;
 }
 
 EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
 {
 	struct sock *framed = frames_get(fd);
-	ssize_t got = framed ? -1 : real_calls()->recv(fd, data, length, flags);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_recv(fd, data, length, flags);
 	}
-	return noted_receive(fd, flags, got);
+	end = relay_begin(fd);
+	return noted_receive(end, flags, real_calls()->recv(fd, data, length, flags));
 }
 
 EXPORT ssize_t __recv_chk(int fd, void *data, size_t length, size_t room, int flags)
@@ -187,23 +219,27 @@ EXPORT ssize_t __recv_chk(int fd, void *data, size_t length, size_t room, int fl
 EXPORT ssize_t send(int fd, const void *data, size_t length, int flags)
 {
 	struct sock *framed = frames_get(fd);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_send(fd, data, length, flags);
 	}
-	return noted_write(fd, length, real_calls()->send(fd, data, length, flags));
+	end = relay_begin(fd);
+	return noted_write(end, length, real_calls()->send(fd, data, length, flags));
 }
 
 EXPORT ssize_t read(int fd, void *data, size_t length)
 {
 	struct sock *framed = frames_get(fd);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_recv(fd, data, length, 0);
 	}
-	return noted_read(fd, real_calls()->read(fd, data, length));
+	end = relay_begin(fd);
+	return noted_read(end, real_calls()->read(fd, data, length));
 }
 
 EXPORT ssize_t __read_chk(int fd, void *data, size_t length, size_t room)
@@ -216,43 +252,66 @@ EXPORT ssize_t __read_chk(int fd, void *data, size_t length, size_t room)
 EXPORT ssize_t write(int fd, const void *data, size_t length)
 {
 	struct sock *framed = frames_get(fd);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_send(fd, data, length, 0);
 	}
-	return noted_write(fd, length, real_calls()->write(fd, data, length));
+	end = relay_begin(fd);
+	return noted_write(end, length, real_calls()->write(fd, data, length));
 }
 
 EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
 	struct sock *framed = frames_get(fd);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_recvmsg(fd, &message, 0);
 	}
-	return noted_read(fd, real_calls()->readv(fd, parts, count));
+	end = relay_begin(fd);
+	return noted_read(end, real_calls()->readv(fd, parts, count));
 }
 
 EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
 	struct sock *framed = frames_get(fd);
+	struct end *end;
 
 	if (framed) {
 		sock_put(framed);
 		return sv_sendmsg(fd, &message, 0);
 	}
-	return noted_write(fd, length_of(parts, (size_t)count), real_calls()->writev(fd, parts, count));
+	end = relay_begin(fd);
+	return noted_write(end, length_of(parts, (size_t)count), real_calls()->writev(fd, parts, count));
 }
+
+/* Of a socket it reads as readv does. */
+EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off64_t at, int flags)
+{
+	struct end *end;
+
+	if (!real_calls()->preadv2) {
+		errno = ENOSYS;
+		return -1;
+	}
+	end = relay_begin(fd);
+	return noted_read(end, real_calls()->preadv2(fd, parts, count, at, flags));
+}
+
+EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t at, int flags)
+	__attribute__((alias("preadv2")));
 
 EXPORT ssize_t splice(int from, off64_t *from_at, int to, off64_t *to_at, size_t length, unsigned int flags)
 {
+	struct end *from_end = relay_begin(from), *to_end = relay_begin(to);
 	ssize_t moved = real_calls()->splice(from, from_at, to, to_at, length, flags);
 
-	relay_spliced(from, to, moved);
+	relay_spliced(from_end, to_end, from, to, moved);
 	return moved;
 }
 
@@ -270,6 +329,18 @@ EXPORT int close(int fd)
 {
 	relay_forget(fd);
 	return sv_close(fd);
+}
+
+EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+{
+	if (!(flags & CLOSE_RANGE_CLOEXEC))
+		relay_forget_all(first, last);
+	return (int)syscall(SYS_close_range, first, last, flags);
+}
+
+EXPORT void closefrom(int first)
+{
+	close_range(first > 0 ? (unsigned int)first : 0, ~0U, 0);
 }
 
 /* A descriptor that is a copy of another one, or -1: it is no socket of before any more. */

@@ -24,6 +24,7 @@ struct real {
 	ssize_t (*recvfrom)(int, void *, size_t, int, struct sockaddr *, socklen_t *);
 	ssize_t (*sendmsg)(int, const struct msghdr *, int);
 	ssize_t (*recvmsg)(int, struct msghdr *, int);
+	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
 	int (*getsockname)(int, struct sockaddr *, socklen_t *);
 	int (*getpeername)(int, struct sockaddr *, socklen_t *);
 	int (*close)(int);
@@ -37,6 +38,7 @@ struct real {
 	ssize_t (*write)(int, const void *, size_t);
 	ssize_t (*readv)(int, const struct iovec *, int);
 	ssize_t (*writev)(int, const struct iovec *, int);
+	ssize_t (*preadv2)(int, const struct iovec *, int, off64_t, int);
 	ssize_t (*splice)(int, off64_t *, int, off64_t *, size_t, unsigned int);
 };
 

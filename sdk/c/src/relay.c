@@ -8,15 +8,22 @@
  * A direction is at rest when all that was read of one socket has been written to the other one. Of bytes that went
  * through a pipe this is so when the pipe is empty; a program splices when it has nothing else of that direction left
  * to write. Of bytes that it has read into its memory it is so when as many have been written, all in one piece, and
- * never more than were read. When both directions are at rest, the agent is asked by the thread that has just
- * emptied a pipe; meanwhile it neither reads nor writes.
+ * never more than were read. No call of another thread may be under way, since what it has done is not counted yet;
+ * and the kernel must have given out as many bytes as were counted: others were read past the shim (stdio, memory that
+ * is mapped onto a socket). When both directions are at rest, the agent is asked by the thread that has just emptied a
+ * pipe; meanwhile it neither reads nor writes, and calls of other threads wait.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -31,6 +38,8 @@
  */
 #define AGREED_AGAIN_MS 3000
 #define AGREED_MAX 8
+/* Of a TCP: the peer has sent its FIN. What names it does not go with linux/tcp.h. */
+#define STATE_CLOSE_WAIT 8
 /* A power of two. Of two pipes at one place the later one counts. */
 #define PIPES_MAX 8192
 
@@ -46,6 +55,9 @@ struct end {
 	atomic_ullong read, written; /* by way of the program's memory */
 	atomic_ullong piped_in, piped_out; /* of what was read of it */
 	atomic_int other; /* where it is written to, plus one; 0: not known */
+	/* Calls that are under way. Of a thread that was cancelled in one it stays, and the agent is not asked. */
+	atomic_int busy;
+	atomic_ullong asking; /* the process and thread that ask the agent about it; 0: none */
 };
 
 struct pipe {
@@ -96,6 +108,51 @@ static struct end *own_end_of(int fd)
 	return end && !table_is_borrowed() ? end : NULL;
 }
 
+/* A child of fork has not the thread that asks for its parent. */
+static unsigned long long own_thread(void)
+{
+	return (unsigned long long)getpid() << 32 | (unsigned int)syscall(SYS_gettid);
+}
+
+static bool is_asked_by_another(const struct end *end)
+{
+	unsigned long long asking = end->asking, self;
+
+	if (!asking)
+		return false;
+	self = own_thread();
+	/* A handler of a signal may interrupt the very thread that asks. */
+	return asking != self && asking >> 32 == self >> 32;
+}
+
+struct end *relay_begin(int fd)
+{
+	struct end *end = own_end_of(fd);
+
+	if (!end)
+		return NULL;
+	atomic_fetch_add(&end->busy, 1);
+	while (is_asked_by_another(end)) {
+		atomic_fetch_sub(&end->busy, 1);
+		sched_yield();
+		atomic_fetch_add(&end->busy, 1);
+	}
+	return end;
+}
+
+void relay_end(struct end *end)
+{
+	if (end)
+		atomic_fetch_sub(&end->busy, 1);
+}
+
+void relay_forget_all(unsigned int first, unsigned int last)
+{
+	for (unsigned int fd = first; ends && fd <= last && fd < ENDS_MAX; fd++)
+		if (ends[fd].is_accepted || ends[fd].read || ends[fd].piped_in || ends[fd].written || ends[fd].other)
+			relay_forget((int)fd);
+}
+
 void relay_forget(int fd)
 {
 	struct end *end = own_end_of(fd);
@@ -133,25 +190,24 @@ void relay_accepted(int fd)
 			end->is_accepted = true;
 }
 
-void relay_read(int fd, ssize_t got)
+void relay_read(struct end *end, ssize_t got)
 {
-	struct end *end = own_end_of(fd);
-
-	if (!end || got <= 0)
-		return;
-	end->read += (unsigned long long)got;
-	end->is_spliced = false;
+	if (end && got > 0) {
+		end->read += (unsigned long long)got;
+		end->is_spliced = false;
+	}
+	relay_end(end);
 }
 
-void relay_written(int fd, size_t wanted, ssize_t done)
+void relay_written(struct end *end, size_t wanted, ssize_t done)
 {
-	struct end *end = own_end_of(fd);
-
-	if (!end || (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK))
+	if (!end)
 		return;
 	if (done > 0)
 		end->written += (unsigned long long)done;
-	end->is_cut = done < 0 || (size_t)done < wanted;
+	if (done >= 0 || errno == EAGAIN || errno == EWOULDBLOCK)
+		end->is_cut = done < 0 || (size_t)done < wanted;
+	relay_end(end);
 }
 
 static struct pipe *pipe_of(int fd, unsigned long long *inode)
@@ -189,6 +245,21 @@ static int source_of(const struct pipe *pipe, unsigned long long inode, size_t c
 	return source;
 }
 
+/* Whether the kernel has given out as many bytes of a socket as were counted. What comes meanwhile makes it differ. */
+static bool is_counted(int fd, const struct end *end)
+{
+	struct tcp_info info = { 0 };
+	socklen_t length = sizeof(info);
+	unsigned long long given;
+	int waiting;
+
+	if (ioctl(fd, SIOCINQ, &waiting) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+		return false;
+	given = info.tcpi_bytes_received - (unsigned int)waiting;
+	/* A FIN is counted as a byte. */
+	return given == end->read + end->piped_in + (info.tcpi_state == STATE_CLOSE_WAIT ? 1 : 0);
+}
+
 /* Whether all that was read of one has been written to the other. */
 static bool is_at_rest(struct end *from, struct end *to)
 {
@@ -201,26 +272,42 @@ static bool is_at_rest(struct end *from, struct end *to)
 	return !to->is_added_to && !to->is_cut && to->written == from->read;
 }
 
-static void consider(int source, int target)
+/* Calls of other threads on both wait from here on, until both are released. False where one is under way, or another
+ * thread asks.
+ */
+static bool hold(struct end *one, struct end *other)
 {
-	struct end *from = end_of(source), *to = end_of(target), *accepted;
-	bool is_unknown;
-	int error = errno;
+	unsigned long long none = 0, self = own_thread();
 
-	if (!from || !to)
-		return;
-	from->other = target + 1;
-	/* Where the answer goes another way, or several are asked, there is no pair. */
-	if (from->is_accepted == to->is_accepted || (to->other && to->other != source + 1))
-		return;
-	if (!is_at_rest(from, to) || !is_at_rest(to, from))
-		return;
-	if (when && *when && access(when, F_OK)) {
-		errno = error;
-		return;
+	if (!atomic_compare_exchange_strong(&one->asking, &none, self))
+		return false;
+	none = 0;
+	if (!atomic_compare_exchange_strong(&other->asking, &none, self)) {
+		one->asking = 0;
+		return false;
 	}
-	accepted = from->is_accepted ? from : to;
-	if (now_ms() < accepted->again_ms || atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
+	/* Either a call that begins sees that, or this sees the call. */
+	if (!one->busy && !other->busy)
+		return true;
+	one->asking = other->asking = 0;
+	return false;
+}
+
+static void release(struct end *one, struct end *other)
+{
+	one->asking = other->asking = 0;
+}
+
+/* Asks the agent to make one of two sessions, if both directions are at rest. */
+static void ask(int source, int target)
+{
+	struct end *from = end_of(source), *to = end_of(target), *accepted = from->is_accepted ? from : to;
+	bool is_unknown;
+
+	if (!is_at_rest(from, to) || !is_at_rest(to, from) || (when && *when && access(when, F_OK)))
+		return;
+	if (now_ms() < accepted->again_ms || !is_counted(source, from) || !is_counted(target, to) ||
+	    atomic_fetch_add(&accepted->asked, 1) >= ASKED_MAX)
 		return;
 	/* What the agent refuses stays as it is: the program relays on, and nothing is lost. A session that is not set
 	 * up yet is asked about again, with later bytes; one that is being made one (EALREADY), later.
@@ -234,24 +321,46 @@ static void consider(int source, int target)
 		accepted->asked = ASKED_MAX;
 	}
 	forget_error();
+}
+
+static void consider(int source, int target)
+{
+	struct end *from = end_of(source), *to = end_of(target);
+	int error = errno, cancel;
+
+	if (!from || !to)
+		return;
+	from->other = target + 1;
+	/* Where the answer goes another way, or several are asked, there is no pair. */
+	if (from->is_accepted == to->is_accepted || (to->other && to->other != source + 1))
+		return;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	if (hold(from, to)) {
+		ask(source, target);
+		release(from, to);
+	}
+	pthread_setcancelstate(cancel, NULL);
 	errno = error;
 }
 
-void relay_spliced(int from, int to, ssize_t moved)
+void relay_spliced(struct end *from_end, struct end *to_end, int from, int to, ssize_t moved)
 {
 	unsigned long long inode;
-	struct pipe *pipe;
-	int source;
+	struct pipe *pipe = NULL;
+	int source = -1, error = errno;
 
-	if (!ends || moved <= 0 || table_is_borrowed())
+	if (!ends || table_is_borrowed())
 		return;
-	pipe = pipe_of(to, &inode);
-	if (pipe) {
-		note_piped_in(from, pipe, inode, (size_t)moved);
-		return;
+	if (moved > 0) {
+		pipe = pipe_of(to, &inode);
+		if (pipe)
+			note_piped_in(from, pipe, inode, (size_t)moved);
+		else if ((pipe = pipe_of(from, &inode)))
+			source = source_of(pipe, inode, (size_t)moved);
 	}
-	pipe = pipe_of(from, &inode);
-	source = pipe ? source_of(pipe, inode, (size_t)moved) : -1;
+	relay_end(from_end);
+	relay_end(to_end);
 	if (source >= 0)
 		consider(source, to);
+	errno = error;
 }

@@ -10,13 +10,17 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,6 +41,8 @@
 
 static const char *agent_name;
 static atomic_int asked;
+/* The agent answers so much later. */
+static atomic_int slow_ms;
 /* What came with the last question. */
 static unsigned char request[400];
 static ino_t passed[2];
@@ -88,6 +94,7 @@ static void *answer_all(void *listening)
 			}
 			reply[1] = request[1];
 			asked++;
+			usleep((useconds_t)slow_ms * 1000);
 			CHECK(send(connection, reply, sizeof(reply), 0) == sizeof(reply));
 		}
 		close(connection);
@@ -179,6 +186,59 @@ static void move(int from, int pipe[2], int to, size_t stay)
 	CHECK(splice(pipe[0], NULL, to, NULL, (size_t)moved - stay, 0) == moved - (ssize_t)stay);
 }
 
+/* Another thread reads from a socket. */
+struct reading {
+	int fd;
+	char bytes[64];
+	atomic_bool has_begun, is_done;
+};
+
+static void *read_some(void *given)
+{
+	struct reading *reading = given;
+
+	reading->has_begun = true;
+	CHECK(recv(reading->fd, reading->bytes, sizeof(reading->bytes), 0) > 0);
+	reading->is_done = true;
+	return NULL;
+}
+
+static pthread_t begin_reading(struct reading *reading)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, read_some, reading));
+	while (!reading->has_begun)
+		sched_yield();
+	usleep(20000);
+	return thread;
+}
+
+/* As many bytes as there are in a text, by a call that takes several messages, or parts. */
+static void take(int fd, char *text, size_t length, bool by_messages)
+{
+	struct iovec part = { text, length };
+	struct mmsghdr message = { .msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 } };
+
+	if (by_messages)
+		CHECK(recvmmsg(fd, &message, 1, 0, NULL) == 1 && message.msg_len == length);
+	else
+		CHECK(preadv2(fd, &part, 1, -1, 0) == (ssize_t)length);
+}
+
+struct moving {
+	struct chain chain;
+	int *pipe;
+};
+
+static void *move_there(void *given)
+{
+	struct moving *moving = given;
+
+	move(moving->chain.left, moving->pipe, moving->chain.right, 0);
+	return NULL;
+}
+
 static int64_t now_ms(void)
 {
 	struct timespec now;
@@ -197,6 +257,10 @@ int main(int argc, char **argv)
 	pthread_t agent;
 	pid_t child;
 	int64_t agreed_ms;
+	struct reading reading;
+	struct moving moving;
+	pthread_t thread, second;
+	FILE *stream;
 
 	(void)argc;
 	if (!getenv("MARGAY_SPLICE_PORTS")) {
@@ -330,6 +394,77 @@ int main(int argc, char **argv)
 	hear(one.server, "upload");
 	CHECK(asked == 6);
 	end(one);
+
+	/* What was read by a call of another kind is in memory still. */
+	for (int by_messages = 0; by_messages < 2; by_messages++) {
+		one = chain(proxy, port, upstream, upstream_port);
+		say(one.client, "question");
+		take(one.left, text, 8, by_messages);
+		say(one.server, "answer");
+		move(one.right, pipe_back, one.left, 0);
+		CHECK(asked == 6 + by_messages);
+		CHECK(send(one.right, text, 8, 0) == 8);
+		say(one.server, "answer");
+		move(one.right, pipe_back, one.left, 0);
+		CHECK(asked == 7 + by_messages);
+		end(one);
+	}
+
+	/* What was read past the shim is so, too. */
+	one = chain(proxy, port, upstream, upstream_port);
+	stream = fdopen(dup(one.left), "r");
+	say(one.client, "questionrest");
+	CHECK(stream && fread(text, 1, 8, stream) == 8 && send(one.right, text, 8, 0) == 8);
+	say(one.client, "next");
+	move(one.left, pipe_there, one.right, 0);
+	CHECK(asked == 8);
+	CHECK(!fclose(stream));
+	end(one);
+
+	/* Another thread reads. */
+	one = chain(proxy, port, upstream, upstream_port);
+	reading = (struct reading){ .fd = one.right };
+	thread = begin_reading(&reading);
+	say(one.client, "upload");
+	move(one.left, pipe_there, one.right, 0);
+	CHECK(asked == 8);
+	say(one.server, "answer");
+	CHECK(!pthread_join(thread, NULL) && send(one.left, reading.bytes, 6, 0) == 6);
+	say(one.client, "upload");
+	move(one.left, pipe_there, one.right, 0);
+	CHECK(asked == 9);
+	end(one);
+
+	/* Another thread begins to read while the agent is asked. */
+	one = chain(proxy, port, upstream, upstream_port);
+	slow_ms = 300;
+	moving = (struct moving){ .chain = one, .pipe = pipe_there };
+	say(one.client, "upload");
+	CHECK(!pthread_create(&thread, NULL, move_there, &moving));
+	while (asked == 9)
+		sched_yield();
+	say(one.server, "answer");
+	reading = (struct reading){ .fd = one.right };
+	second = begin_reading(&reading);
+	usleep(50000);
+	CHECK(!reading.is_done);
+	CHECK(!pthread_join(thread, NULL) && !pthread_join(second, NULL) && !memcmp(reading.bytes, "answer", 6));
+	slow_ms = 0;
+	end(one);
+
+	/* Descriptors that were closed by their range are another connection's. */
+	one = chain(proxy, port, upstream, upstream_port);
+	say(one.client, "question");
+	copy(one.left, one.right);
+	replaced = one.left;
+	CHECK(!close_range((unsigned int)one.left, (unsigned int)one.left, 0));
+	CHECK(syscall(SYS_dup3, other, replaced, 0) == replaced);
+	two = chain(other, other_port, upstream, upstream_port);
+	CHECK(syscall(SYS_dup3, two.left, replaced, 0) == replaced);
+	say(two.client, "upload");
+	move(replaced, pipe_there, two.right, 0);
+	hear(two.server, "upload");
+	CHECK(asked == 10);
 	puts("relay: ok");
 	return 0;
 }

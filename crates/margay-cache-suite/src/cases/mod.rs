@@ -11,6 +11,7 @@ mod ways;
 
 use std::net::SocketAddr;
 
+use margay_core::fair_table::Peer;
 use margay_core::{Directions, Entry, EntryUpdate, Passage, Path, PathId, RemoveReason, Stack, Stacks, Tuple, Wire};
 use margay_wire::{FlowId, PORT};
 
@@ -58,6 +59,7 @@ fn path() -> Path {
         wired: true,
         expected: None,
         watched: false,
+        peer: Peer::Own,
     }
 }
 

@@ -15,6 +15,7 @@ use crate::leg::delta::Delta;
 use crate::leg::loss::Loss;
 use crate::leg::seal::SealKeys;
 use crate::leg::stack::{PlaceStack, Stacks};
+use crate::types::fair_table::Peer;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -42,6 +43,8 @@ pub struct Path {
     pub expected: Option<SocketAddr>,
     /// Whether direct packets that come by it are to be told of: the peer waits to hear of them.
     pub watched: bool,
+    /// Whom what waits of the flows counts for.
+    pub peer: Peer,
 }
 
 /// What may pass between the addresses of a path (docs/decisions/0018).

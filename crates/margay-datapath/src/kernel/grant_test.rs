@@ -10,6 +10,7 @@ use std::{array, env, fs, process, thread};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapFlags};
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey, Passage, Path as CorePath, PathId, Wire};
+use margay_core::fair_table::Peer;
 use margay_core::{Instant, Ranges, Tuple};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -400,6 +401,7 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
             wired: true,
             expected: None,
             watched: false,
+            peer: Peer::Own,
         });
         assert_eq!(cache.paths().count(), 0, "no flow has used it");
         direct.grant(&grant);

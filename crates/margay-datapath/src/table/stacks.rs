@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use margay_core::entry::PathId;
+use margay_core::fair_table::Peer;
 use margay_core::flow_cache::LINGER;
 use margay_core::time::Instant;
 use margay_core::{DropReason, Stack, Stacks, Taking};
@@ -12,6 +13,7 @@ use margay_wire::{DataRepr, FlowId};
 use super::{EgressRoute, PathRecord, Slot, Table};
 use crate::clock;
 use crate::fec::Fec;
+use crate::held_bytes::HeldAccount;
 use crate::seal::Seal;
 use crate::turning::Turn;
 
@@ -114,11 +116,18 @@ impl KeptFecs {
     }
 
     /// Keeps what a stack needs as long as the flow may have that stack, or is sent so.
-    fn follow(&mut self, flow: FlowId, stack: Stack, stacks: Stacks, sends: Stack) {
+    fn follow(
+        &mut self,
+        flow: FlowId,
+        stack: Stack,
+        stacks: Stacks,
+        sends: Stack,
+        account: impl FnOnce() -> HeldAccount,
+    ) {
         let kept = if stack == Stack::SecureFec { &mut self.sealed } else { &mut self.bare };
         if stacks.has(stack) {
             if kept.as_ref().is_none_or(|kept| kept.is_left) {
-                let fec = Arc::new(Fec::new(flow, stack, stacks.change));
+                let fec = Arc::new(Fec::new(flow, stack, stacks.change, account()));
                 *kept = Some(KeptFec { fec, is_left: false });
             }
         } else if sends != stack {
@@ -220,13 +229,13 @@ impl Table {
     }
 
     /// Keeps what numbers and repairs a flow as long as its entry says that it goes by `fec`, or it is sent so.
-    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks, sends: Stack) {
+    pub(super) fn follow_fec(&mut self, flow: FlowId, stacks: Stacks, sends: Stack, peer: Peer) {
         if self.fecs.is_empty() && !stacks.has_repaired() {
             return;
         }
         let kept = self.fecs.entry(flow).or_default();
         for stack in [Stack::Fec, Stack::SecureFec] {
-            kept.follow(flow, stack, stacks, sends);
+            kept.follow(flow, stack, stacks, sends, || self.held_bytes.account(peer));
         }
         if kept.is_empty() {
             self.fecs.remove(&flow);
@@ -246,7 +255,7 @@ impl Table {
     }
 
     /// Keeps what is known of a turn as long as the entries say that there is one, or something waits of it.
-    pub(super) fn follow_turn(&mut self, flow: FlowId, takes: Taking, change: u32) {
+    pub(super) fn follow_turn(&mut self, flow: FlowId, takes: Taking, change: u32, peer: Peer) {
         let to = match takes {
             Taking::Only(_) => {
                 if self.turns.get(&flow).is_some_and(|turn| !turn.end(clock::now())) {
@@ -257,7 +266,7 @@ impl Table {
             Taking::Ready(to) | Taking::Turning(to) => to,
         };
         if self.turns.get(&flow).is_none_or(|turn| turn.change != change) {
-            self.turns.insert(flow, Arc::new(Turn::new(flow, change, to)));
+            self.turns.insert(flow, Arc::new(Turn::new(flow, change, to, self.held_bytes.account(peer))));
         }
         if let Some(turn) = self.turns.get(&flow).filter(|_| matches!(takes, Taking::Turning(_))) {
             turn.say(clock::now());

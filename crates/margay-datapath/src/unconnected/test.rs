@@ -298,6 +298,35 @@ fn a_client_that_uses_its_port_again_without_margay_is_answered_without_it() {
 }
 
 #[test]
+fn a_client_that_cannot_be_noted_is_known_by_its_surrogate() {
+    with_programs("full", |programs, _| {
+        let done = Command::new("ip").args(["addr", "add", "10.9.9.9", "dev", "lo"]).status().expect("iproute2");
+        assert!(done.success());
+        let client = socket(INSTANCES[0]);
+        let surrogate = client.local_addr().expect("bound");
+        let real = SocketAddr::new("10.9.9.9".parse().expect("literal"), surrogate.port());
+        let server = socket("0.0.0.0");
+        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), server.local_addr().expect("bound").port());
+        programs.show_client(surrogate, real.ip()).expect("room");
+        let value = layout::value_of(surrogate.ip());
+        let surrogates = &programs.skeleton.maps.surrogates;
+        let is_full = (0..1_u32 << 20).any(|number| {
+            let other = SocketAddr::new(Ipv4Addr::from(number).into(), 1);
+            surrogates.update(layout::client_key_of(other, 1).bytes(), value.bytes(), MapFlags::ANY).is_err()
+        });
+        assert!(is_full);
+        client.send_to(b"ask", at).expect("sent");
+        assert_eq!(receive(&server).expect("came"), ("ask".to_owned(), surrogate));
+        // A datagram in the client's name leads nothing away that is for the client.
+        let plain = UdpSocket::bind(real).expect("free");
+        plain.send_to(b"forged", at).expect("sent");
+        assert_eq!(receive(&server).expect("came"), ("forged".to_owned(), real));
+        server.send_to(b"sealed", surrogate).expect("sent");
+        assert_eq!(receive(&client).expect("by the flow").0, "sealed");
+    });
+}
+
+#[test]
 fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off() {
     with_programs("kept", |programs, root| {
         let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use margay_core::fair_table::Peer;
 use margay_core::{
     AppVerdict, Direction, Directions, DropReason, Entry, EntryUpdate, Event, Grant, Input, Instant, Output, Passage,
     Path, PathId, RemoveReason, Role, Stack, Stacks, Tuple, Wire,
@@ -67,6 +68,7 @@ impl Mirror {
             wired: true,
             expected: None,
             watched: false,
+            peer: Peer::Own,
         };
         let (heard, receiver) = channel();
         let mut mirror = Self {

@@ -8,12 +8,14 @@ use margay_wire::FlowId;
 
 use crate::act::path::striping::STRIPED_MAX;
 use crate::act::stack_change::ChangeRefused;
+use crate::association::Association;
 use crate::association::location::{Cause, Pair, Scope};
 use crate::cache::entry::{EntryUpdate, Passage, Path, PathId};
 use crate::leg::carriage::{Carriage, Why};
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::session::{Act, LockError};
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 
@@ -262,6 +264,7 @@ impl Sal {
             wired: side.wired,
             expected: None,
             watched: false,
+            peer: known.map_or(Peer::Member(side.host), Association::peer),
         };
         self.queue.update(EntryUpdate::Path(path));
     }

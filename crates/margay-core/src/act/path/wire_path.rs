@@ -57,6 +57,7 @@ impl LocationTable {
             wired: association.wire_path == 0 || association.wire_path == local_id,
             expected: self.get(Scope::of(association.host)).and_then(|location| location.expected),
             watched: self.is_watched(association.host),
+            peer: association.peer(),
         };
         queue.update(EntryUpdate::Path(path));
     }

@@ -154,6 +154,14 @@ impl Agent {
         &self.shared.path
     }
 
+    /// Closes the connections that are open for the next request or the next report of load: a process calls this before
+    /// it gives up privileges. The agent judges a connection by who has opened it, so whoever takes the process over
+    /// later would still have the former user's rights. Loads that were reported end with their connection.
+    pub async fn disconnect(&self) {
+        self.idle().clear();
+        *self.shared.reporting.lock().await = None;
+    }
+
     /// What the agent reads in a written name: the bits, and the name as it is written out.
     ///
     /// # Errors
@@ -448,7 +456,8 @@ impl Agent {
 
     fn put_back(&self, owner: Owner, connection: OwnedFd) {
         let mut idle = self.idle();
-        if idle.len() < IDLE_MAX {
+        // A request may end after its process has given up privileges.
+        if idle.len() < IDLE_MAX && owner == Owner::current() {
             idle.push((owner, connection));
         }
     }

@@ -38,6 +38,8 @@ const FILE_NAME_MAX: usize = 64;
 /// Bytes of a longer name that its file name begins with.
 const FILE_NAME_BEGIN: usize = 40;
 
+const STILL_PRIVILEGED: &str = "cannot give up root's privileges, which nothing needs from here on";
+
 #[derive(Subcommand)]
 pub enum EnsembleVerb {
     /// Run a switch: serve a name, and give each request to one of the members
@@ -265,7 +267,6 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     let listener = listen(&path, &written(&name)).await?;
     let socket = Options::new().agent(&agent).bind_datagrams(&name).await.into_diagnostic()?;
     let listed = watch::Sender::new(Vec::new());
-    let follower = agent.clone();
     let receiver = listed.subscribe();
     let (sender, commands) = mpsc::channel(QUESTIONS_MAX);
     let set_up = switch::Config {
@@ -278,10 +279,10 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     };
     eprintln!("margay: {} is an ensemble of {}, for {}", set_up.name, set_up.members, set_up.content.name());
     let mut terminate = signal(SignalKind::terminate()).into_diagnostic()?;
-    give_up_privileges()?;
+    give_up_privileges(&agent).await.into_diagnostic().wrap_err(STILL_PRIVILEGED)?;
     let ended = tokio::select! {
         ended = switch::run(socket.into_udp(), receiver, commands, set_up) => ended.into_diagnostic(),
-        ended = by_name::follow_members(&follower, &members, &listed) => ended.into_diagnostic(),
+        ended = by_name::follow_members(&agent, &members, &listed) => ended.into_diagnostic(),
         never = control::serve(listener, sender) => match never {},
         () = unattended(args.attended) => Ok(()),
         _ = terminate.recv() => Ok(()),
@@ -293,8 +294,11 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     ended
 }
 
-fn give_up_privileges() -> Result<()> {
-    drop_privileges().into_diagnostic().wrap_err("cannot give up root's privileges, which nothing needs from here on")
+/// Gives up root's privileges, and the connections to the agent that root has opened: whoever takes this process over
+/// may ask for what `nobody` may ask for, and no more.
+async fn give_up_privileges(agent: &Agent) -> io::Result<()> {
+    agent.disconnect().await;
+    drop_privileges()
 }
 
 /// Ends when whoever attends to this is gone.
@@ -353,14 +357,14 @@ async fn run_framer(config: &Config, protocol: Protocol, args: FramerArgs) -> Re
     log::start(&config.log);
     let agent = agent_of(config).await.into_diagnostic()?;
     let name = target_of(&agent, &args.service).await?;
-    let reach = ByName::new(agent, name.prefix, written(&name));
+    let reach = ByName::new(agent.clone(), name.prefix, written(&name));
     let listen = args.listen.unwrap_or_else(|| usual_address(protocol));
     let program = protocol.program();
     let framer = Framer::bind(protocol, listen, reach).await.into_diagnostic().wrap_err_with(|| {
         format!("cannot listen on {listen}; does a {program} run here? --listen chooses another place")
     })?;
     eprintln!("margay: clients of {program} reach {} at {}", written(&name), framer.address().into_diagnostic()?);
-    give_up_privileges()?;
+    give_up_privileges(&agent).await.into_diagnostic().wrap_err(STILL_PRIVILEGED)?;
     framer.run().await;
     Ok(())
 }

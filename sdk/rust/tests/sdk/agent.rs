@@ -189,6 +189,20 @@ async fn loads_are_reported_on_a_connection_that_stays() {
     assert!(error.to_string().contains("takes no reports of load"), "{error}");
 }
 
+#[tokio::test]
+async fn a_process_that_disconnects_keeps_no_connection_of_its_former_user() {
+    let fake = FakeAgent::start();
+    let agent = fake.agent().await;
+    let (one, two) = tokio::join!(agent.name("a.shop"), agent.name("b.shop"));
+    assert!(one.is_ok() && two.is_ok());
+    agent.report_load("web.shop", 40).await.expect("taken");
+    assert!(fake.open_connections() >= 2, "one for requests, and one for reports");
+    agent.disconnect().await;
+    assert_eq!(fake.open_connections(), 0);
+    agent.name("a.shop").await.expect("a new connection is opened");
+    assert_eq!(fake.open_connections(), 1);
+}
+
 #[test]
 fn runtimes_come_and_go_beneath_one_agent() {
     let fake = FakeAgent::start();

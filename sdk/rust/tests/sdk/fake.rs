@@ -124,6 +124,15 @@ impl FakeAgent {
         tokio::time::timeout(Duration::from_secs(60), asked).await.expect("it is asked");
     }
 
+    /// How many connections the library has open.
+    pub fn open_connections(&self) -> usize {
+        let is_open = |connection: &&Arc<OwnedFd>| {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            !matches!(rustix::net::recv(&***connection, &mut [0; 1], flags), Ok((0, _)))
+        };
+        self.world().connections.iter().filter(is_open).count()
+    }
+
     /// Answers what it did not answer.
     pub fn speak(&self) {
         self.world().silent.clear();

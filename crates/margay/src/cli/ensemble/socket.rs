@@ -9,7 +9,6 @@ use std::os::fd::AsFd;
 use std::pin::pin;
 
 use clap::{Args, Subcommand};
-use margay_frames::process::drop_privileges;
 use margay_sdk::{
     Agent, Arrival, Error, Frames, FramesListener, FramesReceiver, FramesSender, Options, Order, Received, Sending,
 };
@@ -17,7 +16,7 @@ use miette::{IntoDiagnostic, Result};
 use nix::errno::Errno;
 use tokio::task::JoinSet;
 
-use super::agent_of;
+use super::{agent_of, give_up_privileges};
 use crate::config::Config;
 use packet::{IS_ANSWER, Packet, Packets, SAFE, UNORDERED, WANTS_ANSWER};
 
@@ -64,23 +63,24 @@ pub async fn socket(config: &Config, verb: SocketVerb) -> Result<()> {
     .into_diagnostic()
 }
 
-async fn options(config: &Config) -> Result<Options, Error> {
-    let agent = match std::env::var_os(PROGRAMS_VARIABLE) {
-        Some(_) => Agent::shared(),
-        None => agent_of(config).await?,
-    };
-    Ok(Options::new().agent(&agent))
+async fn agent_of_program(config: &Config) -> Result<Agent, Error> {
+    match std::env::var_os(PROGRAMS_VARIABLE) {
+        Some(_) => Ok(Agent::shared()),
+        None => agent_of(config).await,
+    }
 }
 
 async fn open(config: &Config, args: &NameArgs) -> Result<Frames, Error> {
-    let frames = options(config).await?.connect_frames(&*args.name).await?;
-    drop_privileges().map_err(Error::Io)?;
+    let agent = agent_of_program(config).await?;
+    let frames = Options::new().agent(&agent).connect_frames(&*args.name).await?;
+    give_up_privileges(&agent).await.map_err(Error::Io)?;
     Ok(frames)
 }
 
 async fn listen(config: &Config, args: &NameArgs) -> Result<FramesListener, Error> {
-    let listener = options(config).await?.bind_frames(&*args.name, &args.label).await?;
-    drop_privileges().map_err(Error::Io)?;
+    let agent = agent_of_program(config).await?;
+    let listener = Options::new().agent(&agent).bind_frames(&*args.name, &args.label).await?;
+    give_up_privileges(&agent).await.map_err(Error::Io)?;
     Ok(listener)
 }
 

@@ -17,7 +17,8 @@
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
 //! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two;
-//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is
+//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; last, with
+//! bit 5, by which hand-over the initiator has fetched its session: the giver's host-ID (16), the ticket (16)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -46,6 +47,7 @@ use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Marks};
 use crate::session::give_up::GiveUpAfter;
+use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -65,6 +67,7 @@ const PART_OLD_WAY: u8 = 2;
 const PART_NEW_WAY: u8 = 4;
 const PART_RULED: u8 = 8;
 const PART_GUARDED: u8 = 16;
+const PART_FETCHED: u8 = 32;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -73,6 +76,7 @@ const LEG_LEN: usize = 68;
 const NUMBERS_LEN: usize = 32;
 const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
+const FETCHED_LEN: usize = 32;
 const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
 const DEMANDS: u8 = 32;
@@ -229,6 +233,8 @@ pub struct HandoverRecord {
     pub delta: Option<Delta>,
     /// Where its session has two ways because a program leaves: which of them it is.
     pub way: Option<KeptWay>,
+    /// The hand-over by which the initiator has fetched its session, if it has.
+    pub fetched: Option<PeerTicket>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -255,6 +261,7 @@ impl HandoverRecord {
         let parts = self.parts();
         let has_parts = parts & !PART_DELTA != 0;
         let rest = rest + if has_parts { PARTS_LEN } else { 0 } + old_way.map_or(0, PartingRecord::len);
+        let rest = rest + self.fetched.map_or(0, |_| FETCHED_LEN);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
@@ -264,7 +271,7 @@ impl HandoverRecord {
             _ => HANDOVER_VERSION,
         };
         out.extend_from_slice(&version.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56.
+        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56 + 32.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -294,6 +301,7 @@ impl HandoverRecord {
         }
         out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
         out.extend(old_way.iter().flat_map(|record| record.encode()));
+        out.extend(self.fetched.iter().flat_map(|fetched| fetched.peer.0.into_iter().chain(fetched.ticket.0)));
         out
     }
 
@@ -308,6 +316,7 @@ impl HandoverRecord {
         way | part(PART_DELTA, self.delta.is_some())
             | part(PART_RULED, self.is_demanded_by_rule)
             | part(PART_GUARDED, self.is_guarded)
+            | part(PART_FETCHED, self.fetched.is_some())
     }
 
     /// Reads a record.
@@ -339,7 +348,9 @@ impl HandoverRecord {
         let delta = if parts & PART_DELTA == 0 { None } else { Some(decode_delta(&reader, delta_at)?) };
         let way_at = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
         let way = decode_way(bytes, parts, way_at)?;
-        let whole = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
+        let fetched_at = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
+        let fetched = if parts & PART_FETCHED == 0 { None } else { Some(decode_fetched(&reader, fetched_at)?) };
+        let whole = fetched_at + fetched.map_or(0, |_| FETCHED_LEN);
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -364,6 +375,7 @@ impl HandoverRecord {
             chain,
             delta,
             way,
+            fetched,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -510,7 +522,8 @@ fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
     let is_one_way = matches!(parts & (PART_OLD_WAY | PART_NEW_WAY), 0 | PART_OLD_WAY | PART_NEW_WAY);
     // What has none of these is of an earlier version.
     let is_needed = parts & !PART_DELTA != 0;
-    let is_known = parts & !(PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED) == 0;
+    let known = PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED | PART_FETCHED;
+    let is_known = parts & !known == 0;
     if is_one_way && is_needed && is_known { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
 }
 
@@ -523,6 +536,10 @@ fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, Han
         PART_NEW_WAY => Some(KeptWay::New),
         _ => None,
     })
+}
+
+fn decode_fetched(reader: &Reader<'_>, at: usize) -> Result<PeerTicket, HandoverError> {
+    Ok(PeerTicket { peer: HostId(reader.array(at)?), ticket: Ticket(reader.array(at + 16)?) })
 }
 
 fn encode_leg(leg: &Leg, port: u16) -> [u8; LEG_LEN] {
@@ -643,6 +660,7 @@ impl Sal {
             port: flow.port,
             source: flow.source.as_deref().copied(),
             way,
+            fetched: flow.fetched.as_deref().copied(),
             role: flow.role,
             lifecycle: flow.lifecycle,
             authenticated: flow.has(Marks::AUTHENTICATED),
@@ -714,6 +732,7 @@ impl Sal {
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
+        flow.fetched = record.fetched.map(Box::new);
         flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
         if is_aside {
             flow.directions = Directions::PartedAside;

@@ -12,7 +12,7 @@ use margay_wire::{BoxFlags, BoxRepr, ErrorCode, FlowId, Message, SessionId};
 
 use super::proof::{Answered, Signed, digest};
 use super::{ChainSetup, Chained, Failure, Place, box_ahead, service_of};
-use crate::act::setup::{error_text, unreachable_of};
+use crate::act::setup::{HandshakeSeed, error_text, unreachable_of};
 use crate::cache::packet::{AppPacket, Unreachable};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
@@ -164,7 +164,7 @@ impl Sal {
         let seed = self.rng.bytes();
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             // Another name, so another handshake.
-            (setup.next_hop, setup.beside, setup.handshake_seed) = (next_hop, beside, seed);
+            (setup.next_hop, setup.beside, setup.handshake) = (next_hop, beside, HandshakeSeed::new(seed));
             (setup.retries, setup.refused, setup.cookie) = (0, None, None);
         }
         self.send_syn(now, id);

@@ -12,8 +12,8 @@ use margay_wire::{
 };
 
 use super::{
-    InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare, next_protocol, prologue,
-    retry_after, starts_direct,
+    HandshakeSeed, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare,
+    next_protocol, prologue, retry_after, starts_direct,
 };
 use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
@@ -220,7 +220,7 @@ impl Sal {
             retries: 0,
             first_carried: false,
             give_up: now + if start.next_hop == SEGMENT { SEGMENT_TIMEOUT } else { SETUP_TIMEOUT },
-            handshake_seed: self.rng.bytes(),
+            handshake: HandshakeSeed::new(self.rng.bytes()),
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
             full: start.full,
@@ -308,7 +308,7 @@ impl Sal {
     fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
         let flow = self.flows.get(id)?;
         let Setup::Initiator(setup) = &flow.setup else { return None };
-        let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake);
         let host_id = self.config.host_id().0;
         let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
@@ -382,14 +382,13 @@ impl Sal {
             Setup::Initiator(_) => {}
             // A refusal of a copy of our SYN, which somebody has changed on its way: no instance stands behind it.
             Setup::Late(_) if message.error().is_some() => return Err(DropReason::Unexpected),
-            Setup::Late(late) => {
+            Setup::Late(_) => {
                 return if message.src_flow == flow.peer_flow {
                     // The peer has not seen our ACK yet.
                     self.send_ack_again(id);
                     Ok(())
                 } else {
-                    let (association, seed) = (late.association, late.handshake_seed);
-                    self.reset_late(from, message, association, &seed)
+                    self.reset_late(from, message)
                 };
             }
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
@@ -441,17 +440,26 @@ impl Sal {
     /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both
     /// ends' words.
     pub(crate) fn prove_handshake(
-        &self,
+        &mut self,
         message: &Message<'_>,
         message_2: &[u8],
     ) -> Result<(u32, Finished), DropReason> {
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (initiator, _) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
-        let mine = self.introduction(setup.association, [0; 32], Some(&flow.service));
+        let id = message.dst_flow;
+        let service = self.flows.get(id).map(|flow| flow.service).ok_or(DropReason::UnknownFlow)?;
+        let membership = self.membership_for(&service);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        let (association, handshake) = match &mut flow.setup {
+            Setup::Initiator(setup) => (setup.association, &mut setup.handshake),
+            Setup::Late(late) => (late.association, &mut late.handshake),
+            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
+        };
+        handshake.membership.get_or_insert(membership);
+        let handshake = handshake.clone();
+        let (initiator, _) = self.config.handshake_of(flow, association, &handshake);
+        let mine = self.introduction(association, [0; 32], handshake.membership.unwrap_or_default());
         let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&finished.1.tag_key, message)?;
-        Ok((setup.association, finished))
+        Ok((association, finished))
     }
 
     fn accept_answer(
@@ -674,25 +682,14 @@ impl Sal {
     }
 
     /// A second instance answered a retransmitted SYN: it is told so, and forgets its half (DESIGN §7).
-    fn reset_late(
-        &mut self,
-        from: SocketAddr,
-        message: &Message<'_>,
-        association: u32,
-        seed: &[u8; 32],
-    ) -> Result<(), DropReason> {
+    fn reset_late(&mut self, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
         let Some(exchange) = message.key_exchange() else {
             let now = self.now;
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
             self.say_reset(association, message, None);
             return Ok(());
         };
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let (initiator, _) = self.config.handshake_of(flow, association, seed);
-        let mine = self.introduction(association, [0; 32], Some(&flow.service));
-        let (peer, theirs, message_3, keys) =
-            initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
-        auth::verify_with_key(&theirs.tag_key, message)?;
+        let (association, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
         let host_id = self.config.host_id().0;
         let epoch = self.config.epoch;
@@ -716,9 +713,9 @@ impl Sal {
 
 impl Config {
     /// The handshake of a flow, made again from its seed: the same first message every time.
-    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+    fn handshake_of(&self, flow: &Flow, association: u32, handshake: &HandshakeSeed) -> (Initiator, Vec<u8>) {
         let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
-        Initiator::start(&self.host_key, &mut Rng::new(*seed), &prologue)
+        Initiator::start(&self.host_key, &mut Rng::new(handshake.seed), &prologue)
     }
 
     pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
@@ -740,4 +737,42 @@ fn write_reset(
     let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
     draft.extensions = exchange.as_slice();
     draft.seal(association, epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::handover::tests::sal;
+    use crate::cache::output::Output;
+    use crate::types::config::Limits;
+    use crate::types::key::HostSecret;
+
+    fn said(sal: &mut Sal) -> Vec<u8> {
+        let mut buf = alloc::vec![0; 2000];
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Transmit { len, .. } = output {
+                buf.truncate(len);
+                return buf;
+            }
+        }
+        panic!("nothing is sent");
+    }
+
+    #[test]
+    fn copies_of_an_answer_have_one_message_3_although_the_membership_is_renewed() {
+        let (mut client, mut server) = (sal(Limits::default()), sal(Limits::default()));
+        server.config.host_key = HostSecret::from_bytes([8; 32]);
+        let at = |number| SocketAddr::new([10, 0, 0, number].into(), margay_wire::PORT);
+        client.set_membership(alloc::vec![1; 40]);
+        client.greet(Instant::ZERO, at(2)).expect("room");
+        let syn = said(&mut client);
+        server.handle_datagram(Instant::ZERO, None, at(1), &syn).expect("a greeting");
+        let answer = said(&mut server);
+        let answer = Message::parse(&answer).expect("a SYN-ACK");
+        let message_2 = answer.key_exchange().expect("they have not met").message;
+        let (_, (_, _, first, _)) = client.prove_handshake(&answer, message_2).expect("it is whole");
+        client.set_membership(alloc::vec![2; 40]);
+        let (_, (_, _, second, _)) = client.prove_handshake(&answer, message_2).expect("it is whole");
+        assert_eq!(first, second, "other contents would be encrypted under the same key and nonce");
+    }
 }

@@ -81,8 +81,7 @@ pub(crate) struct InitiatorSetup {
     pub held: Vec<Vec<u8>>,
     pub retries: u32,
     pub give_up: Instant,
-    /// From which the handshake state can be made again: garbage in a SYN-ACK must not use it up.
-    pub handshake_seed: [u8; 32],
+    pub handshake: HandshakeSeed,
     /// The index that the peer shall use for a new association.
     pub association: u32,
     pub cookie: Option<[u8; 24]>,
@@ -205,9 +204,24 @@ impl ResponderSetup {
     }
 }
 
+/// From which an initiator's handshake can be made again: garbage in a SYN-ACK must not use it up.
+#[derive(Clone)]
+pub(crate) struct HandshakeSeed {
+    seed: [u8; 32],
+    /// The certificate that message 3 shows, from the first one on. A copy of an answer leads to the same key and nonce
+    /// again, so that what they encrypt must be the same, also where the host has a new certificate since.
+    membership: Option<Vec<u8>>,
+}
+
+impl HandshakeSeed {
+    pub const fn new(seed: [u8; 32]) -> Self {
+        Self { seed, membership: None }
+    }
+}
+
 /// What an established initiator keeps to reset late second instances, and to send its ACK again.
 pub(crate) struct LateAnswers {
-    pub handshake_seed: [u8; 32],
+    pub handshake: HandshakeSeed,
     pub association: u32,
     pub ack: Vec<u8>,
     /// Where the peer answered at first contact, while flows with it, under older associations, go elsewhere.
@@ -228,7 +242,7 @@ impl LateAnswers {
         granted: Option<Granted>,
     ) -> Self {
         Self {
-            handshake_seed: setup.handshake_seed,
+            handshake: setup.handshake.clone(),
             association: setup.association,
             ack: message_3,
             answered_from,
@@ -354,10 +368,9 @@ impl Sal {
         self.associations.set_remote(local_id, remote);
     }
 
-    /// What this host says of itself inside a handshake. The initiator shows its membership `of` the authority of the
+    /// What this host says of itself inside a handshake. The initiator shows its membership of the authority of the
     /// service, which a responder needs; the responder keeps its answer small and shows its own later.
-    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], of: Option<&ServiceId>) -> Introduction {
-        let certificate = of.map(|service| self.membership_for(service)).unwrap_or_default();
+    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], certificate: Vec<u8>) -> Introduction {
         Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
     }
 

@@ -397,7 +397,7 @@ impl Sal {
         let mut message_2 = Vec::new();
         if known == 0 {
             tag_key = self.rng.bytes();
-            let mine = self.introduction(reserved, tag_key, None);
+            let mine = self.introduction(reserved, tag_key, Vec::new());
             let message_1 = match self.flows.get(id).map(|flow| &flow.setup) {
                 Some(Setup::Responder(setup)) => setup.message_1.clone(),
                 _ => return,

@@ -13,7 +13,7 @@ use margay_wire::{
 
 use super::{
     HandshakeSeed, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare,
-    next_protocol, prologue, retry_after, starts_direct,
+    digest_of_syn, next_protocol, prologue, retry_after, starts_direct,
 };
 use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
@@ -211,8 +211,10 @@ impl Sal {
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
         flow.source = source.map(Box::new);
+        let client = self.config.local_addresses.first().map_or(flow.app.source.ip(), |ip| *ip);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
+            client: SocketAddr::new(client, flow.app.source.port()),
             next_hop: start.next_hop,
             beside: start.beside,
             first: start.first,
@@ -230,6 +232,7 @@ impl Sal {
             asks: start.asks,
             fetch: start.fetch,
             begin: start.begin,
+            syn_digest: [0; 32],
             refused: None,
             is_listener_silent: false,
         }));
@@ -280,12 +283,11 @@ impl Sal {
 
     /// Sends the SYN of a connecting flow, and arms the next try.
     pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
-        let Some((datagram, carried)) = self.write_syn(id) else {
+        let Some((datagram, syn_digest, carried)) = self.write_syn(id) else {
             let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
             self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
             return;
         };
-        self.note_chain_sent(id, &datagram);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
         if setup.named_host().is_some_and(|host| self.associations.by_host(host).is_none())
             && setup.retries >= SYNS_TO_NAMED_MAX
@@ -297,20 +299,19 @@ impl Sal {
         }
         let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;
-        setup.first_carried = carried;
+        (setup.syn_digest, setup.first_carried) = (syn_digest, carried);
         let next = (now + wait).min(setup.give_up);
         self.flows.set_deadline(id, Some(next));
         beside.into_iter().for_each(|to| self.transmit(to, datagram.clone(), Kind::Syn));
         self.transmit(to, datagram, Kind::Syn);
     }
 
-    /// The SYN, and whether it carries the first packet.
-    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
+    /// The SYN, a digest of what it asks for, and whether it carries the first packet.
+    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, [u8; 32], bool)> {
         let flow = self.flows.get(id)?;
         let Setup::Initiator(setup) = &flow.setup else { return None };
         let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake);
         let host_id = self.config.host_id().0;
-        let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
         let asked = setup.asks.map(|asks| (TCP, asks.destination.port()));
         let (protocol, service_port) = asked.unwrap_or((flow.app.protocol, flow.service_port()));
@@ -319,12 +320,8 @@ impl Sal {
         if flow.chain.is_some() != chain.is_some() {
             return None;
         }
-        let session = SessionRepr {
-            session: flow.session,
-            client: of_chain.or(client).unwrap_or(flow.app.source),
-            service_port,
-            protocol,
-        };
+        let session =
+            SessionRepr { session: flow.session, client: of_chain.unwrap_or(setup.client), service_port, protocol };
         let mut extensions = alloc::vec![
             Extension::Session(session),
             self.secure.capabilities(&self.config),
@@ -361,12 +358,15 @@ impl Sal {
         // A large first datagram waits for the answer; the SYN goes without it.
         let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
         let may_show = !is_sealed || flow.app.protocol == 6;
-        if let Some(datagram) = draft.write(None).filter(|datagram| may_show && fits(datagram)) {
-            return Some((datagram, true));
+        let whole = draft.write(None).filter(|datagram| may_show && fits(datagram));
+        let carried = whole.is_some();
+        if !carried && flow.app.protocol != UDP {
+            return None;
         }
         draft.payload = (NextProtocol::None, &[]);
-        let without = draft.write(None).filter(fits)?;
-        (flow.app.protocol == 17).then_some((without, false))
+        let datagram = whole.or_else(|| draft.write(None).filter(fits))?;
+        let digest = digest_of_syn(&Message::parse(&datagram).ok()?);
+        Some((datagram, digest, carried))
     }
 
     /// A SYN-ACK came, straight or through a router.

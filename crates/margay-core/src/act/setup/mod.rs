@@ -12,8 +12,10 @@ mod refusal;
 mod responder;
 mod right_to_answer;
 mod right_to_connect;
+mod syn_digest;
 
 pub(crate) use initiator::Start;
+use syn_digest::digest_of_syn;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -70,6 +72,8 @@ const NO_COMMON_STACK: &str =
 /// What the initiator keeps until it has the answer.
 pub(crate) struct InitiatorSetup {
     pub nonce: u64,
+    /// The client's address as SESSION has it, unless the session goes through boxes: the same in every copy.
+    pub client: SocketAddr,
     pub next_hop: SocketAddr,
     /// Who gets a copy.
     pub beside: Vec<SocketAddr>,
@@ -99,6 +103,8 @@ pub(crate) struct InitiatorSetup {
     pub fetch: Option<Fetch>,
     /// The session that it is to be another way of, in the place of a connection's first.
     pub begin: Option<ReconfigurationRepr>,
+    /// A digest of what the SYN asks for, as it was sent last.
+    pub syn_digest: [u8; 32],
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
     /// An instance has said that its listener says nothing.
@@ -122,6 +128,8 @@ pub(crate) struct ResponderSetup {
     pub initiator_association: u32,
     pub reply: Reply,
     pub syn_len: usize,
+    /// Of the SYN that began the flow. Copies of it change nothing that they ask for.
+    pub syn_digest: [u8; 32],
     pub message_1: Vec<u8>,
     pub handshake: Option<Responder>,
     /// What its third message has shown, while it is asked whether the peer is the only one with its key: it is read
@@ -179,6 +187,7 @@ impl ResponderSetup {
             initiator_association: exchange.assoc_id,
             reply: arrival.reply,
             syn_len: arrival.syn_len,
+            syn_digest: digest_of_syn(arrival.message),
             message_1: exchange.message.to_vec(),
             handshake: None,
             shown_by: None,
@@ -224,6 +233,7 @@ pub(crate) struct LateAnswers {
     pub handshake: HandshakeSeed,
     pub association: u32,
     pub ack: Vec<u8>,
+    pub syn_digest: [u8; 32],
     /// Where the peer answered at first contact, while flows with it, under older associations, go elsewhere.
     pub answered_from: Option<SocketAddr>,
     pub retries: u32,
@@ -245,6 +255,7 @@ impl LateAnswers {
             handshake: setup.handshake.clone(),
             association: setup.association,
             ack: message_3,
+            syn_digest: setup.syn_digest,
             answered_from,
             retries: 1,
             give_up: now + SETUP_TIMEOUT,

@@ -85,6 +85,7 @@ fn record(number: u32) -> HandoverRecord {
         chain: None,
         delta: None,
         way: None,
+        fetched: None,
         legs: vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(number)), keys: Some(keys) },

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use margay_core::key::{self, HostPublic};
 use margay_core::table::{Action, Allow, AllowItem, Demux, HAND_OVER_PORT, Rule};
-use margay_core::{Event, HandOver, Instant, PeerTicket, Role, Ticket, Tuple};
+use margay_core::{DropReason, Event, HandOver, Instant, PeerTicket, Role, Ticket, Tuple};
 use margay_sim::stream::{Plan, State, Stream};
 use margay_sim::world::service;
 use margay_sim::{HostId, Weather};
@@ -96,6 +96,11 @@ impl Scene {
         SocketAddr::new(self.shop.world.hosts[host.0].address, PORT)
     }
 
+    /// What the taker has refused for this reason.
+    fn refused(&mut self, reason: DropReason) -> u64 {
+        self.shop.world.host(self.taker).sal.counters().drops(reason)
+    }
+
     fn hand_over(&mut self, taker: key::HostId, at: SocketAddr) {
         let now = self.shop.world.now;
         self.shop.world.host(self.giver).sal.hand_over(now, self.flow, TICKET, taker, at).expect("it is open");
@@ -177,13 +182,13 @@ impl Scene {
         assert!(end.received > received && !end.was_reset && !end.was_wrong && end.state == State::Open);
     }
 
-    /// A SYN of a host that nobody knows, as the client of the hand-over would send it: it fetches the session by a
-    /// port of the service. Its own agent finishes what this begins, as one that was changed would.
-    fn fetch_by(&mut self, attacker: HostId, port: u16) {
+    /// Somebody on the path makes of a host's ordinary SYN one that fetches the session by a port of the service. The
+    /// host itself finishes what this begins.
+    fn fetch_by(&mut self, host: HostId, port: u16) {
         let nowhere = SocketAddr::from(([10, 99, 0, 1], PORT));
-        self.shop.world.host(attacker).forward(service(NAME).into(), nowhere.ip(), None);
+        self.shop.world.host(host).forward(service(NAME).into(), nowhere.ip(), None);
         self.shop.world.recording = Some(Vec::new());
-        self.shop.world.connect_stream(attacker, NAME, CHAT);
+        self.shop.world.connect_stream(host, NAME, CHAT);
         self.shop.world.run_for(Duration::from_micros(50));
         let sent = self.shop.world.recording.take().expect("set above");
         let (from, _, bytes) = sent.into_iter().find(|(_, to, _)| *to == nowhere).expect("a SYN");
@@ -191,6 +196,24 @@ impl Scene {
         let handover = HandoverRepr { ticket: TICKET.0, giver, taker, address: SocketAddr::from(([0; 16], 0)) };
         let to = self.at(self.taker);
         self.shop.world.inject(from, to, fetching(&bytes, handover, port));
+    }
+
+    /// A host has a session with an accomplice, which hands it to the taker under the ticket of somebody else's.
+    fn fetch_from_accomplice(&mut self, host: HostId) {
+        let (taker, at) = (self.id(self.taker), self.at(self.taker));
+        let router = self.shop.router;
+        let world = &mut self.shop.world;
+        let accomplice = world.add_host(false);
+        [host, accomplice].into_iter().for_each(|one| world.register(router, one));
+        world.host(accomplice).serve_streams(service(NAME), 81, CHAT);
+        let (address, key) = (world.host(accomplice).address, world.host(accomplice).public_key());
+        world.host(host).forward(service(NAME).into(), address, Some(key));
+        world.connect_stream(host, NAME, CHAT);
+        self.run_for(SECOND / 2);
+        let (flow, _) = served(&mut self.shop, accomplice).expect("its session");
+        let now = self.shop.world.now;
+        self.shop.world.host(accomplice).sal.hand_over(now, flow, TICKET, taker, at).expect("it is open");
+        self.shop.world.touch(accomplice);
     }
 }
 
@@ -218,11 +241,17 @@ fn fetching(syn: &[u8], handover: HandoverRepr, port: u16) -> Vec<u8> {
 #[test]
 fn whoever_may_not_connect_gets_nothing_with_a_ticket_by_the_agents_port_either() {
     let mut scene = scene(|client| Allow::List(vec![AllowItem::Host(client)]));
-    let attacker = scene.shop.world.add_host(false);
     let taker = scene.taker;
-    for port in [SERVICE_PORT, HAND_OVER_PORT] {
-        scene.fetch_by(attacker, port);
+    for port in [HAND_OVER_PORT, SERVICE_PORT] {
+        let attacker = scene.shop.world.add_host(false);
+        if port == HAND_OVER_PORT {
+            scene.fetch_by(attacker, port);
+        } else {
+            scene.fetch_from_accomplice(attacker);
+        }
+        let before = scene.refused(DropReason::NotAllowed);
         scene.run_for(SECOND / 2);
+        assert_eq!(scene.refused(DropReason::NotAllowed), before + 1, "port {port}");
         assert_eq!(scene.awaited, [], "port {port}");
         assert_eq!(served(&mut scene.shop, taker), None, "port {port}");
         assert_eq!(scene.shop.world.host(taker).sal.half_open_count(), 0, "port {port}");
@@ -238,7 +267,7 @@ fn a_ticket_of_another_host_is_another_hand_over() {
     let mut scene = scene(|_| Allow::Any);
     let attacker = scene.shop.world.add_host(false);
     // Before the client itself comes with it.
-    scene.fetch_by(attacker, SERVICE_PORT);
+    scene.fetch_from_accomplice(attacker);
     scene.run_for(SECOND / 10);
     let theirs = scene.id(attacker);
     assert_eq!(scene.awaited, [theirs], "it may connect, and is named as who it is");
@@ -248,6 +277,19 @@ fn a_ticket_of_another_host_is_another_hand_over() {
     let client = scene.id(scene.shop.client);
     assert_eq!(scene.awaited, [theirs, client]);
     scene.assert_is_taken();
+}
+
+/// Otherwise a connection of the accomplice's would come to the taker as that host's.
+#[test]
+fn nobody_on_the_path_makes_a_hand_over_of_an_ordinary_syn() {
+    let mut scene = scene(|_| Allow::Any);
+    let honest = scene.shop.world.add_host(false);
+    let taker = scene.taker;
+    scene.fetch_by(honest, SERVICE_PORT);
+    scene.run_for(SECOND / 2);
+    assert_eq!((scene.awaited.len(), scene.refused(DropReason::SynChanged)), (0, 1));
+    assert_eq!(served(&mut scene.shop, taker), None);
+    assert_eq!(scene.shop.world.host(taker).sal.half_open_count(), 0);
 }
 
 #[test]

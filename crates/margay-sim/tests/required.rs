@@ -9,7 +9,7 @@ use margay_core::{DropReason, Event, Role};
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
 use margay_sim::{HostId, Weather, World};
-use margay_wire::{FLAGS_OFFSET, Flags, Kind, Message};
+use margay_wire::{FLAGS_OFFSET, Flags, Kind, Message, RESOLVABLE_LEN, RESOLVABLE_OFFSET};
 
 const NAME: &str = "talk.shop";
 const OTHER: &str = "open.shop";
@@ -115,6 +115,20 @@ fn without_a_policy_the_same_client_is_granted_connections() {
     let (mut world, server, client) = met(ChainPolicy::default());
     ask_often(&mut world, client, |_| {});
     assert!(world.host(server).sal.counters().grants_given > 0);
+}
+
+/// Where a host is asked for one port, and its client has asked for another one.
+#[test]
+fn nothing_is_granted_of_a_port_that_the_client_has_not_asked_for() {
+    let (mut world, server, client) = met(ChainPolicy::default());
+    let other_port = |bytes: &mut Vec<u8>| {
+        let session = RESOLVABLE_OFFSET + RESOLVABLE_LEN + 4;
+        bytes[session + 34..session + 36].copy_from_slice(&9000_u16.to_be_bytes());
+    };
+    assert!(ask_often(&mut world, client, other_port) > 0, "it has asked");
+    let sal = &world.host(server).sal;
+    assert_eq!((sal.counters().grants_given, sal.grant_count()), (0, 0));
+    assert!(sal.counters().drops(DropReason::SynChanged) > 0);
 }
 
 /// The rules that demanded middleboxes count no longer: the server's host takes no session, and the client's begins

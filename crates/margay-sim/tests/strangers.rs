@@ -1,24 +1,21 @@
 //! Strangers who make themselves known in numbers, with a key of their own each time: what a host keeps of them, and
 //! who gets in beside them.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::keepsake::KEEPSAKE_LEN;
 use margay_core::key::HostSecret;
-use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
-use margay_core::table::{Action, Allow, NextHop, Rule};
+use margay_core::table::Allow;
 use margay_core::{Config, DropReason, Limits, Output, Sal};
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
-use margay_wire::{Extension, Kind, Message, MessageWriter, NextProtocol, PORT};
+use margay_wire::{Kind, PORT};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const NAME: &str = "web.shop";
-/// The virtual address by which a stranger's program asks for nothing in particular.
-const NOTHING: [u8; 4] = [198, 18, 0, 9];
 /// What a host keeps of strangers at one address (a /64), and in one network (a /48).
 const PER_ADDRESS: usize = 64;
 const PER_NETWORK: usize = 256;
@@ -46,53 +43,20 @@ impl Stranger {
             limits: Limits::default(),
         };
         let mut sal = Sal::new(config, world.now, 1_800_000_000, seed);
-        sal.bind_name(IpAddr::from(NOTHING), ServiceId::default());
-        let hop = NextHop { address: server, host: None, router: true };
-        let rule = Rule { priority: 100, weight: 1, action: Action::Forward(hop) };
-        sal.add_rule(world.now, Prefix::default(), rule).expect("room");
-        sal.handle_app_packet(world.now, &datagram());
+        sal.greet(world.now, server).expect("room");
         Self { sal, at }
     }
 
-    /// What it sends now: its SYNs are greetings.
+    /// What it sends now.
     fn says(&mut self) -> Vec<Vec<u8>> {
         let (mut said, mut buf) = (Vec::new(), vec![0; 65_536]);
         while let Some(output) = self.sal.poll(&mut buf) {
             if let Output::Transmit { len, .. } = output {
-                let is_syn = margay_wire::kind_of(&buf[..len]) == Ok(Kind::Syn);
-                said.push(if is_syn { greeting(&buf[..len]) } else { buf[..len].to_vec() });
+                said.push(buf[..len].to_vec());
             }
         }
         said
     }
-}
-
-/// The packet of a program.
-fn datagram() -> Vec<u8> {
-    let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0];
-    packet.extend([10, 9, 9, 9]);
-    packet.extend(NOTHING);
-    packet.extend([0x40, 0, 0, 80, 0, 8, 0, 0]);
-    packet
-}
-
-/// The same SYN with nothing behind it.
-fn greeting(syn: &[u8]) -> Vec<u8> {
-    let message = Message::parse(syn).expect("our own");
-    let mut buf = vec![0; 1472];
-    let mut writer = MessageWriter::new(&mut buf, Kind::Syn, message.dst_flow, message.src_flow, 0);
-    writer.flags(message.flags).resolvable(&message.resolvable.expect("it has one")).expect("room");
-    for extension in message.extensions() {
-        let extension = match extension {
-            Extension::Session(session) => Extension::Session(margay_wire::SessionRepr { protocol: 0, ..session }),
-            other => other,
-        };
-        writer.extension(&extension).expect("room");
-    }
-    writer.payload(NextProtocol::None, &[]).expect("room").pad_to(1200);
-    let len = writer.finish().expect("room");
-    buf.truncate(len);
-    buf
 }
 
 /// A server, and somebody honest who knows where it is.

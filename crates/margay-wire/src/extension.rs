@@ -58,7 +58,7 @@ pub mod extension_type {
     pub const QUIET: u8 = 21;
     pub const FENCE_NUMBER: u8 = 23;
     pub const CHANGE: u8 = 24 | CRITICAL;
-    pub const CHAIN_SEEN: u8 = 25;
+    pub const SYN_SEEN: u8 = 25;
     pub const LOSS: u8 = 26;
     pub const TIMING: u8 = 36;
     pub const RECONFIGURATION: u8 = 26 | CRITICAL;
@@ -160,6 +160,8 @@ error_codes! {
     BoxNeedsFirst = 33;
     /// No policy that the host goes by names a box of the chain.
     BoxUnknown = 34;
+    /// The SYN that has come is not the one that the initiator has sent: somebody on the path has changed it.
+    SynChanged = 35;
     /// A program that was leaving the session has ended, and bytes that it had acknowledged are lost.
     BytesLost = 84;
 }
@@ -382,8 +384,8 @@ pub enum Extension<'a> {
     FenceNumber(u64),
     /// A step of a change of the flow's stack.
     Change(ChangeRepr),
-    /// A digest of what the sender's SYN has said of its chain.
-    ChainSeen([u8; 32]),
+    /// A digest of what the sender's SYN has asked for.
+    SynSeen([u8; 32]),
     /// How much of a flow has arrived.
     Loss(LossRepr),
     /// How evenly they have arrived.
@@ -518,7 +520,7 @@ impl<'a> Extension<'a> {
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
             kind::FENCE_NUMBER => Self::FenceNumber(u64::from_be_bytes(whole(value)?)),
-            kind::CHAIN_SEEN => Self::ChainSeen(whole(value)?),
+            kind::SYN_SEEN => Self::SynSeen(whole(value)?),
             kind::LOSS => Self::Loss(LossRepr::parse(value)?),
             kind::TIMING => Self::Timing(TimingRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
@@ -579,7 +581,7 @@ impl<'a> Extension<'a> {
             Self::Quiet(_) => kind::QUIET,
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::Change(_) => kind::CHANGE,
-            Self::ChainSeen(_) => kind::CHAIN_SEEN,
+            Self::SynSeen(_) => kind::SYN_SEEN,
             Self::Loss(_) => kind::LOSS,
             Self::Timing(_) => kind::TIMING,
             Self::Reconfiguration(_) => kind::RECONFIGURATION,
@@ -592,7 +594,7 @@ impl<'a> Extension<'a> {
 
     fn value_len(&self) -> usize {
         match self {
-            Self::SourceService(_) | Self::ChainSeen(_) => 32,
+            Self::SourceService(_) | Self::SynSeen(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
             Self::Capabilities(_) | Self::FenceNumber(_) => 8,
@@ -651,7 +653,7 @@ impl<'a> Extension<'a> {
 
     fn emit_value(&self, value: &mut [u8]) {
         match self {
-            Self::SourceService(bytes) | Self::ChainSeen(bytes) => value.copy_from_slice(bytes),
+            Self::SourceService(bytes) | Self::SynSeen(bytes) => value.copy_from_slice(bytes),
             Self::Session(session) => {
                 value[..16].copy_from_slice(&session.session.0);
                 emit_ip(session.client.ip(), &mut value[16..32]);

@@ -79,7 +79,18 @@ impl<'a> Message<'a> {
 
     /// The extensions in order; unknown ones that are not critical are left out.
     pub fn extensions(&self) -> impl Iterator<Item = Extension<'a>> {
-        walk(self.extensions).filter_map(|(extension, _)| extension)
+        walk(self.extensions).filter_map(|(extension, ..)| extension)
+    }
+
+    /// The type byte of each extension, in order, and its bytes, prefix and padding included. Those that this program
+    /// does not know are among them.
+    pub fn extension_bytes(&self) -> impl Iterator<Item = (u8, &'a [u8])> {
+        let mut rest = self.extensions;
+        walk(self.extensions).map_while(move |(_, byte, taken)| {
+            let (bytes, behind) = rest.split_at_checked(taken)?;
+            rest = behind;
+            Some((byte, bytes))
+        })
     }
 
     fn find<T>(&self, pick: impl FnMut(Extension<'a>) -> Option<T>) -> Option<T> {
@@ -173,9 +184,9 @@ impl<'a> Message<'a> {
         self.find(|extension| if let Extension::Chain(chain) = extension { Some(chain) } else { None })
     }
 
-    /// CHAIN_SEEN.
-    pub fn chain_seen(&self) -> Option<[u8; 32]> {
-        self.find(|extension| if let Extension::ChainSeen(digest) = extension { Some(digest) } else { None })
+    /// SYN_SEEN.
+    pub fn syn_seen(&self) -> Option<[u8; 32]> {
+        self.find(|extension| if let Extension::SynSeen(digest) = extension { Some(digest) } else { None })
     }
 
     /// RENDEZVOUS.
@@ -254,15 +265,15 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Extension (or `None`, skipped) and type byte, until the end; the bytes were checked.
-fn walk<'a>(mut bytes: &'a [u8]) -> impl Iterator<Item = (Option<Extension<'a>>, u8)> {
+/// Extension (or `None`, skipped), type byte and length, until the end; the bytes were checked.
+fn walk<'a>(mut bytes: &'a [u8]) -> impl Iterator<Item = (Option<Extension<'a>>, u8, usize)> {
     core::iter::from_fn(move || {
         if bytes.is_empty() {
             return None;
         }
         let (extension, byte, taken) = Extension::parse(bytes).ok()?;
         bytes = &bytes[taken..];
-        Some((extension, byte))
+        Some((extension, byte, taken))
     })
 }
 
@@ -467,6 +478,22 @@ mod tests {
             let finished = writer.finish();
             assert_eq!((written, finished.is_ok()), (len >= 52, len >= 60), "{len}");
         }
+    }
+
+    #[test]
+    fn the_bytes_of_extensions_are_read_also_of_unknown_ones() {
+        let mut buf = [0; 80];
+        let mut writer = writer(&mut buf);
+        writer.extension(&STACK).and_then(|writer| writer.extension(&AUTH)).expect("fits");
+        let len = writer.finish().expect("fits");
+        // One that may be skipped in the place of STACK, with padding that is not zero.
+        buf[HEADER_LEN..HEADER_LEN + 8].copy_from_slice(&[0x7e, 0, 0, 3, 1, 2, 3, 9]);
+        let message = Message::parse(&buf[..len]).expect("not a critical one");
+        assert!(message.extensions().eq([AUTH]), "it is skipped");
+        let mut bytes = message.extension_bytes();
+        assert_eq!(bytes.next(), Some((0x7e, &[0x7e, 0, 0, 3, 1, 2, 3, 9][..])));
+        assert_eq!(bytes.next(), Some((extension_type::AUTH, &buf[HEADER_LEN + 8..len])));
+        assert_eq!(bytes.next(), None);
     }
 
     #[test]

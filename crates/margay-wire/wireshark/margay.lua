@@ -35,7 +35,7 @@ local extension_types = {
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
     [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [21] = "QUIET", [0x96] = "HANDOVER",
-    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "CHAIN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
+    [23] = "FENCE_NUMBER", [0x98] = "CHANGE", [25] = "SYN_SEEN", [26] = "LOSS", [0x9a] = "RECONFIGURATION",
     [36] = "TIMING",
     [0xcc] = "SPLICE", [0xcd] = "CUT", [0xce] = "ORDER", [0xec] = "CHAIN_ADDED",
 }
@@ -63,6 +63,7 @@ local error_codes = {
     [32] = "DATAGRAMS_ONLY",
     [33] = "BOX_NEEDS_FIRST",
     [34] = "BOX_UNKNOWN",
+    [35] = "SYN_CHANGED",
     [84] = "BYTES_LOST",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
@@ -180,7 +181,7 @@ local f = {
     timing_judged = ProtoField.uint32("margay.timing.judged", "Datagrams with a number"),
     timing_late = ProtoField.uint32("margay.timing.late", "Of these behind a later one"),
     fence_number = ProtoField.uint64("margay.fence_number", "Fence number"),
-    chain_seen = ProtoField.bytes("margay.chain_seen", "Digest of the SYN's chain"),
+    syn_seen = ProtoField.bytes("margay.syn_seen", "Digest of the SYN"),
     reconfiguration_step = ProtoField.uint8("margay.reconfiguration.step", "Step", base.DEC, reconfiguration_steps),
     reconfiguration_number = ProtoField.uint32("margay.reconfiguration.number", "Reconfiguration"),
     reconfiguration_host = ProtoField.bytes("margay.reconfiguration.host", "Right anchor"),
@@ -447,7 +448,7 @@ local readers = {
     end },
     [21] = { len = 4, add = function(tree, value) tree:add(f.quiet, value(0, 4)) end },
     [23] = { len = 8, add = function(tree, value) tree:add(f.fence_number, value(0, 8)) end },
-    [25] = { len = 32, add = function(tree, value) tree:add(f.chain_seen, value(0, 32)) end },
+    [25] = { len = 32, add = function(tree, value) tree:add(f.syn_seen, value(0, 32)) end },
     [26] = { len = 20, add = function(tree, value)
         tree:add(f.loss_basis, value(0, 4))
         tree:add(f.loss_sent, value(4, 4))

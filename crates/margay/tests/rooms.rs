@@ -14,7 +14,7 @@ const MACHINE_TYPE: &str = "machine::sal::Sal";
 
 /// Methods of the machine, of all rooms. What touches up to three parts of the state is a method of the first of them,
 /// with the others as arguments. The number may only fall; the aim is 60.
-const MACHINE_METHODS: usize = 780;
+const MACHINE_METHODS: usize = 779;
 
 /// Imports of a later room that stand today: a file, and what it imports. Each goes when the type moves to the room of
 /// the file; none may be added without a reason beside it.

@@ -17,8 +17,9 @@
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
 //! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two;
-//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; with bit 5, at
-//! the end, the session that its keys are of, where it has become another (16)
+//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; then, with bit
+//! 5, the session that its keys are of, where it has become another (16); last, with bit 6, by which hand-over the
+//! initiator has fetched its session: the giver's host-ID (16), the ticket (16)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -47,6 +48,7 @@ use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::session::flow::{Flow, Marks};
 use crate::session::give_up::GiveUpAfter;
+use crate::session::hand_over::{PeerTicket, Ticket};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -67,6 +69,7 @@ const PART_NEW_WAY: u8 = 4;
 const PART_RULED: u8 = 8;
 const PART_GUARDED: u8 = 16;
 const PART_KEY_SESSION: u8 = 32;
+const PART_FETCHED: u8 = 64;
 /// Most legs of a flow in a record.
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
@@ -76,6 +79,7 @@ const NUMBERS_LEN: usize = 32;
 const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
 const KEY_SESSION_LEN: usize = 16;
+const FETCHED_LEN: usize = 32;
 const HAS_SOURCE: u8 = 8;
 const HAS_GIVE_UP: u8 = 16;
 const DEMANDS: u8 = 32;
@@ -234,6 +238,8 @@ pub struct HandoverRecord {
     pub delta: Option<Delta>,
     /// Where its session has two ways because a program leaves: which of them it is.
     pub way: Option<KeptWay>,
+    /// The hand-over by which the initiator has fetched its session, if it has.
+    pub fetched: Option<PeerTicket>,
     /// The application's leg first.
     pub legs: Vec<Leg>,
 }
@@ -261,6 +267,7 @@ impl HandoverRecord {
         let has_parts = parts & !PART_DELTA != 0;
         let rest = rest + if has_parts { PARTS_LEN } else { 0 } + old_way.map_or(0, PartingRecord::len);
         let rest = rest + self.key_session.map_or(0, |_| KEY_SESSION_LEN);
+        let rest = rest + self.fetched.map_or(0, |_| FETCHED_LEN);
         let whole = FIXED_LEN + legs.len() * LEG_LEN + rest;
         let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
@@ -270,7 +277,7 @@ impl HandoverRecord {
             _ => HANDOVER_VERSION,
         };
         out.extend_from_slice(&version.to_be_bytes());
-        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56 + 16.
+        // At most 152 + 8 × 68 + 32 + 4 + 260 + 4 + 20 + 56 + 16 + 32.
         out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
@@ -301,6 +308,7 @@ impl HandoverRecord {
         out.extend(self.delta.iter().flat_map(|delta| delta.encode(Instant::ZERO)));
         out.extend(old_way.iter().flat_map(|record| record.encode()));
         out.extend(self.key_session.iter().flat_map(|session| session.0));
+        out.extend(self.fetched.iter().flat_map(|fetched| fetched.peer.0.into_iter().chain(fetched.ticket.0)));
         out
     }
 
@@ -316,6 +324,7 @@ impl HandoverRecord {
             | part(PART_RULED, self.is_demanded_by_rule)
             | part(PART_GUARDED, self.is_guarded)
             | part(PART_KEY_SESSION, self.key_session.is_some())
+            | part(PART_FETCHED, self.fetched.is_some())
     }
 
     /// Reads a record.
@@ -349,7 +358,9 @@ impl HandoverRecord {
         let way = decode_way(bytes, parts, way_at)?;
         let key_session_at = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
         let has_key_session = parts & PART_KEY_SESSION != 0;
-        let whole = key_session_at + if has_key_session { KEY_SESSION_LEN } else { 0 };
+        let fetched_at = key_session_at + if has_key_session { KEY_SESSION_LEN } else { 0 };
+        let fetched = if parts & PART_FETCHED == 0 { None } else { Some(decode_fetched(&reader, fetched_at)?) };
+        let whole = fetched_at + fetched.map_or(0, |_| FETCHED_LEN);
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -375,6 +386,7 @@ impl HandoverRecord {
             chain,
             delta,
             way,
+            fetched,
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -521,8 +533,8 @@ fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
     let is_one_way = matches!(parts & (PART_OLD_WAY | PART_NEW_WAY), 0 | PART_OLD_WAY | PART_NEW_WAY);
     // What has none of these is of an earlier version.
     let is_needed = parts & !PART_DELTA != 0;
-    let known = PART_DELTA | PART_OLD_WAY | PART_NEW_WAY | PART_RULED | PART_GUARDED | PART_KEY_SESSION;
-    let is_known = parts & !known == 0;
+    // All bits but the last one mean something.
+    let is_known = parts & 128 == 0;
     if is_one_way && is_needed && is_known { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
 }
 
@@ -535,6 +547,10 @@ fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, Han
         PART_NEW_WAY => Some(KeptWay::New),
         _ => None,
     })
+}
+
+fn decode_fetched(reader: &Reader<'_>, at: usize) -> Result<PeerTicket, HandoverError> {
+    Ok(PeerTicket { peer: HostId(reader.array(at)?), ticket: Ticket(reader.array(at + 16)?) })
 }
 
 fn encode_leg(leg: &Leg, port: u16) -> [u8; LEG_LEN] {
@@ -657,6 +673,7 @@ impl Sal {
             port: flow.port,
             source: flow.source.as_deref().copied(),
             way,
+            fetched: flow.fetched.as_deref().copied(),
             role: flow.role,
             lifecycle: flow.lifecycle,
             authenticated: flow.has(Marks::AUTHENTICATED),
@@ -729,6 +746,7 @@ impl Sal {
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
+        flow.fetched = record.fetched.map(Box::new);
         flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
         if is_aside {
             flow.directions = Directions::PartedAside;

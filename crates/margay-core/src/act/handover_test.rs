@@ -63,6 +63,7 @@ pub(crate) fn record() -> HandoverRecord {
         chain: None,
         delta: None,
         way: None,
+        fetched: None,
         legs: alloc::vec![
             Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(tuple), flow: None, keys: None },
             Leg { kind: LegKind::Stack, stack: 2, tuple: None, flow: Some(FlowId(0x2222_2222)), keys: Some(keys) },
@@ -188,7 +189,7 @@ fn two_ways_make_it_another_version() {
     assert_eq!(bytes[312..328], [6; 16]);
     assert_eq!(bytes[328..], delta().encode(Instant::ZERO));
     assert_eq!(HandoverRecord::decode(&bytes), Ok(old));
-    for (at, wrong) in [(288, 0), (288, 6), (288, 64), (289, 1)] {
+    for (at, wrong) in [(288, 0), (288, 6), (288, 128), (289, 1)] {
         let right = core::mem::replace(&mut bytes[at], wrong);
         let error = HandoverRecord::decode(&bytes).expect_err("no such parts");
         assert_eq!(error, HandoverError::Malformed { at: at.min(288) + usize::from(at == 289) }, "byte {at}");
@@ -229,6 +230,17 @@ fn a_flow_that_waits_to_be_encrypted_says_so_in_its_record() {
     assert!(HandoverRecord::decode(&with_delta).is_ok_and(|record| record.is_guarded && record.delta.is_some()));
     with_delta[288] = 1;
     assert_eq!(HandoverRecord::decode(&with_delta), Err(HandoverError::Malformed { at: 288 }), "of version 2");
+}
+
+#[test]
+fn a_session_that_was_fetched_has_its_hand_over_in_its_record() {
+    let ticket = PeerTicket { peer: HostId([0x77; 16]), ticket: Ticket([0x88; 16]) };
+    let fetched = HandoverRecord { fetched: Some(ticket), ..record() };
+    let bytes = fetched.encode();
+    assert_eq!(bytes[4..8], [0, 3, 1, 0x44]);
+    assert_eq!(bytes[288..], [&[64, 0, 0, 0][..], &[0x77; 16], &[0x88; 16]].concat());
+    assert_eq!(HandoverRecord::decode(&bytes), Ok(fetched));
+    assert!(HandoverRecord::decode(&bytes[..bytes.len() - 1]).is_err());
 }
 
 /// Two records of one session's two ways, in either order, and one of them alone.

@@ -26,6 +26,7 @@ use crate::leg::seal::SealKeys;
 use crate::leg::stack::{Stack, Stacks};
 use crate::leg::timing::FlowTiming;
 use crate::session::event::FlowInfo;
+use crate::session::hand_over::PeerTicket;
 use crate::types::direction::Direction;
 use crate::types::keyed_hash::KeyedHash;
 use crate::types::name::ServiceId;
@@ -166,6 +167,8 @@ pub(crate) struct Flow {
     pub delta: Option<Box<Delta>>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
+    /// The hand-over by which the initiator has fetched its session: the taker asks until it has the confirmation.
+    pub fetched: Option<Box<PeerTicket>>,
     /// By which stack it is sent, and what is taken.
     pub stacks: Stacks,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
@@ -200,6 +203,7 @@ impl Flow {
             directions: Directions::Both,
             delta: None,
             chain: None,
+            fetched: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
         }

@@ -106,6 +106,8 @@ drop_reasons! {
     OtherCipher = 40, "other_cipher";
     /// What a box was given, from a program of its host and not out of the box.
     NotForwarded = 41, "not_forwarded";
+    /// The ACK shows that the SYN was changed on the path.
+    SynChanged = 42, "syn_changed";
 }
 
 impl fmt::Display for DropReason {

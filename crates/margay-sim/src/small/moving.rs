@@ -170,6 +170,7 @@ impl SmallWorld {
             chain: None,
             delta: None,
             way: None,
+            fetched: None,
             legs: vec![
                 leg(LegKind::Sal0, 0, Some(tuple(end)), None, None),
                 leg(LegKind::Stack, STACK_ENCAP, None, Some(flow(1 - end)), Some(keys)),

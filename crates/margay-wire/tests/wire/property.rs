@@ -218,7 +218,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
     let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
-    let seen = bytes(32).prop_map(|digest| json!({"type": "CHAIN_SEEN", "digest": digest}));
+    let seen = bytes(32).prop_map(|digest| json!({"type": "SYN_SEEN", "digest": digest}));
     let splices = (splice(), cut(), order());
     let last = (chain(), seen, fence, change(), loss(), timing(), reconfiguration(), splices);
     let third = (location(), stripe(), arrivals, notice(), grant(), terms, handover(), quiet, last);

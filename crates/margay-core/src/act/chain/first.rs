@@ -10,9 +10,9 @@ use core::net::SocketAddr;
 
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, FlowId, Message, SessionId};
 
-use super::proof::{Answered, Signed, digest};
+use super::proof::{Answered, Signed};
 use super::{ChainSetup, Chained, Failure, Place, box_ahead, service_of};
-use crate::act::setup::{error_text, unreachable_of};
+use crate::act::setup::{HandshakeSeed, error_text, unreachable_of};
 use crate::cache::packet::{AppPacket, Unreachable};
 use crate::machine::sal::Sal;
 use crate::resolve::instance::sticky;
@@ -94,7 +94,6 @@ impl Sal {
             place: Place::First,
             boxes,
             hosts,
-            seen: [0; 32],
             other_half: None,
             far_end: None,
             setup: Some(Box::new(ChainSetup::new(client, signed.port, origin))),
@@ -164,7 +163,7 @@ impl Sal {
         let seed = self.rng.bytes();
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             // Another name, so another handshake.
-            (setup.next_hop, setup.beside, setup.handshake_seed) = (next_hop, beside, seed);
+            (setup.next_hop, setup.beside, setup.handshake) = (next_hop, beside, HandshakeSeed::new(seed));
             (setup.retries, setup.refused, setup.cookie) = (0, None, None);
         }
         self.send_syn(now, id);
@@ -241,18 +240,6 @@ impl Sal {
             setup.answer = Some(answered);
         }
         Ok(is_proved)
-    }
-
-    /// Keeps what a SYN says of its chain, for the ACK.
-    pub(crate) fn note_chain_sent(&mut self, id: FlowId, datagram: &[u8]) {
-        if self.flows.get(id).is_none_or(|flow| flow.chain.is_none()) {
-            return;
-        }
-        let Ok(message) = Message::parse(datagram) else { return };
-        let Some((session, chain)) = message.session().zip(message.chain()) else { return };
-        if let Some(chained) = self.flows.get_mut(id).and_then(|flow| flow.chain.as_mut()) {
-            chained.seen = digest(&session, chain.as_bytes());
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use margay_wire::{BoxFlags, BoxRepr, ErrorCode, Flags, FlowId, Message};
 
 use super::adding::Begun;
-use super::proof::{Doubt, Origin, Signed, digest};
+use super::proof::{Doubt, Origin, Signed};
 use super::{ChainSetup, Chained, Place, is_for, service_of};
 use crate::association::draft::{Arrival, Reply};
 use crate::machine::sal::Sal;
@@ -175,25 +175,33 @@ impl Sal {
         let seen = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
         let client = if is_first { seen } else { session.client };
         let port = session.service_port;
-        let seen = digest(&session, chain.as_bytes());
         let setup = Some(Box::new(ChainSetup::new(client, port, origin)));
-        let chained =
-            Chained { asked: arrival.service, place, boxes, hosts, seen, other_half: None, far_end: None, setup };
+        let chained = Chained { asked: arrival.service, place, boxes, hosts, other_half: None, far_end: None, setup };
         // A chain has eight boxes at most.
         let unnamed = unnamed.map_or(0, |at| at as u8 + 1);
         let read = Read { chained: Some(Box::new(chained)) };
         Ok(read.ruled(refusal).map_err(|refused| Refused { unnamed, ..refused }))
     }
 
-    /// Whether a session may be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
-    /// on.
+    /// Whether a session may be had here, now that its sender is proved; `syn_seen`: what the ACK says that its SYN has
+    /// asked for; `is_neighbour`: the sender is who may pass it on.
     ///
     /// # Errors
     ///
     /// Why it may not.
-    pub(crate) fn rule_on_proved(&mut self, id: FlowId, association: u32, is_neighbour: bool) -> Result<(), ErrorCode> {
+    pub(crate) fn rule_on_proved(
+        &mut self,
+        id: FlowId,
+        association: u32,
+        syn_seen: Option<[u8; 32]>,
+        is_neighbour: bool,
+    ) -> Result<(), ErrorCode> {
         let flow = self.flows.get_mut(id).ok_or(ErrorCode::UnknownFlow)?;
         let Setup::Responder(setup) = &flow.setup else { return Err(ErrorCode::Closed) };
+        // First: what else is found may be about what somebody else has asked for.
+        if syn_seen != Some(setup.syn_digest) {
+            return Err(ErrorCode::SynChanged);
+        }
         setup.ruling?;
         let allow = setup.allow.clone();
         let change = setup.begin.map_or(0, |begin| begin.number);
@@ -236,9 +244,6 @@ impl Sal {
     pub(crate) fn is_neighbour(&mut self, id: FlowId, association: u32, message: &Message<'_>) -> bool {
         let Some((flow, sender)) = self.flows.get(id).zip(self.associations.get(association)) else { return false };
         let Some(chained) = flow.chain.as_deref() else { return true };
-        if message.chain_seen() != Some(chained.seen) {
-            return false;
-        }
         let host = sender.host;
         let host_key = sender.host_key;
         let passed = chained.boxes.iter().rfind(|one| one.flags.contains(BoxFlags::PASSED));

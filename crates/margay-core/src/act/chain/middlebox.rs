@@ -261,7 +261,6 @@ impl Sal {
             place: Place::Right { at },
             boxes,
             hosts,
-            seen: [0; 32],
             other_half: None,
             far_end: None,
             setup: Some(Box::new(setup)),

@@ -109,8 +109,6 @@ pub(crate) struct Chained {
     pub boxes: Vec<BoxRepr>,
     /// Of the boxes that were passed, in order.
     pub hosts: Vec<HostId>,
-    /// A digest of what the SYN has said: the ACK repeats it, since nobody vouches for a SYN.
-    pub seen: [u8; 32],
     /// Of a half whose box changes addresses: the other half, which the five-tuple does not lead to.
     pub other_half: Option<FlowId>,
     /// At an end of the session: the host at the other end, which has signed what it says of the session. Of a left

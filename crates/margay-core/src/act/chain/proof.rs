@@ -2,9 +2,8 @@
 //! pass both on, and can make neither.
 
 use alloc::vec::Vec;
-use core::net::IpAddr;
 
-use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId, SessionRepr};
+use margay_wire::{BoxFlags, BoxRepr, Chain, ChainRepr, SessionId};
 
 use super::{BoxWanted, Failure, SIGNED_FOR_S, box_ahead, service_of};
 use crate::machine::sal::Sal;
@@ -17,7 +16,6 @@ const ORIGIN_CONTEXT: &[u8] = b"margay 2026 chain";
 /// Longer than a box, so that no list of boxes is taken for one with a number.
 const CHANGE_CONTEXT: &[u8] = b"margay 2026 reconfiguration";
 const ANSWER_CONTEXT: &[u8] = b"margay 2026 chain answer";
-const SEEN_CONTEXT: &str = "margay 2026 chain seen";
 
 /// What the client's host has signed.
 #[derive(Clone, Debug)]
@@ -105,19 +103,6 @@ fn write(repr: &ChainRepr<'_>) -> Option<Vec<u8>> {
     let mut value = alloc::vec![0; repr.value_len()];
     repr.emit(&mut value).ok()?;
     Some(value)
-}
-
-/// A digest of what a SYN says of a session and its chain.
-pub(super) fn digest(session: &SessionRepr, chain: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key(SEEN_CONTEXT);
-    hasher.update(&session.session.0);
-    match session.client.ip() {
-        IpAddr::V4(v4) => hasher.update(&v4.to_ipv6_mapped().octets()),
-        IpAddr::V6(v6) => hasher.update(&v6.octets()),
-    };
-    hasher.update(&session.client.port().to_be_bytes()).update(&session.service_port.to_be_bytes());
-    hasher.update(&[session.protocol]).update(chain);
-    *hasher.finalize().as_bytes()
 }
 
 impl Origin {

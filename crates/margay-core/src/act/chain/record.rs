@@ -140,7 +140,6 @@ impl ChainRecord {
             place,
             boxes: self.boxes.iter().map(repr).collect(),
             hosts: self.boxes.iter().filter_map(|one| one.host).collect(),
-            seen: [0; 32],
             other_half: self.other_half,
             far_end: self.far_end,
             setup: None,

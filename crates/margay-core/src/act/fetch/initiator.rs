@@ -1,5 +1,6 @@
 //! The client's end: it fetches the session, and its word decides where the connection is.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
@@ -280,13 +281,18 @@ impl Sal {
         // The taker says whose ticket it is; that this is its flow is checked below.
         let ticket = PeerTicket { peer: HostId(repr.giver), ticket: Ticket(repr.ticket) };
         let id = message.dst_flow;
-        let is_its = self.flows.fetchable(&self.associations, message, association).is_some();
+        let own = self.flows.fetchable(&self.associations, message, association);
+        let is_its = own.is_some();
+        let is_fetched = own.and_then(|flow| flow.fetched.as_deref()) == Some(&ticket);
         let Some(fetching) = self.fetches.fetching.get(&ticket) else {
             // The confirmation was lost, or nothing was committed: the flow is there, or it is not.
             if !is_its {
                 let fail = (message.src_flow, id);
                 self.fail_of_hand_over(association, fail, repr);
                 return Err(DropReason::UnknownFlow);
+            }
+            if !is_fetched {
+                return Err(DropReason::Unexpected);
             }
             self.say_of_hand_over(id, Kind::RsynDone, Flags::CONFIRM, repr, None);
             return Ok(());
@@ -331,6 +337,7 @@ impl Sal {
         new.active = now;
         new.source = source;
         new.marks |= kept;
+        new.fetched = Some(Box::new(ticket));
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
         self.begin_rules(now, fetching.new);
         self.flows.install_again(&mut self.queue, fetching.new);

@@ -1,5 +1,12 @@
 use super::*;
+use crate::act::handover::HandoverRecord;
+use crate::act::handover::tests::{meet_peer, record, sal};
+use crate::association::Association;
 use crate::session::hand_over::HandOver;
+use crate::trust::handshake::Keys;
+use crate::types::config::Limits;
+use crate::types::key::HostPublic;
+use crate::types::role::{Lifecycle, Role};
 
 #[test]
 fn the_whole_matrix_of_a_giver() {
@@ -53,7 +60,7 @@ Over TimeOut -
 
 #[test]
 fn what_nobody_waits_for_is_dropped_at_once() {
-    let mut sal = crate::act::handover::tests::sal(crate::types::config::Limits::default());
+    let mut sal = sal(Limits::default());
     let ticket = PeerTicket { peer: HostId([8; 16]), ticket: Ticket([7; 16]) };
     sal.take_over(Instant::from_millis(1), ticket);
     assert_eq!(sal.poll_event(), Some(crate::session::event::Event::HandOver(HandOver::Dropped(ticket))));
@@ -98,4 +105,31 @@ fn tickets_of_connections_that_have_stayed_are_known_for_a_lease_and_are_bounded
     let is_known = |n| fetches.has_stayed(ticket(n), begin + LEASE);
     assert!(is_known(5001), "one giver's do not displace another one's");
     assert_eq!((0..5000).filter(|n| is_known(*n)).count(), HAND_OVERS_MAX / 16);
+}
+
+#[test]
+fn a_client_confirms_the_hand_over_alone_by_which_it_has_fetched_a_session() {
+    const FROM: SocketAddr = SocketAddr::new(IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2)), 54324);
+    let (giver, made_up) = (HostId([8; 16]), Ticket([9; 16]));
+    let ticket = PeerTicket { peer: giver, ticket: Ticket([7; 16]) };
+    for fetched in [None, Some(ticket)] {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        let (role, lifecycle) = (Role::Initiator, Lifecycle::Established);
+        // As after a start of the agent between the commit and the taker's question.
+        let record = HandoverRecord { role, lifecycle, fins: (false, false), fetched, ..record() };
+        sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
+        assert_eq!(sal.export_flow(Instant::ZERO, record.flow).and_then(|record| record.fetched), fetched);
+        let mut taker = Association::new(3, 77, HostPublic([6; 32]), Keys { root: [1; 32] }, false, FROM);
+        let mut ask = |sal: &mut Sal, ticket| {
+            let extensions = [Extension::Handover(handover(ticket, giver, HostId([6; 16])))];
+            let mut draft = Draft::new(Kind::RsynDone, record.flow, FlowId(9));
+            draft.extensions = &extensions;
+            let datagram = draft.seal(&mut taker, 1).expect("it fits");
+            sal.handle_datagram(Instant::from_millis(1), None, FROM, &datagram)
+        };
+        let is_confirmed = if fetched.is_some() { Ok(()) } else { Err(DropReason::Unexpected) };
+        assert_eq!(ask(&mut sal, ticket.ticket), is_confirmed);
+        assert_eq!(ask(&mut sal, made_up), Err(DropReason::Unexpected));
+    }
 }

@@ -37,10 +37,10 @@ impl Sal {
         extensions.extend(self.associations.own_rendezvous(&self.config));
         extensions.extend(self.flows.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
-        extensions.extend(flow.chain.as_ref().map(|chain| Extension::ChainSeen(chain.seen)));
         let certificate = self.box_certificate(flow);
         extensions.extend((!certificate.is_empty()).then_some(Extension::Certificate(&certificate)));
         if let Setup::Late(late) = &flow.setup {
+            extensions.push(Extension::SynSeen(late.syn_digest));
             extensions.extend(late.granted.as_deref().map(|granted| Extension::Grant(granted.asks.wanted)));
         }
         extensions.extend(

@@ -12,8 +12,8 @@ use margay_wire::{
 };
 
 use super::{
-    InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare, next_protocol, prologue,
-    retry_after, starts_direct,
+    HandshakeSeed, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare,
+    digest_of_syn, next_protocol, prologue, retry_after, starts_direct,
 };
 use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
@@ -207,8 +207,10 @@ impl Sal {
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
         let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
         flow.source = source.map(Box::new);
+        let client = self.config.local_addresses.first().map_or(flow.app.source.ip(), |ip| *ip);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
+            client: SocketAddr::new(client, flow.app.source.port()),
             next_hop: start.next_hop,
             beside: start.beside,
             first: start.first,
@@ -216,7 +218,7 @@ impl Sal {
             retries: 0,
             first_carried: false,
             give_up: now + if start.next_hop == SEGMENT { SEGMENT_TIMEOUT } else { SETUP_TIMEOUT },
-            handshake_seed: self.rng.bytes(),
+            handshake: HandshakeSeed::new(self.rng.bytes()),
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
             full: start.full,
@@ -226,6 +228,7 @@ impl Sal {
             asks: start.asks,
             fetch: start.fetch,
             begin: start.begin,
+            syn_digest: [0; 32],
             refused: None,
             is_listener_silent: false,
         }));
@@ -277,12 +280,11 @@ impl Sal {
     /// Sends the SYN of a connecting flow, and arms the next try.
     pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
         demand_as_rules_do(self, id);
-        let Some((datagram, carried)) = self.write_syn(id) else {
+        let Some((datagram, syn_digest, carried)) = self.write_syn(id) else {
             let is_chained = self.flows.get(id).is_some_and(|flow| flow.chain.is_some());
             self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
             return;
         };
-        self.note_chain_sent(id, &datagram);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
         if setup.named_host().is_some_and(|host| self.associations.by_host(host).is_none())
             && setup.retries >= SYNS_TO_NAMED_MAX
@@ -294,20 +296,19 @@ impl Sal {
         }
         let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;
-        setup.first_carried = carried;
+        (setup.syn_digest, setup.first_carried) = (syn_digest, carried);
         let next = (now + wait).min(setup.give_up);
         self.flows.set_deadline(id, Some(next));
         beside.into_iter().for_each(|to| self.transmit(to, datagram.clone(), Kind::Syn));
         self.transmit(to, datagram, Kind::Syn);
     }
 
-    /// The SYN, and whether it carries the first packet.
-    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
+    /// The SYN, a digest of what it asks for, and whether it carries the first packet.
+    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, [u8; 32], bool)> {
         let flow = self.flows.get(id)?;
         let Setup::Initiator(setup) = &flow.setup else { return None };
-        let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let (_, message_1) = self.config.handshake_of(flow, setup.association, &setup.handshake);
         let host_id = self.config.host_id().0;
-        let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
         // What is asked for is meant as a connection: rules decide by its protocol and port.
         let asked = setup.asks.map(|asks| (TCP, asks.destination.port()));
         let (protocol, service_port) = asked.unwrap_or((flow.app.protocol, flow.service_port()));
@@ -316,12 +317,8 @@ impl Sal {
         if flow.chain.is_some() != chain.is_some() {
             return None;
         }
-        let session = SessionRepr {
-            session: flow.session,
-            client: of_chain.or(client).unwrap_or(flow.app.source),
-            service_port,
-            protocol,
-        };
+        let session =
+            SessionRepr { session: flow.session, client: of_chain.unwrap_or(setup.client), service_port, protocol };
         let mut extensions = alloc::vec![
             Extension::Session(session),
             self.secure.capabilities(&self.config),
@@ -358,12 +355,15 @@ impl Sal {
         // A large first datagram waits for the answer; the SYN goes without it.
         let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
         let may_show = !is_sealed || flow.app.protocol == 6;
-        if let Some(datagram) = draft.write(None).filter(|datagram| may_show && fits(datagram)) {
-            return Some((datagram, true));
+        let whole = draft.write(None).filter(|datagram| may_show && fits(datagram));
+        let carried = whole.is_some();
+        if !carried && flow.app.protocol != UDP {
+            return None;
         }
         draft.payload = (NextProtocol::None, &[]);
-        let without = draft.write(None).filter(fits)?;
-        (flow.app.protocol == 17).then_some((without, false))
+        let datagram = whole.or_else(|| draft.write(None).filter(fits))?;
+        let digest = digest_of_syn(&Message::parse(&datagram).ok()?);
+        Some((datagram, digest, carried))
     }
 
     /// A SYN-ACK came, straight or through a router.
@@ -379,14 +379,13 @@ impl Sal {
             Setup::Initiator(_) => {}
             // A refusal of a copy of our SYN, which somebody has changed on its way: no instance stands behind it.
             Setup::Late(_) if message.error().is_some() => return Err(DropReason::Unexpected),
-            Setup::Late(late) => {
+            Setup::Late(_) => {
                 return if message.src_flow == flow.peer_flow {
                     // The peer has not seen our ACK yet.
                     self.send_ack_again(id);
                     Ok(())
                 } else {
-                    let (association, seed) = (late.association, late.handshake_seed);
-                    self.reset_late(from, message, association, &seed)
+                    self.reset_late(from, message)
                 };
             }
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
@@ -438,17 +437,26 @@ impl Sal {
     /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both
     /// ends' words.
     pub(crate) fn prove_handshake(
-        &self,
+        &mut self,
         message: &Message<'_>,
         message_2: &[u8],
     ) -> Result<(u32, Finished), DropReason> {
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (initiator, _) = self.config.handshake_of(flow, setup.association, &setup.handshake_seed);
-        let mine = self.introduction(setup.association, [0; 32], Some(&flow.service));
+        let id = message.dst_flow;
+        let service = self.flows.get(id).map(|flow| flow.service).ok_or(DropReason::UnknownFlow)?;
+        let membership = self.membership_for(&service);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        let (association, handshake) = match &mut flow.setup {
+            Setup::Initiator(setup) => (setup.association, &mut setup.handshake),
+            Setup::Late(late) => (late.association, &mut late.handshake),
+            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
+        };
+        handshake.membership.get_or_insert(membership);
+        let handshake = handshake.clone();
+        let (initiator, _) = self.config.handshake_of(flow, association, &handshake);
+        let mine = self.introduction(association, [0; 32], handshake.membership.unwrap_or_default());
         let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&finished.1.tag_key, message)?;
-        Ok((setup.association, finished))
+        Ok((association, finished))
     }
 
     fn accept_answer(
@@ -671,25 +679,14 @@ impl Sal {
     }
 
     /// A second instance answered a retransmitted SYN: it is told so, and forgets its half (DESIGN §7).
-    fn reset_late(
-        &mut self,
-        from: SocketAddr,
-        message: &Message<'_>,
-        association: u32,
-        seed: &[u8; 32],
-    ) -> Result<(), DropReason> {
+    fn reset_late(&mut self, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
         let Some(exchange) = message.key_exchange() else {
             let now = self.now;
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
             self.say_reset(association, message, None);
             return Ok(());
         };
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let (initiator, _) = self.config.handshake_of(flow, association, seed);
-        let mine = self.introduction(association, [0; 32], Some(&flow.service));
-        let (peer, theirs, message_3, keys) =
-            initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
-        auth::verify_with_key(&theirs.tag_key, message)?;
+        let (association, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
         once.peer_epoch = theirs.epoch;
         let host_id = self.config.host_id().0;
@@ -714,9 +711,9 @@ impl Sal {
 
 impl Config {
     /// The handshake of a flow, made again from its seed: the same first message every time.
-    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+    fn handshake_of(&self, flow: &Flow, association: u32, handshake: &HandshakeSeed) -> (Initiator, Vec<u8>) {
         let prologue = prologue(flow.session, &flow.asked(), flow.id, association);
-        Initiator::start(&self.host_key, &mut Rng::new(*seed), &prologue)
+        Initiator::start(&self.host_key, &mut Rng::new(handshake.seed), &prologue)
     }
 
     pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
@@ -748,4 +745,42 @@ fn write_reset(
     let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
     draft.extensions = exchange.as_slice();
     draft.seal(association, epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::handover::tests::sal;
+    use crate::cache::output::Output;
+    use crate::types::config::Limits;
+    use crate::types::key::HostSecret;
+
+    fn said(sal: &mut Sal) -> Vec<u8> {
+        let mut buf = alloc::vec![0; 2000];
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Transmit { len, .. } = output {
+                buf.truncate(len);
+                return buf;
+            }
+        }
+        panic!("nothing is sent");
+    }
+
+    #[test]
+    fn copies_of_an_answer_have_one_message_3_although_the_membership_is_renewed() {
+        let (mut client, mut server) = (sal(Limits::default()), sal(Limits::default()));
+        server.config.host_key = HostSecret::from_bytes([8; 32]);
+        let at = |number| SocketAddr::new([10, 0, 0, number].into(), margay_wire::PORT);
+        client.set_membership(alloc::vec![1; 40]);
+        client.greet(Instant::ZERO, at(2)).expect("room");
+        let syn = said(&mut client);
+        server.handle_datagram(Instant::ZERO, None, at(1), &syn).expect("a greeting");
+        let answer = said(&mut server);
+        let answer = Message::parse(&answer).expect("a SYN-ACK");
+        let message_2 = answer.key_exchange().expect("they have not met").message;
+        let (_, (_, _, first, _)) = client.prove_handshake(&answer, message_2).expect("it is whole");
+        client.set_membership(alloc::vec![2; 40]);
+        let (_, (_, _, second, _)) = client.prove_handshake(&answer, message_2).expect("it is whole");
+        assert_eq!(first, second, "other contents would be encrypted under the same key and nonce");
+    }
 }

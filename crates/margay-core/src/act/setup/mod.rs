@@ -12,8 +12,10 @@ mod refusal;
 mod responder;
 mod right_to_answer;
 mod right_to_connect;
+mod syn_digest;
 
 pub(crate) use initiator::Start;
+use syn_digest::digest_of_syn;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -70,6 +72,8 @@ const NO_COMMON_STACK: &str =
 /// What the initiator keeps until it has the answer.
 pub(crate) struct InitiatorSetup {
     pub nonce: u64,
+    /// The client's address as SESSION has it, unless the session goes through boxes: the same in every copy.
+    pub client: SocketAddr,
     pub next_hop: SocketAddr,
     /// Who gets a copy.
     pub beside: Vec<SocketAddr>,
@@ -81,8 +85,7 @@ pub(crate) struct InitiatorSetup {
     pub held: Vec<Vec<u8>>,
     pub retries: u32,
     pub give_up: Instant,
-    /// From which the handshake state can be made again: garbage in a SYN-ACK must not use it up.
-    pub handshake_seed: [u8; 32],
+    pub handshake: HandshakeSeed,
     /// The index that the peer shall use for a new association.
     pub association: u32,
     pub cookie: Option<[u8; 24]>,
@@ -100,6 +103,8 @@ pub(crate) struct InitiatorSetup {
     pub fetch: Option<Fetch>,
     /// The session that it is to be another way of, in the place of a connection's first.
     pub begin: Option<ReconfigurationRepr>,
+    /// A digest of what the SYN asks for, as it was sent last.
+    pub syn_digest: [u8; 32],
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
     /// An instance has said that its listener says nothing.
@@ -123,6 +128,8 @@ pub(crate) struct ResponderSetup {
     pub initiator_association: u32,
     pub reply: Reply,
     pub syn_len: usize,
+    /// Of the SYN that began the flow. Copies of it change nothing that they ask for.
+    pub syn_digest: [u8; 32],
     pub message_1: Vec<u8>,
     pub handshake: Option<Responder>,
     /// What its third message has shown, while it is asked whether the peer is the only one with its key: it is read
@@ -180,6 +187,7 @@ impl ResponderSetup {
             initiator_association: exchange.assoc_id,
             reply: arrival.reply,
             syn_len: arrival.syn_len,
+            syn_digest: digest_of_syn(arrival.message),
             message_1: exchange.message.to_vec(),
             handshake: None,
             shown_by: None,
@@ -205,11 +213,27 @@ impl ResponderSetup {
     }
 }
 
+/// From which an initiator's handshake can be made again: garbage in a SYN-ACK must not use it up.
+#[derive(Clone)]
+pub(crate) struct HandshakeSeed {
+    seed: [u8; 32],
+    /// The certificate that message 3 shows, from the first one on. A copy of an answer leads to the same key and nonce
+    /// again, so that what they encrypt must be the same, also where the host has a new certificate since.
+    membership: Option<Vec<u8>>,
+}
+
+impl HandshakeSeed {
+    pub const fn new(seed: [u8; 32]) -> Self {
+        Self { seed, membership: None }
+    }
+}
+
 /// What an established initiator keeps to reset late second instances, and to send its ACK again.
 pub(crate) struct LateAnswers {
-    pub handshake_seed: [u8; 32],
+    pub handshake: HandshakeSeed,
     pub association: u32,
     pub ack: Vec<u8>,
+    pub syn_digest: [u8; 32],
     /// Where the peer answered at first contact, while flows with it, under older associations, go elsewhere.
     pub answered_from: Option<SocketAddr>,
     pub retries: u32,
@@ -228,9 +252,10 @@ impl LateAnswers {
         granted: Option<Granted>,
     ) -> Self {
         Self {
-            handshake_seed: setup.handshake_seed,
+            handshake: setup.handshake.clone(),
             association: setup.association,
             ack: message_3,
+            syn_digest: setup.syn_digest,
             answered_from,
             retries: 1,
             give_up: now + SETUP_TIMEOUT,
@@ -354,10 +379,9 @@ impl Sal {
         self.associations.set_remote(local_id, remote);
     }
 
-    /// What this host says of itself inside a handshake. The initiator shows its membership `of` the authority of the
+    /// What this host says of itself inside a handshake. The initiator shows its membership of the authority of the
     /// service, which a responder needs; the responder keeps its answer small and shows its own later.
-    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], of: Option<&ServiceId>) -> Introduction {
-        let certificate = of.map(|service| self.membership_for(service)).unwrap_or_default();
+    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], certificate: Vec<u8>) -> Introduction {
         Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
     }
 

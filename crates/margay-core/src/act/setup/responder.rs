@@ -54,6 +54,8 @@ struct Proof {
     claimed: Option<ServiceId>,
     /// The grant that it has asked for: nobody vouches for a SYN.
     asks: Option<GrantRepr>,
+    /// What it says that its SYN has asked for.
+    syn_seen: Option<[u8; 32]>,
     /// It may pass on the session that it has: its own, or such as has passed a box that it may speak for.
     is_neighbour: bool,
 }
@@ -397,7 +399,7 @@ impl Sal {
         let mut message_2 = Vec::new();
         if known == 0 {
             tag_key = self.rng.bytes();
-            let mine = self.introduction(reserved, tag_key, None);
+            let mine = self.introduction(reserved, tag_key, Vec::new());
             let message_1 = match self.flows.get(id).map(|flow| &flow.setup) {
                 Some(Setup::Responder(setup)) => setup.message_1.clone(),
                 _ => return,
@@ -546,9 +548,9 @@ impl Sal {
         let is_neighbour = self.is_neighbour(id, association, message);
         self.note_whereabouts(association, message);
         self.associations.note_abilities(association, message);
-        let (starts, asks) = (starts_direct(message), message.grant());
+        let (starts, asks, syn_seen) = (starts_direct(message), message.grant(), message.syn_seen());
         let peer_flow = message.src_flow;
-        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, is_neighbour })?;
+        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour })?;
         if self.flows.get(id).is_some() {
             self.confirm_where_asked((id, peer_flow), association, message, sender);
         }
@@ -611,7 +613,7 @@ impl Sal {
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
-        let Proof { association, fresh, starts, claimed, asks, is_neighbour } = proof;
+        let Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         // A greeting is over at once, and nothing needs the association for its sake.
         let flow_is_connection = flow.app.protocol != GREETING;
@@ -623,13 +625,13 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }
-        if let Err(code) = self.rule_on_proved(id, association, is_neighbour) {
+        if let Err(code) = self.rule_on_proved(id, association, syn_seen, is_neighbour) {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
             }
             self.say_fail(id, code);
             self.drop_half_open(id);
-            return Err(DropReason::NotAllowed);
+            return Err(reason_of(code));
         }
         self.locations.announce_path(&self.associations, &mut self.queue, association);
         if flow_is_connection {
@@ -768,6 +770,11 @@ impl FlowTable {
             self.seal_flow(associations, config, id, cipher);
         }
     }
+}
+
+/// As what a refusal of a proved host is counted.
+fn reason_of(code: ErrorCode) -> DropReason {
+    if code == ErrorCode::SynChanged { DropReason::SynChanged } else { DropReason::NotAllowed }
 }
 
 /// Whether a finished answer of ours goes through a router.

@@ -201,7 +201,7 @@ impl Sal {
             table: ServiceTable::new(limits.rules),
             lifetimes: Lifetimes::default(),
             flows: FlowTable::new(flow_hasher),
-            associations: AssociationTable::with_hasher(limits.associations, association_hasher),
+            associations: AssociationTable::with_hasher(limits.associations, limits.flows, association_hasher),
             trust: TrustStore::default(),
             memberships: Vec::new(),
             certificates: Vec::new(),

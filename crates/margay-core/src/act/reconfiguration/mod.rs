@@ -626,7 +626,7 @@ impl Sal {
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
         } else if flow.association != 0 {
-            self.associations.release(flow.association);
+            self.associations.release_flow(flow.association, flow.role);
         }
         let reason = RemoveReason::Rechained;
         self.counters.removed(reason);

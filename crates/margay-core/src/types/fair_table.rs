@@ -224,6 +224,11 @@ impl<K: Ord, V> FairTable<K, V> {
         Self { entries: BTreeMap::new(), shares: FairShares::new(limit, own) }
     }
 
+    /// The same with [`FairShares::elastic`].
+    pub const fn elastic(limit: usize, own: usize) -> Self {
+        Self { entries: BTreeMap::new(), shares: FairShares::elastic(limit, own) }
+    }
+
     /// Refuses this peer another entry where it may have none.
     ///
     /// # Errors
@@ -236,6 +241,11 @@ impl<K: Ord, V> FairTable<K, V> {
     /// Whether this peer may have another entry.
     pub fn has_room(&self, peer: Peer) -> bool {
         self.shares.check(peer, 1).is_ok()
+    }
+
+    /// Whether this peer may have so many more entries.
+    pub fn has_room_for(&self, peer: Peer, count: usize) -> bool {
+        self.shares.check(peer, count).is_ok()
     }
 
     /// Adds an entry of this peer, or replaces the value of the one that there is, which stays its peer's.

@@ -232,7 +232,7 @@ impl Sal {
             relay: None,
             notices: Notices::new(now),
             searches_answered: RateLimit::new(crate::act::search::ANSWERED_PER_S, now),
-            delays: Delays::default(),
+            delays: Delays::new(&limits),
             grants: Grants::default(),
             chains: Chains::new(now),
             twins: Twins::default(),

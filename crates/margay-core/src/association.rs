@@ -18,10 +18,11 @@ use crate::trust::certificate::Membership;
 use crate::trust::handshake::Keys;
 use crate::trust::standing::{Listed, Standing, Standings};
 use crate::types::drop_reason::DropReason;
-use crate::types::fair_table::Peer;
+use crate::types::fair_table::{Full, Peer};
 use crate::types::key::{HostId, HostPublic};
 use crate::types::keyed_hash::KeyedHash;
 use crate::types::rng::Rng;
+use crate::types::role::Role;
 use crate::types::time::Instant;
 
 /// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may
@@ -112,6 +113,8 @@ pub struct Association {
     pub membership: Option<Membership>,
     /// Flows that use it.
     pub flows: u32,
+    /// Those of them that the peer has begun.
+    served: u32,
     /// When a right tag came last.
     pub heard: Instant,
     /// Key of hop tags, between router and host.
@@ -174,6 +177,7 @@ impl Association {
             datagram_max: 1200,
             membership: None,
             flows: 0,
+            served: 0,
             heard: Instant::ZERO,
             hop_key: None,
             router: false,
@@ -252,7 +256,7 @@ impl Association {
             Some(_) => Standing::Member,
             None => Standing::Stranger,
         };
-        Listed { standing, is_vouched: is_tied || self.membership.is_some(), since, address: self.remote.ip() }
+        Listed { standing, peer: self.peer(), served: self.served, since }
     }
 
     /// Whether this end started the handshake.
@@ -343,14 +347,15 @@ pub struct AssociationTable {
 }
 
 impl AssociationTable {
-    /// An empty table for at most `limit`, of an agent's present epoch; `hasher` keeps strangers from choosing collisions.
-    pub(crate) fn with_hasher(limit: usize, epoch: u32, hasher: KeyedHash) -> Self {
+    /// An empty table for at most `limit`, and so many `flows`, of an agent in its present `epoch`; `hasher` keeps strangers
+    /// from choosing collisions.
+    pub(crate) fn with_hasher(limit: usize, flows: usize, epoch: u32, hasher: KeyedHash) -> Self {
         Self {
             by_id: HashMap::with_hasher(hasher),
             by_host: HashMap::with_hasher(hasher),
             by_address: BTreeMap::new(),
             arrivals: 0,
-            standings: Standings::default(),
+            standings: Standings::new(limit, flows),
             routers: BTreeSet::new(),
             leaving: BTreeSet::new(),
             now: Instant::ZERO,
@@ -623,9 +628,8 @@ impl AssociationTable {
             return Err(DropReason::Full);
         }
         let mut gone = 0;
-        let is_crowd = !place.is_vouched && self.standings.is_full_of_strangers(self.limit);
-        if is_crowd || self.by_id.len() >= self.limit {
-            let idle = self.standings.dispensable(place.is_vouched).ok_or(DropReason::Full)?;
+        if self.by_id.len() >= self.limit || !self.standings.has_share_left(&place) {
+            let idle = self.standings.dispensable(&place).ok_or(DropReason::Full)?;
             gone += usize::from(self.remove(idle).is_some());
         }
         self.remove(id);
@@ -709,7 +713,32 @@ impl AssociationTable {
         }
     }
 
-    /// A flow uses it.
+    /// Whether its peer may begin another flow here.
+    ///
+    /// # Errors
+    ///
+    /// What is full: the peer, or those that it is counted with, have their share.
+    pub fn check_flow_share(&self, local_id: u32) -> Result<(), Full> {
+        self.get(local_id).map_or(Ok(()), |association| self.standings.check_served(association.peer()))
+    }
+
+    /// A flow uses it. `role`: this host's in the flow.
+    pub fn hold_flow(&mut self, local_id: u32, role: Role) {
+        if let Some(association) = self.by_id.get_mut(&local_id) {
+            association.served += u32::from(role == Role::Responder);
+        }
+        self.hold(local_id);
+    }
+
+    /// A flow uses it no more; as [`Self::release`].
+    pub fn release_flow(&mut self, local_id: u32, role: Role) -> bool {
+        if let Some(association) = self.by_id.get_mut(&local_id) {
+            association.served = association.served.saturating_sub(u32::from(role == Role::Responder));
+        }
+        self.release(local_id)
+    }
+
+    /// Something needs it that is no flow, or is about to be one.
     pub fn hold(&mut self, local_id: u32) {
         if let Some(association) = self.by_id.get_mut(&local_id) {
             association.flows += 1;
@@ -717,7 +746,7 @@ impl AssociationTable {
         }
     }
 
-    /// A flow uses it no more. One that is not the newest of its host and has no flows left goes; gives whether it
+    /// Something needs it no more. One that is not the newest of its host and has no flows left goes; gives whether it
     /// went.
     pub fn release(&mut self, local_id: u32) -> bool {
         let Some(association) = self.by_id.get_mut(&local_id) else { return false };

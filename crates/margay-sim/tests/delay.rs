@@ -297,6 +297,43 @@ fn what_is_remembered_of_failures_and_answers_is_bounded() {
     assert_eq!(shop.outcome(web), Outcome::Refused, "there is no room for its rules");
 }
 
+#[test]
+fn a_host_that_asks_for_many_names_leaves_room_for_others_and_for_programs_of_the_router() {
+    let mut shop = shop(9, Limits { held_names: 32, ..Limits::default() });
+    shop.delay(shop.router, Prefix::default(), 100, FIRST);
+    let names = |shop: &mut Shop| {
+        shop.world.run_for(SECOND / 20);
+        shop.world.host(shop.router).sal.held().names
+    };
+    for n in 0..30 {
+        shop.world.connect(shop.client, &format!("n{n}.shop"));
+    }
+    assert_eq!(names(&mut shop), 8, "a sixteenth of what all hosts may have");
+    shop.world.connect(shop.instance, "mail.shop");
+    assert_eq!(names(&mut shop), 9);
+    shop.world.connect(shop.router, "news.shop");
+    assert_eq!(names(&mut shop), 10);
+}
+
+#[test]
+fn a_host_whose_answers_fill_its_share_keeps_no_name_from_others() {
+    let mut shop = shop(9, Limits { resolved_rules: 8, ..Limits::default() });
+    shop.delay(shop.router, Prefix::default(), 100, FIRST);
+    let ask = |shop: &mut Shop, host: HostId, n: u8| {
+        let name = format!("n{n}.shop");
+        shop.world.connect(host, &name);
+        shop.world.run_for(SECOND / 20);
+        let found = shop.found();
+        shop.answer(shop.router, Question { service: service(&name), resolver: FIRST }, Some(found));
+        shop.world.host(shop.router).sal.held().rules
+    };
+    let [client, instance, router] = [shop.client, shop.instance, shop.router];
+    assert_eq!([0, 1, 2].map(|n| ask(&mut shop, client, n)), [1, 2, 2], "a sixteenth");
+    assert!(!shop.world.host(router).sal.had_no_answer(&service("n2.shop"), FIRST), "there was one");
+    assert_eq!(ask(&mut shop, instance, 2), 3);
+    assert_eq!(ask(&mut shop, router, 3), 4);
+}
+
 /// Datagrams of one socket are several packets, and each is held; a bounded number of them.
 #[test]
 fn datagrams_of_one_socket_wait_together() {

@@ -5,11 +5,11 @@ mod line;
 use std::time::Duration;
 
 use line::{CHAT, Line, name, open_line};
-use margay_core::Role;
+use margay_core::config::Limits;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome};
-use margay_core::{Event, chain::ChainPolicy};
+use margay_core::{Event, Lifecycle, Role, chain::ChainPolicy};
 use margay_sim::stream::Plan;
-use margay_sim::{HostId, Weather};
+use margay_sim::{HostId, Weather, World};
 use margay_wire::FlowId;
 
 const SESSIONS: usize = 1024;
@@ -77,4 +77,38 @@ fn a_client_that_asks_to_re_route_a_thousand_sessions_keeps_nobody_else_from_a_m
     assert_eq!(insert_everywhere(&mut line, client), 1);
     line.world.run_for(SECOND);
     assert_eq!(outcomes(&mut line, client), [ReconfigurationOutcome::Done]);
+}
+
+/// The open flows of a host, by which end it is.
+fn open_flows(world: &mut World, host: HostId, role: Role) -> usize {
+    let is_open = |flow: &margay_core::FlowInfo| {
+        (flow.role, flow.lifecycle, flow.app.protocol) == (role, Lifecycle::Established, 6)
+    };
+    world.host(host).sal.flows().filter(is_open).count()
+}
+
+#[test]
+fn a_client_that_keeps_all_the_flows_it_can_leaves_room_for_others_and_for_the_servers_own() {
+    let mut world = World::new(3, Weather::FAIR);
+    let router = world.add_host(true);
+    let [crowd, client] = [(); 2].map(|()| world.add_host(false));
+    // Nobody has a certificate: one address has a sixteenth.
+    world.limits = Limits { flows: 64, ..Limits::default() };
+    let server = world.add_host(false);
+    for host in [crowd, client, server] {
+        world.register(router, host);
+    }
+    world.publish_streams(router, server, CHAT, IDLE);
+    world.publish_streams(router, client, "news.shop", IDLE);
+    for _ in 0..100 {
+        world.connect_stream(crowd, CHAT, IDLE);
+        world.run_for(Duration::from_millis(100));
+    }
+    assert_eq!(open_flows(&mut world, server, Role::Responder), 4);
+    assert_eq!(open_flows(&mut world, crowd, Role::Initiator), 4, "it hears that it has its share");
+    world.connect_stream(client, CHAT, IDLE);
+    world.connect_stream(server, "news.shop", IDLE);
+    world.run_for(SECOND);
+    assert_eq!(open_flows(&mut world, client, Role::Initiator), 1);
+    assert_eq!(open_flows(&mut world, server, Role::Initiator), 1);
 }

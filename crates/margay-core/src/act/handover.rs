@@ -756,7 +756,7 @@ impl Sal {
         if record.lifecycle == Lifecycle::Closed {
             self.flows.set_deadline(record.flow, Some(now + LINGER));
         }
-        self.associations.hold(association);
+        self.associations.hold_flow(association, record.role);
         if let Some(pair) = record.pair() {
             // One too many goes by the pair of all others, as far as this end knows.
             let side = self.hold_side_path(keys.host, pair, true);

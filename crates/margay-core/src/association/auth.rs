@@ -168,7 +168,7 @@ mod tests {
     fn pair() -> (Association, AssociationTable) {
         let remote = SocketAddr::new([10, 0, 0, 1].into(), 54324);
         let one = |initiator| Association::new(7, 7, HostPublic([1; 32]), Keys { root: [2; 32] }, initiator, remote);
-        let mut table = AssociationTable::with_hasher(4, OWN_EPOCH, KeyedHash(1, 2));
+        let mut table = AssociationTable::with_hasher(64, 64, OWN_EPOCH, KeyedHash(1, 2));
         table.insert(one(false)).expect("room");
         let mut sender = one(true);
         sender.peer_epoch = OWN_EPOCH;

@@ -7,7 +7,7 @@ fn association(id: u32, host: u8) -> Association {
 }
 
 fn table(limit: usize) -> AssociationTable {
-    AssociationTable::with_hasher(limit, 1, KeyedHash(1, 2))
+    AssociationTable::with_hasher(limit, 64, 1, KeyedHash(1, 2))
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn the_window_takes_each_number_once() {
 
 #[test]
 fn the_newest_association_of_a_host_serves_and_older_ones_go_with_their_flows() {
-    let mut table = table(10);
+    let mut table = table(100);
     table.insert(association(1, 5)).expect("room");
     table.hold(1);
     table.insert(association(2, 5)).expect("room");
@@ -44,13 +44,14 @@ fn the_newest_association_of_a_host_serves_and_older_ones_go_with_their_flows() 
 #[test]
 fn a_full_table_lets_idle_ones_go_and_refuses_when_none_is() {
     let mut table = table(2);
-    table.insert(association(1, 1)).expect("room");
-    table.insert(association(2, 2)).expect("room");
+    let at = SocketAddr::new([10, 0, 0, 1].into(), 54324);
+    table.insert(member(1, at)).expect("room");
+    table.insert(member(2, at)).expect("room");
     table.hold(2);
-    table.insert(association(3, 3)).expect("the first is idle");
+    table.insert(member(3, at)).expect("the first is idle");
     assert!(table.get(1).is_none());
     table.hold(3);
-    assert_eq!(table.insert(association(4, 4)), Err(DropReason::Full));
+    assert_eq!(table.insert(member(4, at)), Err(DropReason::Full));
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn member(n: u32, remote: SocketAddr) -> Association {
 
 #[test]
 fn idle_associations_do_not_crowd_an_address_and_busy_ones_stay() {
-    let mut table = table(1000);
+    let mut table = table(4000);
     // Each from another port.
     let at = |n: u32| SocketAddr::new([10, 0, 0, 99].into(), n as u16);
     for n in 1..=200 {
@@ -108,7 +109,7 @@ fn the_links_of_one_network_do_not_crowd_out_others() {
 }
 
 #[test]
-fn strangers_take_neither_a_members_place_nor_the_last_quarter() {
+fn strangers_take_neither_a_members_place_nor_the_half_that_is_left_to_members() {
     let mut table = table(32);
     let at = |n: u32| SocketAddr::new([10, (n >> 8) as u8, n as u8, 1].into(), 54324);
     for n in 1..=4 {
@@ -120,11 +121,56 @@ fn strangers_take_neither_a_members_place_nor_the_last_quarter() {
         }
     }
     assert!((1..=4).all(|n| table.get(n).is_some()), "idle for longer than any stranger");
-    assert_eq!(table.len(), 4 + 24);
-    for n in 5..=9 {
-        assert_eq!(table.insert(member(n, at(n))), Ok(usize::from(n == 9)), "the oldest of its like");
+    assert_eq!(table.len(), 4 + 16);
+    for n in 5..=17 {
+        assert_eq!(table.insert(member(n, at(n))), Ok(usize::from(n == 17)), "the oldest of its like");
     }
     assert_eq!((table.len(), table.get(1).is_none()), (32, true));
+}
+
+#[test]
+fn strangers_with_a_flow_each_at_one_address_leave_room_for_those_elsewhere() {
+    let mut table = table(160);
+    let at = |network: u8, host: u8, n: u32| SocketAddr::new([10, 0, network, host].into(), n as u16);
+    let mut fill = |network, host, first: u32| {
+        let mut is_in = |n| table.insert(stranger(n, at(network, host, n))).map(|_| table.hold(n)).is_ok();
+        (first..first + 100).filter(|n| is_in(*n)).count()
+    };
+    assert_eq!(fill(1, 1, 1000), 10, "an address");
+    assert_eq!((2..9).map(|host| fill(1, host, 1000 * u32::from(host))).sum::<usize>(), 30, "its network");
+    assert_eq!(fill(2, 1, 20_000), 10, "another network");
+    table.set_membership(1000, member(0, at(1, 1, 1)).membership);
+    let mut is_in = |n| table.insert(stranger(n, at(1, 1, n))).is_ok();
+    assert!(is_in(30_000), "a member counts no more as a stranger");
+    assert!(is_in(30_001), "in the place of the one before, which is idle");
+    assert!(table.get(30_000).is_none() && table.get(30_001).is_some());
+}
+
+#[test]
+fn one_peers_flows_leave_room_for_those_of_others_whatever_association_they_use() {
+    let mut table = table(160);
+    let at = |host| SocketAddr::new([10, 0, 0, host].into(), 54324);
+    table.insert(member(1, at(1))).expect("room");
+    table.hold_flow(1, Role::Responder);
+    table.insert(Association { local_id: 2, ..member(1, at(1)) }).expect("room");
+    table.insert(stranger(3, at(3))).expect("room");
+    table.insert(member(4, at(4))).expect("room");
+    let mut fill = |id| {
+        let mut may_begin = || table.check_flow_share(id).map(|()| table.hold_flow(id, Role::Responder)).is_ok();
+        core::iter::repeat_with(&mut may_begin).take(64).filter(|is_begun| *is_begun).count()
+    };
+    assert_eq!([1, 2, 3, 4].map(&mut fill), [31, 0, 4, 14], "of 64: half, four, half of the rest");
+    table.hold_flow(3, Role::Initiator);
+    assert!(!table.release_flow(3, Role::Initiator));
+    assert!(table.check_flow_share(3).is_err(), "this host's own do not count for the peer");
+    table.release_flow(3, Role::Responder);
+    assert!(table.check_flow_share(3).is_ok(), "one of its own is over");
+    table.set_membership(1, None);
+    assert!(table.check_flow_share(4).is_ok(), "what a host counts for has changed, and its flows with it");
+    assert!(table.check_flow_share(1).is_err());
+    (1..=4).for_each(|id| drop(table.remove(id)));
+    table.insert(member(5, at(5))).expect("room");
+    assert!(table.check_flow_share(5).is_ok());
 }
 
 #[test]
@@ -202,7 +248,10 @@ fn the_indices_agree_after_any_history() {
         let n = rng.u32() % 20 + 1;
         match rng.u32() % 6 {
             0 | 1 => {
-                let mut one = association(n, (rng.u32() % 6) as u8);
+                let host = rng.u32() % 6;
+                let remote = SocketAddr::new([10, 0, 0, host as u8].into(), 54324);
+                let mut one = Association { local_id: n, ..member(host, remote) };
+                one.membership = one.membership.filter(|_| host.is_multiple_of(2));
                 one.heard = Instant::from_millis(step);
                 let host = one.host;
                 if table.insert(one).is_ok() {

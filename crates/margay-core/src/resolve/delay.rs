@@ -4,6 +4,9 @@
 //! themselves, and what waited goes on by them. A resolver that fails is not asked of that name again for a while: the
 //! next rule of the same prefix decides meanwhile, and where there is none, packets are refused at once. An answer is a
 //! hint and no more: who may answer for a name is proved when the flow is set up.
+//!
+//! Whatever waits here, and what answers leave behind, counts for whoever has sent the packet: a router by the
+//! association whose hop tag it bears, any other host by its address. No host can have others' first packets refused.
 
 use alloc::collections::btree_map::{BTreeMap, Entry};
 use alloc::collections::{BTreeSet, VecDeque};
@@ -14,6 +17,7 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, Message};
 
+use crate::association::{Association, AssociationTable};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::machine::sal::Sal;
@@ -22,6 +26,7 @@ use crate::table::resolver::ResolverId;
 use crate::table::{Action, NextHop, Rule, RuleId};
 use crate::types::config::Limits;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairShares, FairTable, Peer};
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
@@ -38,6 +43,9 @@ pub const HOPS_MAX: usize = 64;
 pub const TTL_MIN: Duration = Duration::from_secs(1);
 /// And for so long at most.
 pub const TTL_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// All other hosts together have so many times the room of the programs here: those of one network have as much.
+const OTHERS: usize = 4;
 
 /// Who serves a name?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,11 +91,14 @@ enum Sender {
 
 struct Held {
     sender: Sender,
+    peer: Peer,
     bytes: Vec<u8>,
 }
 
 struct Wait {
     resolver: ResolverId,
+    /// Who has asked first.
+    peer: Peer,
     /// The rule that delays.
     rule: RuleId,
     /// Until then the resolver may answer.
@@ -95,12 +106,30 @@ struct Wait {
     /// Then what waits is refused; of a wait with packets.
     give_up: Option<Instant>,
     packets: Vec<Held>,
+    /// How many of them are whose.
+    shares: FairShares,
 }
 
 impl Wait {
+    /// Those who wait for the answer, or have waited.
+    fn peers(&self) -> impl Iterator<Item = Peer> {
+        self.packets.iter().map(|held| held.peer).chain([self.peer])
+    }
+
     fn due(&self) -> Instant {
         self.give_up.map_or(self.until, |give_up| give_up.min(self.until))
     }
+}
+
+/// What has become of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Installed {
+    /// There are rules of it.
+    Rules,
+    /// Nothing of it can be used, or the delay is gone.
+    Nothing,
+    /// None of those who wait may have another rule.
+    NoRoom,
 }
 
 /// What made a rule.
@@ -112,22 +141,40 @@ struct Resolved {
 }
 
 /// Everything that waits, and what came of it.
-#[derive(Default)]
 pub(crate) struct Delays {
     waits: BTreeMap<ServiceId, Wait>,
     order: BTreeSet<(Instant, ServiceId)>,
     questions: VecDeque<Question>,
     has_news: bool,
-    held: HeldCount,
+    /// Names, packets and bytes that wait.
+    names: FairShares,
+    packets: FairShares,
+    bytes: FairShares,
+    packets_max: usize,
     /// Until when a resolver that had no answer is not asked again.
-    failures: BTreeMap<Question, Instant>,
-    failures_order: VecDeque<Question>,
-    resolved: BTreeMap<RuleId, Resolved>,
+    failures: FairTable<Question, Instant>,
+    resolved: FairTable<RuleId, Resolved>,
     /// What is given on again has waited since before: it is refused then.
     give_up: Option<Instant>,
 }
 
 impl Delays {
+    pub const fn new(limits: &Limits) -> Self {
+        Self {
+            waits: BTreeMap::new(),
+            order: BTreeSet::new(),
+            questions: VecDeque::new(),
+            has_news: false,
+            names: shares(limits.held_names),
+            packets: shares(limits.held_packets),
+            bytes: shares(limits.held_bytes),
+            packets_max: 0,
+            failures: FairTable::new(limits.failed_names, limits.failed_names),
+            resolved: FairTable::elastic(OTHERS * limits.resolved_rules, limits.resolved_rules),
+            give_up: None,
+        }
+    }
+
     pub fn next_deadline(&self) -> Option<Instant> {
         self.order.first().map(|(due, _)| *due)
     }
@@ -155,34 +202,32 @@ impl Delays {
         let wait = self.waits.remove(&service)?;
         self.order.remove(&(wait.due(), service));
         self.questions.retain(|question| question.service != service);
+        self.names.give_back(wait.peer, 1);
         self.let_go(&wait.packets);
         Some(wait)
     }
 
     fn let_go(&mut self, packets: &[Held]) {
-        self.held.packets -= packets.len();
-        self.held.bytes -= packets.iter().map(|held| held.bytes.len()).sum::<usize>();
-    }
-
-    pub fn note_failure(&mut self, now: Instant, question: Question, max: usize) {
-        if self.failures.insert(question, now + FAILURE_KEPT).is_none() {
-            self.failures_order.push_back(question);
-        }
-        while self.failures_order.len() > max {
-            if let Some(oldest) = self.failures_order.pop_front() {
-                self.failures.remove(&oldest);
-            }
+        for held in packets {
+            self.packets.give_back(held.peer, 1);
+            self.bytes.give_back(held.peer, held.bytes.len());
         }
     }
 
-    /// Whether there is room for one more packet of `len` bytes.
-    fn has_room(&self, service: &ServiceId, len: usize, limits: &Limits) -> bool {
-        let of_name = self.waits.get(service).map(|wait| wait.packets.len());
-        let names = self.waits.len() + usize::from(of_name.is_none());
-        names <= limits.held_names
-            && of_name.unwrap_or(0) < limits.held_per_name
-            && self.held.packets < limits.held_packets
-            && self.held.bytes + len <= limits.held_bytes
+    /// `peer`: who has asked.
+    pub fn note_failure(&mut self, now: Instant, peer: Peer, question: Question) {
+        self.failures.displace(peer, question, now + FAILURE_KEPT);
+    }
+
+    /// Whether there is room for one more packet.
+    fn has_room(&self, service: &ServiceId, held: &Held) -> bool {
+        let of_name = match self.waits.get(service) {
+            Some(wait) => wait.shares.check(held.peer, 1),
+            None => self.names.check(held.peer, 1),
+        };
+        of_name.is_ok()
+            && self.packets.check(held.peer, 1).is_ok()
+            && self.bytes.check(held.peer, held.bytes.len()).is_ok()
     }
 
     fn push(&mut self, now: Instant, service: ServiceId, held: Held) {
@@ -190,9 +235,10 @@ impl Delays {
         let before = wait.due();
         let give_up = self.give_up.unwrap_or(now + HELD_TIMEOUT);
         wait.give_up = Some(wait.give_up.map_or(give_up, |known| known.min(give_up)));
-        self.held.bytes += held.bytes.len();
-        self.held.packets += 1;
-        self.held.packets_max = self.held.packets_max.max(self.held.packets);
+        wait.shares.add(held.peer, 1);
+        self.packets.add(held.peer, 1);
+        self.bytes.add(held.peer, held.bytes.len());
+        self.packets_max = self.packets_max.max(self.packets.used());
         wait.packets.push(held);
         self.settle(service, Some(before));
     }
@@ -206,7 +252,13 @@ impl Sal {
 
     /// How much waits for resolvers.
     pub fn held(&self) -> HeldCount {
-        HeldCount { names: self.delays.waits.len(), rules: self.delays.resolved.len(), ..self.delays.held }
+        HeldCount {
+            names: self.delays.waits.len(),
+            packets: self.delays.packets.used(),
+            bytes: self.delays.bytes.used(),
+            packets_max: self.delays.packets_max,
+            rules: self.delays.resolved.len(),
+        }
     }
 
     /// Packets that wait for an answer about `service`.
@@ -267,7 +319,8 @@ impl Sal {
         }
         let sender = Sender::Program(packet.tuple);
         let copies = if packet.is_tcp() { 1 } else { self.config.limits.held_per_flow };
-        match self.delay(now, service, Held { sender, bytes: packet.whole.to_vec() }, copies, (rule, resolver)) {
+        let held = Held { sender, peer: Peer::Own, bytes: packet.whole.to_vec() };
+        match self.delay(now, service, held, copies, (rule, resolver)) {
             Ok(()) => AppVerdict::Consumed,
             Err(reason) => {
                 self.queue.refuse(packet, Unreachable::Host);
@@ -292,7 +345,8 @@ impl Sal {
             return Err(DropReason::NoService);
         }
         let sender = Sender::Host { from, local: self.arrival, flow: message.src_flow };
-        let held = Held { sender, bytes: datagram.to_vec() };
+        let peer = self.associations.sender_of(from, message, datagram);
+        let held = Held { sender, peer, bytes: datagram.to_vec() };
         let result = if self.is_unresolved(&service, rule) {
             self.table.note_use(now, rule);
             Err(DropReason::NoService)
@@ -324,7 +378,7 @@ impl Sal {
             return Ok(());
         }
         self.table.note_use(now, rule);
-        if !self.delays.has_room(&service, held.bytes.len(), &self.config.limits) {
+        if !self.delays.has_room(&service, &held) {
             self.counters.delays_refused += 1;
             return Err(DropReason::Full);
         }
@@ -332,7 +386,17 @@ impl Sal {
             self.counters.delayed += 1;
         }
         if let Entry::Vacant(place) = self.delays.waits.entry(service) {
-            place.insert(Wait { resolver, rule, until: now + QUESTION_TIMEOUT, give_up: None, packets: Vec::new() });
+            let of_name = self.config.limits.held_per_name;
+            place.insert(Wait {
+                resolver,
+                peer: held.peer,
+                rule,
+                until: now + QUESTION_TIMEOUT,
+                give_up: None,
+                packets: Vec::new(),
+                shares: shares(of_name),
+            });
+            self.delays.names.add(held.peer, 1);
             self.delays.settle(service, None);
             self.delays.questions.push_back(Question { service, resolver });
             self.delays.has_news = true;
@@ -351,37 +415,53 @@ impl Sal {
             return;
         }
         let Some(wait) = self.delays.take(question.service) else { return };
-        let is_installed = answer.is_some_and(|answer| self.install_answer(now, &question.service, &wait, answer));
-        if !is_installed {
-            self.counters.questions_failed += 1;
-            self.delays.note_failure(now, question, self.config.limits.failed_names);
+        let installed = answer.map(|answer| self.install_answer(now, &question.service, &wait, answer));
+        match installed.unwrap_or(Installed::Nothing) {
+            Installed::Rules => {}
+            Installed::Nothing => {
+                self.counters.questions_failed += 1;
+                self.delays.note_failure(now, wait.peer, question);
+            }
+            Installed::NoRoom => {
+                // That they have their share is nothing to others who may ask for the name.
+                self.counters.questions_failed += 1;
+                return self.refuse_held(now, question.service, wait.packets);
+            }
         }
         self.give_on(now, wait);
     }
 
-    /// Makes rules of an answer. False if it has none that can be used, or the delay is gone meanwhile.
-    fn install_answer(&mut self, now: Instant, service: &ServiceId, wait: &Wait, answer: Answer) -> bool {
+    /// Makes rules of an answer.
+    fn install_answer(&mut self, now: Instant, service: &ServiceId, wait: &Wait, answer: Answer) -> Installed {
         let Some((of_rule, priority)) = self.table.get(wait.rule).map(|(prefix, rule)| (prefix, rule.priority)) else {
-            return false;
+            return Installed::Nothing;
         };
         let is_within = answer.prefix.contains(service) && answer.prefix.bits >= of_rule.bits;
         let prefix = if is_within { answer.prefix } else { Prefix::from(*service) };
         let usable = |(hop, weight): &(NextHop, u32)| *weight > 0 && self.may_lead_to(hop.address);
         let hops: Vec<(NextHop, u32)> = answer.hops.into_iter().filter(usable).take(HOPS_MAX).collect();
         self.forget_answer(prefix, wait.rule);
-        if hops.is_empty() || self.delays.resolved.len() + hops.len() > self.config.limits.resolved_rules {
-            return false;
+        if hops.is_empty() {
+            return Installed::Nothing;
         }
+        // They count for a program here, if one waits.
+        let has_room = |peer: &Peer| self.delays.resolved.has_room_for(*peer, hops.len());
+        let Some(peer) = wait.peers().filter(has_room).min() else { return Installed::NoRoom };
         let until = Some(now + answer.ttl.clamp(TTL_MIN, TTL_MAX));
-        let mut is_any = false;
+        let mut installed = Installed::Nothing;
         for (hop, weight) in hops {
+            if !self.delays.resolved.has_room(peer) {
+                break;
+            }
             let rule = Rule { priority: priority.saturating_add(1), weight, action: Action::Forward(hop) };
             let Ok(id) = self.table.insert(now, prefix, rule) else { break };
             self.lifetimes.set(now, id, Lifetime { idle: None, until });
-            self.delays.resolved.insert(id, Resolved { resolver: wait.resolver, by: wait.rule });
-            is_any = true;
+            let resolved = Resolved { resolver: wait.resolver, by: wait.rule };
+            // There is room.
+            let _ = self.delays.resolved.insert(peer, id, resolved);
+            installed = Installed::Rules;
         }
-        is_any
+        installed
     }
 
     /// Another answer takes the place of an older one for the same prefix.
@@ -449,6 +529,7 @@ impl Sal {
             }
             // The resolver may still answer: whoever comes after these need not ask it again.
             let packets = core::mem::take(&mut wait.packets);
+            packets.iter().for_each(|held| wait.shares.give_back(held.peer, 1));
             wait.give_up = None;
             self.delays.let_go(&packets);
             self.delays.settle(service, Some(due));
@@ -476,5 +557,100 @@ impl Sal {
                 }
             }
         }
+    }
+}
+
+/// `own`: the room of the programs here.
+const fn shares(own: usize) -> FairShares {
+    FairShares::elastic(OTHERS * own, own)
+}
+
+impl AssociationTable {
+    /// Whom a SYN from there counts for: a host that has tagged it, or whoever is at the address.
+    fn sender_of(&self, from: SocketAddr, message: &Message<'_>, datagram: &[u8]) -> Peer {
+        let is_tagged = message.resolvable.is_some_and(|part| self.is_hop_tagged(from, &part, datagram));
+        let with_key = self.at_address(from).find(|association| association.hop_key.is_some());
+        with_key.filter(|_| is_tagged).map_or(Peer::Unauthenticated(from.ip()), Association::peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_wire::{Kind, MessageWriter, NextProtocol, ResolvableRepr};
+
+    use super::*;
+    use crate::trust::handshake::Keys;
+    use crate::types::key::{HostId, HostPublic};
+    use crate::types::keyed_hash::KeyedHash;
+
+    #[test]
+    fn whose_names_fail_forgets_its_own_failures_first() {
+        let limits = Limits::default();
+        let mut delays = Delays::new(&limits);
+        let question = |n: u32| {
+            let mut service = ServiceId([0; 32]);
+            service.0[..4].copy_from_slice(&n.to_be_bytes());
+            Question { service, resolver: ResolverId(1) }
+        };
+        delays.note_failure(Instant::ZERO, Peer::Own, question(0));
+        let peer = Peer::Member(HostId([1; 16]));
+        for n in 1..=1000 {
+            delays.note_failure(Instant::from_millis(n.into()), peer, question(n));
+        }
+        assert_eq!(delays.failures.len(), 1 + limits.failed_names / 16);
+        assert!([0, 1000].iter().all(|n| delays.failures.contains_key(&question(*n))));
+    }
+
+    #[test]
+    fn a_router_counts_by_its_association_and_who_shows_no_tag_by_its_address() {
+        let from = SocketAddr::new([192, 0, 2, 1].into(), 7);
+        let mut associations = AssociationTable::with_hasher(64, 64, KeyedHash(1, 2));
+        let mut router = Association::new(7, 7, HostPublic([3; 32]), Keys { root: [1; 32] }, true, from);
+        router.hop_key = Some([9; 16]);
+        let host = router.host;
+        associations.insert(router).expect("room");
+        let part =
+            ResolvableRepr { hop_limit: 9, reply_to: None, via: None, service: [3; 32], nonce: 4, hop_tag: [0; 8] };
+        let mut buf = alloc::vec![0; 512];
+        let mut writer = MessageWriter::new(&mut buf, Kind::Syn, FlowId(0), FlowId(2), 0);
+        writer.resolvable(&part).and_then(|writer| writer.payload(NextProtocol::None, b"")).expect("room");
+        let len = writer.finish().expect("room");
+        buf.truncate(len);
+        let peer = |buf: &[u8]| associations.sender_of(from, &Message::parse(buf).expect("our own"), buf);
+        assert_eq!(peer(&buf), Peer::Unauthenticated(from.ip()));
+        Sal::tag_hop(&mut buf, Some([9; 16]));
+        assert_eq!(peer(&buf), Peer::Member(host));
+    }
+
+    #[test]
+    fn packets_of_one_host_for_one_name_leave_room_for_those_of_others() {
+        let limits = Limits { held_per_name: 8, held_bytes: 256, ..Limits::default() };
+        let mut delays = Delays::new(&limits);
+        let service = ServiceId([1; 32]);
+        let held = |peer, length| Held {
+            sender: Sender::Host { from: ([192, 0, 2, 1], 1).into(), local: None, flow: FlowId(1) },
+            peer,
+            bytes: alloc::vec![0; length],
+        };
+        let [one, other] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|at| Peer::Unauthenticated(at.into()));
+        let wait = Wait {
+            resolver: ResolverId(1),
+            peer: one,
+            rule: RuleId(1),
+            until: Instant::from_millis(1),
+            give_up: None,
+            packets: Vec::new(),
+            shares: shares(limits.held_per_name),
+        };
+        delays.waits.insert(service, wait);
+        for _ in 0..2 {
+            assert!(delays.has_room(&service, &held(one, 1)));
+            delays.push(Instant::ZERO, service, held(one, 1));
+        }
+        assert!(!delays.has_room(&service, &held(one, 1)), "of one name");
+        assert!(!delays.has_room(&service, &held(other, 65)), "in bytes");
+        assert!(delays.has_room(&service, &held(other, 64)) && delays.has_room(&service, &held(Peer::Own, 256)));
+        delays.take(service);
+        assert_eq!((delays.packets.used(), delays.bytes.used(), delays.names.used()), (0, 0, 0));
     }
 }

@@ -171,6 +171,7 @@ mod tests {
     use crate::table::resolver::ResolverId;
     use crate::table::{Demux, HAND_OVER_PORT, SERVICE_PORT};
     use crate::types::config::{Config, Limits};
+    use crate::types::fair_table::Peer;
     use crate::types::key::HostSecret;
     use crate::types::rng::Rng;
     use crate::types::time::Instant;
@@ -253,7 +254,8 @@ mod tests {
             // Of another name.
             sal.add_rule(Instant::ZERO, ServiceId([1; 32]).into(), Rule { priority: 9, weight: 1, action: Action::Drop }).expect("room");
             if has_failed {
-                sal.delays.note_failure(Instant::ZERO, Question { service, resolver: ResolverId(0) }, 1);
+                let question = Question { service, resolver: ResolverId(0) };
+                sal.delays.note_failure(Instant::ZERO, Peer::Own, question);
             }
             let protocol = if udp { 17 } else { 6 };
             let probe = Probe { service, protocol, port, sticky, sender };

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
+use crate::types::fair_table::{Account, FairShares, Full, Peer};
 use crate::types::site::Site;
 use crate::types::time::Instant;
 
@@ -20,8 +21,6 @@ const STRANGERS_SHARE: usize = 8;
 pub(crate) const STRANGERS_KEPT: usize = 256;
 /// In a small table, this many.
 const STRANGERS_MIN: usize = 16;
-/// So much of the table is kept free of strangers, also of those with flows.
-const RESERVED_SHARE: usize = 4;
 /// An idle association is forgotten after so long without a message: the next connection costs a handshake.
 pub(crate) const STRANGER_IDLE: Duration = Duration::from_secs(120);
 /// The same of hosts whose authority this host trusts.
@@ -42,56 +41,94 @@ pub(crate) enum Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub standing: Standing,
-    /// Somebody vouches for the peer, or one end is the other's service router.
-    pub is_vouched: bool,
+    /// What it counts for, and the flows that its peer has begun.
+    pub peer: Peer,
+    /// How many those are.
+    pub served: u32,
     /// When it was last of use.
     pub since: Instant,
-    /// Where the peer is.
-    pub address: IpAddr,
+}
+
+impl Listed {
+    /// Where the peer is, if nobody vouches for it.
+    const fn stranger_at(&self) -> Option<IpAddr> {
+        match self.peer {
+            Peer::Unauthenticated(address) => Some(address),
+            Peer::Own | Peer::Member(_) | Peer::Behind { .. } => None,
+        }
+    }
+
+    fn sites(&self) -> impl Iterator<Item = Site> {
+        self.stranger_at().into_iter().flat_map(Site::both)
+    }
 }
 
 type Ages = BTreeSet<(Instant, u32)>;
 
 /// Associations by standing; the idle ones by when they were last of use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Standings {
     in_use: BTreeSet<u32>,
     members: Ages,
     strangers: Ages,
     strangers_at: BTreeMap<Site, Ages>,
     /// Associations, idle or in use, with peers that nobody vouches for.
-    unvouched: usize,
+    unvouched: FairShares,
+    /// Flows that peers have begun.
+    served: FairShares,
     /// What the next start of the agent needs has changed.
     is_news: bool,
 }
 
 impl Standings {
+    /// `associations`, `flows`: the most that there may be.
+    pub const fn new(associations: usize, flows: usize) -> Self {
+        Self {
+            in_use: BTreeSet::new(),
+            members: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            strangers_at: BTreeMap::new(),
+            unvouched: FairShares::new(associations, 0),
+            served: FairShares::elastic(flows, usize::MAX),
+            is_news: false,
+        }
+    }
+
     /// Lists an association that is not listed yet.
     pub fn add(&mut self, id: u32, listed: &Listed) {
+        self.count(listed);
+        self.list(id, listed);
+    }
+
+    fn list(&mut self, id: u32, listed: &Listed) {
         let age = (listed.since, id);
         match listed.standing {
             Standing::InUse => drop(self.in_use.insert(id)),
             Standing::Member => drop(self.members.insert(age)),
             Standing::Stranger => {
                 self.strangers.insert(age);
-                for site in Site::both(listed.address) {
+                for site in listed.sites() {
                     self.strangers_at.entry(site).or_default().insert(age);
                 }
             }
         }
-        self.unvouched += usize::from(!listed.is_vouched);
         self.is_news |= listed.standing != Standing::Stranger;
     }
 
     /// Takes an association off its list.
     pub fn remove(&mut self, id: u32, listed: &Listed) {
+        self.discount(listed);
+        self.unlist(id, listed);
+    }
+
+    fn unlist(&mut self, id: u32, listed: &Listed) {
         let age = (listed.since, id);
         match listed.standing {
             Standing::InUse => drop(self.in_use.remove(&id)),
             Standing::Member => drop(self.members.remove(&age)),
             Standing::Stranger => {
                 self.strangers.remove(&age);
-                for site in Site::both(listed.address) {
+                for site in listed.sites() {
                     if let Some(ages) = self.strangers_at.get_mut(&site) {
                         ages.remove(&age);
                         if ages.is_empty() {
@@ -101,8 +138,17 @@ impl Standings {
                 }
             }
         }
-        self.unvouched -= usize::from(!listed.is_vouched);
         self.is_news |= listed.standing != Standing::Stranger;
+    }
+
+    fn count(&mut self, listed: &Listed) {
+        self.unvouched.add(listed.peer, usize::from(listed.stranger_at().is_some()));
+        self.served.add(listed.peer, listed.served as usize);
+    }
+
+    fn discount(&mut self, listed: &Listed) {
+        self.unvouched.give_back(listed.peer, usize::from(listed.stranger_at().is_some()));
+        self.served.give_back(listed.peer, listed.served as usize);
     }
 
     /// Moves an association from one place to another.
@@ -112,9 +158,18 @@ impl Standings {
         }
         // That a peer was heard again, the next start of the agent need not know.
         let is_news = self.is_news || from.standing != to.standing;
-        self.remove(id, from);
-        self.add(id, to);
+        if (from.peer, from.served) != (to.peer, to.served) {
+            self.discount(from);
+            self.count(to);
+        }
+        self.unlist(id, from);
+        self.list(id, to);
         self.is_news = is_news;
+    }
+
+    /// Whether a peer may begin another flow.
+    pub fn check_served(&self, peer: Peer) -> Result<(), Full> {
+        self.served.check(peer, 1)
     }
 
     /// The stranger that must go before another at `address` may come, if one must.
@@ -127,15 +182,24 @@ impl Standings {
         })
     }
 
-    /// Whether peers that nobody vouches for have all of the table that they may have: the last quarter is for others.
-    pub fn is_full_of_strangers(&self, limit: usize) -> bool {
-        self.unvouched >= limit - limit / RESERVED_SHARE
+    /// Whether the peer of a newcomer may have another association, idle or in use.
+    pub fn has_share_left(&self, newcomer: &Listed) -> bool {
+        self.full_for(newcomer).is_none()
     }
 
-    /// What may go for a newcomer once there is no room: never a member's place for a stranger.
-    pub fn dispensable(&self, is_vouched: bool) -> Option<u32> {
-        let members = if is_vouched { self.members.first() } else { None };
-        self.strangers.first().or(members).map(|(_, id)| *id)
+    fn full_for(&self, newcomer: &Listed) -> Option<Account> {
+        newcomer.stranger_at().and_then(|_| self.unvouched.full(newcomer.peer))
+    }
+
+    /// What may go for a newcomer once there is no room: never a member's place for a stranger; and where those at its
+    /// address or in its network have their share, one of these.
+    pub fn dispensable(&self, newcomer: &Listed) -> Option<u32> {
+        let oldest = |ages: &Ages| ages.first().map(|(_, id)| *id);
+        match self.full_for(newcomer) {
+            Some(Account::Site(site)) => self.strangers_at.get(&site).and_then(oldest),
+            None if newcomer.stranger_at().is_none() => oldest(&self.strangers).or_else(|| oldest(&self.members)),
+            _ => oldest(&self.strangers),
+        }
     }
 
     /// Those that have been idle for too long.

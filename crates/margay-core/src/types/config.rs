@@ -49,17 +49,18 @@ pub struct Limits {
     /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47,
     /// and one send in 128. While cookies are asked for, only `held_per_flow`.
     pub held_data_per_flow: usize,
-    /// Names whose first packets wait for a resolver.
+    /// Names that first packets of programs here wait for, to be resolved; of other hosts, four times as many.
     pub held_names: usize,
-    /// First packets that wait for one name.
+    /// First packets of programs here that wait for one name; of other hosts as above.
     pub held_per_name: usize,
-    /// First packets that wait in all.
+    /// First packets of programs here that wait in all; of other hosts as above.
     pub held_packets: usize,
-    /// Their length in all, in bytes.
+    /// Their length in all, in bytes; of other hosts as above.
     pub held_bytes: usize,
-    /// Rules that resolvers' answers make; an answer that finds no room counts as none.
+    /// Rules that resolvers' answers to programs here make; those to other hosts as above.
     pub resolved_rules: usize,
-    /// Names of which it is remembered that a resolver had no answer; the oldest are forgotten.
+    /// Names of programs here of which it is remembered that a resolver had no answer, and as many of other hosts; the
+    /// oldest are forgotten.
     pub failed_names: usize,
     /// Outputs waiting to be polled; beyond it transmissions are dropped, never entry updates.
     pub outputs: usize,

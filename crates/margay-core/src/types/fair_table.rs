@@ -6,6 +6,9 @@
 //! IPv6), by its network (a /24, or a /48 of IPv6), and all of them together, who never get the half that is left to
 //! members. What comes through the middlebox of another host is known by its client's signature alone: it counts for
 //! that client, and for the middlebox's host, behind which no more than a quarter is.
+//!
+//! Where honest members may need much more than a sixteenth, shares are elastic: a member may have as much as is free.
+//! One alone has at most half of all, a second one at most half of the rest, and so on.
 
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map;
@@ -78,7 +81,7 @@ impl Full {
 
 /// What is counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Account {
+pub(crate) enum Account {
     Own,
     Peers,
     Member(HostId),
@@ -111,13 +114,21 @@ pub struct FairShares {
     used: BTreeMap<Account, usize>,
     limit: usize,
     own: usize,
+    is_elastic: bool,
     refused: u64,
 }
 
 impl FairShares {
     /// `limit` for all peers together, and `own` beside it for this host, which no peer can use up.
     pub const fn new(limit: usize, own: usize) -> Self {
-        Self { used: BTreeMap::new(), limit, own, refused: 0 }
+        Self { used: BTreeMap::new(), limit, own, is_elastic: false, refused: 0 }
+    }
+
+    /// The same, but a member may have as much as is free where that is more than a sixteenth.
+    pub const fn elastic(limit: usize, own: usize) -> Self {
+        let mut shares = Self::new(limit, own);
+        shares.is_elastic = true;
+        shares
     }
 
     /// Whether this peer may have so much more.
@@ -146,6 +157,9 @@ impl FairShares {
 
     /// Counts what this peer has already, whatever its share is.
     pub fn add(&mut self, peer: Peer, amount: usize) {
+        if amount == 0 {
+            return;
+        }
         peer.accounts().for_each(|account| *self.used.entry(account).or_default() += amount);
     }
 
@@ -172,7 +186,7 @@ impl FairShares {
     }
 
     /// The smallest of a peer's accounts that has no room for one more.
-    fn full(&self, peer: Peer) -> Option<Account> {
+    pub(crate) fn full(&self, peer: Peer) -> Option<Account> {
         peer.accounts().find(|account| self.used_by(*account) >= self.bound(*account).limit())
     }
 
@@ -186,6 +200,10 @@ impl FairShares {
         match account {
             Account::Own => Full::Table { limit: self.own },
             Account::Peers => Full::Table { limit: self.limit },
+            Account::Member(_) if self.is_elastic => {
+                let free = self.limit.saturating_sub(self.used_by(Account::Peers));
+                Full::Peer { share: share(PEER_SHARE).max(free) }
+            }
             Account::Member(_) | Account::Site(Site::Address(_)) => Full::Peer { share: share(PEER_SHARE) },
             Account::Site(Site::Network(_)) | Account::Behind(_) => Full::Group { share: share(GROUP_SHARE) },
             Account::Unauthenticated => Full::Group { share: share(UNAUTHENTICATED_SHARE) },
@@ -206,6 +224,11 @@ impl<K: Ord, V> FairTable<K, V> {
         Self { entries: BTreeMap::new(), shares: FairShares::new(limit, own) }
     }
 
+    /// The same with [`FairShares::elastic`].
+    pub const fn elastic(limit: usize, own: usize) -> Self {
+        Self { entries: BTreeMap::new(), shares: FairShares::elastic(limit, own) }
+    }
+
     /// Refuses this peer another entry where it may have none.
     ///
     /// # Errors
@@ -218,6 +241,11 @@ impl<K: Ord, V> FairTable<K, V> {
     /// Whether this peer may have another entry.
     pub fn has_room(&self, peer: Peer) -> bool {
         self.shares.check(peer, 1).is_ok()
+    }
+
+    /// Whether this peer may have so many more entries.
+    pub fn has_room_for(&self, peer: Peer, count: usize) -> bool {
+        self.shares.check(peer, count).is_ok()
     }
 
     /// Adds an entry of this peer, or replaces the value of the one that there is, which stays its peer's.
@@ -392,6 +420,17 @@ mod tests {
         assert_eq!(of_box, 256);
         assert_eq!(fill(&mut table, behind(101, 201), 20_000..20_099), 64, "behind another one");
         assert_eq!(fill(&mut table, member(200), 30_000..30_099), 64, "the middlebox's own host");
+    }
+
+    #[test]
+    fn an_elastic_share_is_half_of_what_others_leave_and_a_sixteenth_at_least() {
+        let mut shares = FairShares::elastic(1024, 0);
+        let mut fill = |peer| (0..1024).filter(|_| shares.take(peer, 1).is_ok()).count();
+        assert_eq!([1, 2, 3, 4, 5].map(|n| fill(member(n))), [512, 256, 128, 64, 64], "the last one has its sixteenth");
+        assert_eq!(fill(at(0, 1)), 0, "all are taken");
+        shares.give_back(member(1), 512);
+        let mut fill = |peer| (0..1024).filter(|_| shares.take(peer, 1).is_ok()).count();
+        assert_eq!((fill(at(0, 1)), fill(member(2))), (64, 96), "a stranger's share does not grow");
     }
 
     #[test]

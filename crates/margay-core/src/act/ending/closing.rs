@@ -168,7 +168,7 @@ impl Sal {
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
         } else if flow.association != 0 && (flow.app.protocol != GREETING || flow.role == Role::Initiator) {
-            self.associations.release(flow.association);
+            self.associations.release_flow(flow.association, flow.role);
         }
         if flow.app.protocol == GREETING {
             return;
@@ -210,9 +210,9 @@ impl Sal {
         // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let to_app = flow.app.reversed();
+        let (to_app, role) = (flow.app.reversed(), flow.role);
         let association = core::mem::take(&mut flow.association);
-        self.associations.release(association);
+        self.associations.release_flow(association, role);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);
         self.queue.update(EntryUpdate::Remove { flow: id, reason });

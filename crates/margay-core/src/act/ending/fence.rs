@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Extension, FlowId};
 
+use super::told::Told;
 use crate::association::AssociationTable;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -37,8 +38,6 @@ const CHAIN_LEN_MAX: usize = 1024;
 pub const FENCE_NOTICE_LEN_MAX: usize = FIXED_LEN + CHAIN_LEN_MAX;
 /// Names whose holder is known by a notice.
 const HELD_MAX: usize = 1024;
-/// Numbers that holders have told to flows of this host.
-const TOLD_MAX: usize = 4096;
 
 /// A host's word that it holds a name for itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,21 +161,10 @@ pub(crate) struct Fences {
     held: BTreeMap<Prefix, Held>,
     /// With which numbers hosts hold names that programs here have flows to, as they said in their SYN-ACKs. A flow to
     /// a host that has said a higher number than a notice is none to a former holder: the notice is said again.
-    told: BTreeMap<HostId, BTreeMap<ServiceId, u64>>,
+    told: Told<u64>,
 }
 
 impl Fences {
-    fn told(&self, host: HostId, service: &ServiceId) -> Option<u64> {
-        self.told.get(&host)?.get(service).copied()
-    }
-
-    fn note_told(&mut self, host: HostId, service: ServiceId, number: u64) {
-        let count: usize = self.told.values().map(BTreeMap::len).sum();
-        if count < TOLD_MAX || self.told(host, &service).is_some() {
-            self.told.entry(host).or_default().insert(service, number);
-        }
-    }
-
     /// Whether a notice counts; `None`: it is the one that is known.
     fn weigh(&self, notice: &FenceNotice, own: HostId) -> Option<Result<(), FenceError>> {
         let number = notice.number;
@@ -257,7 +245,7 @@ impl Sal {
             let Some(peer) = self.associations.get(flow.association).map(|association| association.host) else {
                 continue;
             };
-            let told = || self.fences.told(peer, &flow.asked());
+            let told = || self.fences.told.get(peer, &flow.asked()).copied();
             let is_former = || told().map_or(is_new, |told| told < notice.number);
             match flow.role {
                 Role::Responder if holder != own => served.push(flow.id),
@@ -315,9 +303,8 @@ impl Fences {
         id: FlowId,
         number: Option<u64>,
     ) {
-        let Some((flow, number)) = flows.get(id).zip(number) else { return };
-        if let Some(peer) = associations.get(flow.association) {
-            self.note_told(peer.host, flow.asked(), number);
+        if number.is_some() {
+            self.told.note_of(flows, associations, id, number);
         }
     }
 
@@ -354,7 +341,7 @@ impl Fences {
         for prefix in unused {
             self.held.remove(&prefix);
         }
-        self.told.retain(|host, _| associations.by_host(*host).is_some());
+        self.told.forget_strangers(associations);
     }
 }
 

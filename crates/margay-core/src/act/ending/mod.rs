@@ -6,3 +6,4 @@ pub mod fence;
 pub mod patience;
 pub(crate) mod pending_fail;
 pub mod quiet;
+mod told;

@@ -11,6 +11,7 @@ use core::time::Duration;
 
 use margay_wire::{Extension, FlowId, TermsRepr};
 
+use super::told::Told;
 use crate::association::AssociationTable;
 use crate::association::location::Scope;
 use crate::cache::entry::RemoveReason;
@@ -25,8 +26,6 @@ use crate::types::time::Instant;
 use crate::types::tuple::GREETING;
 
 const UDP: u8 = 17;
-/// Services whose word is kept; of others, this end waits for as long as it does by itself.
-const TOLD_MAX: usize = 4096;
 /// From one look at peers that no router lists to the next: so many in the time for which a peer is waited.
 const LOOKS: u32 = 16;
 
@@ -57,8 +56,8 @@ pub(crate) struct Patience {
     of_host: Option<GiveUpAfter>,
     /// What services here say to their clients.
     own: BTreeMap<Prefix, GiveUpAfter>,
-    /// What services have said to programs here.
-    told: BTreeMap<HostId, BTreeMap<ServiceId, GiveUpAfter>>,
+    /// What services have said to programs here; of others, this end waits for as long as it does by itself.
+    told: Told<GiveUpAfter>,
     absent: BTreeMap<HostId, Absence>,
     next_look: Instant,
 }
@@ -66,7 +65,7 @@ pub(crate) struct Patience {
 impl Patience {
     /// How long a host is waited for by flows to one of its services.
     fn limit(&self, host: HostId, service: &ServiceId) -> Option<Duration> {
-        let told = || self.told.get(&host).and_then(|told| told.get(service)).copied();
+        let told = || self.told.get(host, service).copied();
         self.of_host.or_else(told).unwrap_or(GiveUpAfter(Some(GIVE_UP_AFTER))).0
     }
 
@@ -75,8 +74,7 @@ impl Patience {
         if let Some(of_host) = self.of_host {
             return of_host.0;
         }
-        let told = self.told.get(&host).into_iter().flat_map(BTreeMap::values);
-        told.filter_map(|told| told.0).chain([GIVE_UP_AFTER]).min()
+        self.told.of_host(host).filter_map(|told| told.0).chain([GIVE_UP_AFTER]).min()
     }
 
     /// From one look at peers to the next.
@@ -88,19 +86,6 @@ impl Patience {
     /// When peers are looked at next.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.between_looks().map(|_| self.next_look)
-    }
-
-    fn note_told(&mut self, host: HostId, service: ServiceId, told: Option<GiveUpAfter>) {
-        let Some(told) = told else {
-            if let Some(of_host) = self.told.get_mut(&host) {
-                of_host.remove(&service);
-            }
-            return;
-        };
-        let count: usize = self.told.values().map(BTreeMap::len).sum();
-        if count < TOLD_MAX {
-            self.told.entry(host).or_default().insert(service, told);
-        }
     }
 }
 
@@ -124,9 +109,9 @@ impl Sal {
     }
 
     pub(crate) fn note_told(&mut self, id: FlowId, told: Option<GiveUpAfter>) {
-        let Some(flow) = self.flows.get(id).filter(|flow| flow.role == Role::Initiator) else { return };
-        let Some(peer) = self.associations.get(flow.association) else { return };
-        self.patience.note_told(peer.host, flow.asked(), told);
+        if self.flows.get(id).is_some_and(|flow| flow.role == Role::Initiator) {
+            self.patience.told.note_of(&self.flows, &self.associations, id, told);
+        }
     }
 
     /// Sets the peers that no router lists, of those that flows of programs here are with. One of them is asked for a
@@ -241,12 +226,12 @@ impl Patience {
     /// What the service of a flow of a program here has said.
     pub(crate) fn told_of(&self, associations: &AssociationTable, flow: &Flow) -> Option<GiveUpAfter> {
         let host = associations.get(flow.association).filter(|_| flow.role == Role::Initiator)?.host;
-        self.told.get(&host)?.get(&flow.asked()).copied()
+        self.told.get(host, &flow.asked()).copied()
     }
 
     /// Forgets what hosts have said with which this one shares nothing any more.
     pub(crate) fn forget_terms(&mut self, associations: &AssociationTable) {
-        self.told.retain(|host, told| !told.is_empty() && associations.by_host(*host).is_some());
+        self.told.forget_strangers(associations);
     }
 }
 
@@ -269,6 +254,7 @@ impl FlowTable {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::types::fair_table::Peer;
 
     #[test]
     fn terms_have_bounds_and_a_word_for_never() {
@@ -286,27 +272,19 @@ mod test {
         let (quick, slow, silent) = (ServiceId([1; 32]), ServiceId([2; 32]), ServiceId([3; 32]));
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         let mut patience = Patience::default();
-        patience.note_told(host, quick, Some(GiveUpAfter(seconds(2))));
-        patience.note_told(host, slow, Some(GiveUpAfter(None)));
+        let note = |patience: &mut Patience, service, told| {
+            patience.told.note(Peer::Member(host), (host, service), told);
+        };
+        note(&mut patience, quick, Some(GiveUpAfter(seconds(2))));
+        note(&mut patience, slow, Some(GiveUpAfter(None)));
         assert_eq!(patience.shortest(host), seconds(2));
         assert_eq!([quick, slow, silent].map(|of| patience.limit(host, &of)), [seconds(2), None, seconds(30)]);
         assert_eq!((patience.shortest(other), patience.limit(other, &quick)), (seconds(30), seconds(30)));
-        patience.note_told(host, quick, None);
+        note(&mut patience, quick, None);
         assert_eq!((patience.shortest(host), patience.limit(host, &quick)), (seconds(30), seconds(30)));
         patience.of_host = Some(GiveUpAfter(seconds(9)));
         assert_eq!((patience.shortest(host), patience.limit(host, &slow)), (seconds(9), seconds(9)));
         patience.of_host = Some(GiveUpAfter(None));
         assert_eq!((patience.shortest(host), patience.limit(host, &quick)), (None, None));
-    }
-
-    #[test]
-    fn what_is_kept_is_bounded() {
-        let mut patience = Patience::default();
-        for number in 0..TOLD_MAX as u32 + 5 {
-            let mut service = ServiceId([0; 32]);
-            service.0[..4].copy_from_slice(&number.to_be_bytes());
-            patience.note_told(HostId([1; 16]), service, Some(GiveUpAfter(None)));
-        }
-        assert_eq!(patience.told.values().map(BTreeMap::len).sum::<usize>(), TOLD_MAX);
     }
 }

@@ -223,7 +223,7 @@ impl Sal {
     pub(super) fn forget_between(&mut self, id: FlowId) {
         let Some(flow) = self.take_flow(id) else { return };
         if flow.association != 0 {
-            self.associations.release(flow.association);
+            self.associations.release_flow(flow.association, flow.role);
             self.queue.update(EntryUpdate::Remove { flow: id, reason: RemoveReason::HandedOver });
         }
     }

@@ -125,6 +125,7 @@ impl Sal {
             || kept + u32::from(count) > PORTS_PER_HOST
             || self.ports.count(host) >= PAIRS_MAX
             || self.grants.len() >= GRANTS_MAX / 2
+            || self.associations.check_flow_share(known).is_err()
             || self.flows.len() >= self.config.limits.flows / 2
         {
             return None;

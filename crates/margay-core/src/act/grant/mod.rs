@@ -403,7 +403,7 @@ impl Sal {
         }
         self.grants.change(grant_id, |given| given.told |= 1 << number);
         let entry = flow.entry();
-        self.associations.hold(association);
+        self.associations.hold_flow(association, flow.role);
         self.flows.insert(flow);
         self.associations.note_proof(association, Some(now));
         self.locations.note_data_passes(host);

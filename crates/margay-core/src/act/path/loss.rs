@@ -11,15 +11,14 @@
 //! The counts are the flow cache's: the core asks for them ([`EntryUpdate::Count`]) and is told
 //! ([`Sal::handle_counted`]).
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
+use alloc::collections::BTreeSet;
 use core::time::Duration;
 
 use margay_wire::{Extension, Flags, FlowId, Kind, LossRepr, TimingRepr};
 
 use crate::act::stack_rule::StackRules;
-use crate::association::AssociationTable;
 use crate::association::draft::Draft;
+use crate::association::{Association, AssociationTable};
 use crate::cache::entry::EntryUpdate;
 use crate::leg::loss::{FlowCount, FlowLoss, Loss, Numbered};
 use crate::leg::timing::{FlowTiming, Order, Timing};
@@ -27,12 +26,16 @@ use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::session::flow::FlowTable;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::{FairTable, Peer};
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 
 const UDP: u8 = 17;
-/// Most flows whose loss is measured at once.
-const FLOWS_MAX: usize = 4096;
+/// Most flows about which peers may ask at once. Those that this host wants to know of are as many as its flows: a rule
+/// that demands encryption where much is lost must never fail for want of room.
+const ASKED_MAX: usize = 4096;
+/// Peers are asked about so many flows in the time of [`ASK`]; about more of them, less often.
+const ASKS_MAX: usize = 4096;
 /// A peer is asked so often about an active flow.
 const ASK: Duration = Duration::from_millis(500);
 /// A flow that has carried nothing for so long is not active.
@@ -139,7 +142,7 @@ impl Unheard {
 /// What is asked and answered about one flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
-    /// When the peer is asked; nothing while the flow is not active.
+    /// When the peer is asked; nothing while the flow is not active. Changed by [`Losses::set_next`] alone.
     next: Option<Instant>,
     /// When the peer last asked. Its jitter is reckoned for it, whether this end wants to know or not.
     asked: Option<Instant>,
@@ -185,16 +188,36 @@ fn in_order(order: Order) -> Numbered {
 }
 
 /// Flows whose loss is measured, or asked about by the peer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Losses {
-    flows: BTreeMap<FlowId, Measured>,
-    /// No peer is asked before that.
-    next: Option<Instant>,
+    flows: FairTable<FlowId, Measured>,
+    due: BTreeSet<(Instant, FlowId)>,
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self { flows: FairTable::new(ASKED_MAX, usize::MAX), due: BTreeSet::new() }
+    }
 }
 
 impl Losses {
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.next
+        self.due.first().map(|(next, _)| *next)
+    }
+
+    fn set_next(&mut self, id: FlowId, next: Option<Instant>) {
+        let Some(measured) = self.flows.get_mut(&id) else { return };
+        if let Some(before) = core::mem::replace(&mut measured.next, next) {
+            self.due.remove(&(before, id));
+        }
+        self.due.extend(next.map(|next| (next, id)));
+    }
+
+    /// From one question about a flow to the next.
+    fn between_questions(&self) -> Duration {
+        // So many flows there are not.
+        let flows = u32::try_from(self.due.len().div_ceil(ASKS_MAX)).unwrap_or(u32::MAX);
+        ASK * flows.max(1)
     }
 
     /// What is known of a flow.
@@ -212,6 +235,7 @@ impl Losses {
     }
 
     pub fn forget(&mut self, id: FlowId) {
+        self.set_next(id, None);
         self.flows.remove(&id);
     }
 
@@ -219,17 +243,14 @@ impl Losses {
     fn forget_unless_asked(&mut self, now: Instant, id: FlowId) {
         let Some(measured) = self.flows.get_mut(&id) else { return };
         match measured.asked.filter(|_| measured.is_asked(now)) {
-            Some(asked) => {
-                measured.next = Some(asked + ACTIVE);
-                self.next = Some(self.next.map_or(asked + ACTIVE, |next| next.min(asked + ACTIVE)));
-            }
+            Some(asked) => self.set_next(id, Some(asked + ACTIVE)),
             None => self.forget(id),
         }
     }
 
     /// The peer asks about a flow.
-    fn note_asked(&mut self, now: Instant, id: FlowId) {
-        if let Some(measured) = self.entry(id) {
+    fn note_asked(&mut self, now: Instant, peer: Peer, id: FlowId) {
+        if let Some(measured) = self.entry(peer, id) {
             measured.asked = Some(now);
         }
     }
@@ -237,26 +258,24 @@ impl Losses {
     /// The flow carries something again.
     pub fn stir(&mut self, now: Instant, id: FlowId) {
         if let Some(measured) = self.flows.get_mut(&id).filter(|measured| measured.next.is_none()) {
-            measured.next = Some(now);
             // Two clocks go apart in a pause.
             measured.jitter.took = None;
-            self.next = Some(now);
+            self.set_next(id, Some(now));
         }
     }
 
-    /// The peer is asked about a flow at this time.
+    /// This host wants to know: the peer is asked about a flow at this time.
     fn ask_at(&mut self, at: Instant, id: FlowId) {
-        if let Some(measured) = self.entry(id) {
-            measured.next = Some(at);
-            self.next = Some(self.next.map_or(at, |next| next.min(at)));
+        if self.entry(Peer::Own, id).is_some() {
+            self.set_next(id, Some(at));
         }
     }
 
-    fn entry(&mut self, id: FlowId) -> Option<&mut Measured> {
-        if self.flows.len() >= FLOWS_MAX && !self.flows.contains_key(&id) {
-            return None;
+    fn entry(&mut self, peer: Peer, id: FlowId) -> Option<&mut Measured> {
+        if !self.flows.contains_key(&id) {
+            self.flows.insert(peer, id, Measured::default()).ok()?;
         }
-        Some(self.flows.entry(id).or_default())
+        self.flows.get_mut(&id)
     }
 }
 
@@ -270,26 +289,22 @@ impl Sal {
 
     /// Asks the peers about flows whose time has come.
     pub(crate) fn losses_due(&mut self, now: Instant) {
-        if self.losses.next.is_none_or(|next| next > now) {
-            return;
-        }
-        let is_due = |measured: &Measured| measured.next.is_some_and(|next| next <= now);
-        let due: Vec<FlowId> = self.losses.flows.iter().filter(|(_, one)| is_due(one)).map(|(id, _)| *id).collect();
-        for id in due {
+        while let Some((_, id)) = self.losses.due.first().copied().filter(|(next, _)| *next <= now) {
+            self.losses.set_next(id, None);
             let flow = self.flows.get(id).filter(|flow| self.stack_rules.wants_loss(&self.associations, flow));
             let Some(active) = flow.map(|flow| flow.active) else {
                 self.losses.forget_unless_asked(now, id);
                 continue;
             };
             let is_active = now.since(active) < ACTIVE;
+            let next = is_active.then(|| now + self.losses.between_questions());
+            self.losses.set_next(id, next);
             let Some(measured) = self.losses.flows.get_mut(&id) else { continue };
-            measured.next = is_active.then(|| now + ASK);
             measured.asks = is_active;
             if is_active {
                 self.queue.update(EntryUpdate::Count(id));
             }
         }
-        self.losses.next = self.losses.flows.values().filter_map(|measured| measured.next).min();
     }
 
     /// What the peer has said of a flow in a proved PROBE: a question, or an answer.
@@ -305,9 +320,11 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         if !is_answer {
-            self.losses.note_asked(now, id);
+            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+            let peer = association.map(Association::peer).ok_or(DropReason::UnknownFlow)?;
+            self.losses.note_asked(now, peer, id);
         }
-        let measured = self.losses.entry(id).ok_or(DropReason::Full)?;
+        let measured = self.losses.flows.get_mut(&id).ok_or(DropReason::Full)?;
         timing.into_iter().for_each(|timing| measured.note_timing(now, timing));
         *(if is_answer { &mut measured.answer } else { &mut measured.question }) = Some(said);
         self.queue.update(EntryUpdate::Count(id));
@@ -391,8 +408,8 @@ impl Losses {
             let association = flows.get(*id).and_then(|flow| associations.get(flow.association));
             association.is_some_and(|association| association.host == host)
         };
-        let flows = self.flows.keys().filter(|id| is_with(id));
-        flows.filter_map(|id| self.of(*id).worst_ppm()).max()
+        let flows = self.flows.iter().filter(|(id, _)| is_with(id));
+        flows.filter_map(|(id, _)| self.of(*id).worst_ppm()).max()
     }
 
     /// How evenly the datagrams of all flows with a host arrive, of each the worst.
@@ -442,14 +459,33 @@ mod tests {
         let mut losses = Losses::default();
         let id = FlowId(7);
         let at = |ms| Instant::from_millis(ms);
-        losses.note_asked(at(0), id);
+        losses.note_asked(at(0), Peer::Own, id);
         losses.forget_unless_asked(at(1), id);
         assert_eq!((losses.flows.len(), losses.next_deadline()), (1, Some(at(10_000))));
-        losses.note_asked(at(9_000), id);
+        losses.note_asked(at(9_000), Peer::Own, id);
         losses.forget_unless_asked(at(10_000), id);
         assert_eq!(losses.flows.len(), 1);
         losses.forget_unless_asked(at(19_000), id);
-        assert_eq!(losses.flows.len(), 0);
+        assert_eq!((losses.flows.len(), losses.next_deadline()), (0, None));
+    }
+
+    #[test]
+    fn what_peers_ask_about_keeps_nobody_here_from_knowing() {
+        let mut losses = Losses::default();
+        let at = |ms| Instant::from_millis(ms);
+        let peer = |n| Peer::Member(HostId([n; 16]));
+        let asked = |n| (0..ASKED_MAX as u32).map(move |flow| FlowId(flow + 10_000 * u32::from(n)));
+        asked(1).for_each(|id| losses.note_asked(at(0), peer(1), id));
+        assert_eq!(losses.flows.len(), ASKED_MAX / 16);
+        (2..=16).for_each(|n| asked(n).for_each(|id| losses.note_asked(at(0), peer(n), id)));
+        assert_eq!(losses.flows.len(), ASKED_MAX, "each has its share");
+        assert_eq!(losses.between_questions(), ASK, "of these this host asks nobody");
+        let own = 0..2 * ASKS_MAX as u32;
+        own.clone().for_each(|flow| losses.ask_at(at(5), FlowId(1_000_000 + flow)));
+        assert!(own.clone().all(|flow| losses.flows.contains_key(&FlowId(1_000_000 + flow))));
+        assert_eq!((losses.between_questions(), losses.next_deadline()), (2 * ASK, Some(at(5))));
+        own.for_each(|flow| losses.forget(FlowId(1_000_000 + flow)));
+        assert_eq!((losses.flows.len(), losses.next_deadline()), (ASKED_MAX, None));
     }
 
     #[test]

@@ -552,7 +552,7 @@ impl Sal {
     fn leave_old(&mut self, now: Instant, session: SessionId) {
         self.open_gate(now, session, Role::Responder);
         self.hear_fence(now, session, Role::Responder);
-        let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        let Some(following) = self.reconfigurations.take_following(session) else { return };
         if following.state == FollowingState::Turned
             && let Some(new) = following.ways.new
         {
@@ -569,7 +569,7 @@ impl Sal {
         self.drop_gate(now, session, Role::Responder);
         self.turn_ways_back(now, session, Role::Responder);
         self.undo_parting(now, session, Role::Responder);
-        let Some(following) = self.reconfigurations.following.remove(&session) else { return };
+        let Some(following) = self.reconfigurations.take_following(session) else { return };
         if let Some(spliced) = following.spliced.as_ref().filter(|_| !following.ways.has_turned) {
             self.flows.set_session(following.ways.old, spliced.session);
         }

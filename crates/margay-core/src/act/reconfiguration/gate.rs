@@ -220,6 +220,7 @@ impl Reconfigurations {
         let Some(ways) = self.ways_mut(session, role) else { return };
         let old = ways.old;
         let next = ways.gate.as_mut().map(|gate| gate.take_next(now)).unwrap_or_default();
+        self.settle_held(session, role);
         next.into_iter().for_each(|packet| queue.deliver(old, packet));
     }
 
@@ -257,6 +258,7 @@ impl Sal {
         ways.held_bytes = 0;
         let old = ways.old;
         let held = core::mem::take(&mut ways.held);
+        self.reconfigurations.settle_held(session, role);
         self.part_flows(now, old, new);
         self.flows.ask_for_numbers(&mut self.queue, old);
         held.into_iter().for_each(|(from, datagram)| self.queue.ingress(from, datagram));
@@ -270,6 +272,7 @@ impl Sal {
         let has_turned = ways.has_turned;
         let is_finish_awaited = gate.is_finish_awaited;
         ways.is_fenced = true;
+        self.reconfigurations.settle_held(session, role);
         gate.take_all().into_iter().for_each(|packet| self.queue.deliver(old, packet));
         self.flows.set_directions(new, Directions::Ingress);
         if has_turned {
@@ -297,6 +300,7 @@ impl Sal {
         }
         let Some(gate) = ways.gate.take() else { return };
         ways.has_turned = false;
+        self.reconfigurations.settle_held(session, role);
         gate.take_all().into_iter().for_each(|packet| self.queue.deliver(old, packet));
         self.settle_way(now, old);
         self.events.push(Event::FlowChanged(old));

@@ -554,7 +554,7 @@ impl Sal {
 
     /// The reconfiguration is over, and the lock is free.
     pub(super) fn end_reconfiguration(&mut self, now: Instant, session: SessionId, outcome: ReconfigurationOutcome) {
-        let Some(leading) = self.reconfigurations.leading.remove(&session) else { return };
+        let Some(leading) = self.reconfigurations.take_leading(session) else { return };
         // The lease may have ended by itself: then the lock is free already.
         let _ = self.locks.release(leading.guard, now);
         let id = leading.ways.of_program();

@@ -69,7 +69,7 @@ use crate::session::LEASE_MAX;
 use crate::session::event::Event;
 use crate::session::flow::{Flow, FlowTable, Marks, Setup};
 use crate::types::drop_reason::DropReason;
-use crate::types::fair_table::{FairShares, FairTable};
+use crate::types::fair_table::{FairShares, FairTable, Peer};
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::role::{Lifecycle, Role};
@@ -173,6 +173,8 @@ struct Ways {
     /// What has come by the new one, and waits for the last of the old one.
     held: Vec<(SocketAddr, Vec<u8>)>,
     held_bytes: usize,
+    /// For whom how many bytes of that, and of what waits at the gate, count.
+    counted: Option<(Peer, usize)>,
     /// Until then at most.
     held_until: Option<Instant>,
     /// The program is given what comes by both in order.
@@ -191,6 +193,7 @@ impl Ways {
             is_fenced: false,
             held: Vec::new(),
             held_bytes: 0,
+            counted: None,
             held_until: None,
             gate: None,
             parting: None,
@@ -317,10 +320,15 @@ impl Reconfigurations {
     }
 
     fn ways_mut(&mut self, session: SessionId, role: Role) -> Option<&mut Ways> {
-        match role {
+        self.ways_and_held(session, role).map(|(ways, _)| ways)
+    }
+
+    fn ways_and_held(&mut self, session: SessionId, role: Role) -> Option<(&mut Ways, &mut FairShares)> {
+        let ways = match role {
             Role::Initiator => self.leading.get_mut(&session).map(|one| &mut one.ways),
             Role::Responder => self.following.get_mut(&session).map(|one| &mut one.ways),
-        }
+        };
+        ways.map(|ways| (ways, &mut self.held))
     }
 }
 
@@ -509,10 +517,11 @@ impl Sal {
         ways.held_until = None;
         ways.held_bytes = 0;
         let held = core::mem::take(&mut ways.held);
-        if ways.parting.is_some() {
+        let (has_turned, has_parted) = (ways.has_turned, ways.parting.is_some());
+        self.reconfigurations.settle_held(session, role);
+        if has_parted {
             return;
         }
-        let has_turned = ways.has_turned;
         let directions = if has_turned { Directions::Both } else { Directions::Ingress };
         if let Some(association) = self.flows.get(new).map(|flow| flow.association) {
             self.locations.announce_path(&self.associations, &mut self.queue, association);
@@ -626,7 +635,7 @@ impl Sal {
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
         } else if flow.association != 0 {
-            self.associations.release(flow.association);
+            self.associations.release_flow(flow.association, flow.role);
         }
         let reason = RemoveReason::Rechained;
         self.counters.removed(reason);
@@ -707,7 +716,7 @@ impl Sal {
         let other = if ways.old == id { ways.new } else { Some(ways.old) };
         match role {
             Role::Initiator => self.end_reconfiguration(now, session, ReconfigurationOutcome::Ended),
-            Role::Responder => drop(self.reconfigurations.following.remove(&session)),
+            Role::Responder => drop(self.reconfigurations.take_following(session)),
         }
         if let Some(other) = other {
             self.say_step(other, ReconfigurationStep::Leave, number);

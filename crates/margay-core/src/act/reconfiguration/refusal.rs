@@ -103,14 +103,15 @@ impl Flow {
     }
 
     /// What counts for `host`, the session's other end or the host of a middlebox of it, by whichever hosts it is
-    /// heard.
+    /// heard. Where nobody vouches for the host by which it is heard, both may be one person's, and count by where that
+    /// host is.
     pub(super) fn peer_of(&self, associations: &AssociationTable, host: Option<HostId>) -> Peer {
         let Some(neighbour) = associations.get(self.association) else {
             return Peer::Unauthenticated(self.app.source.ip());
         };
-        match host.filter(|host| *host != neighbour.host) {
-            Some(host) => Peer::Behind { host, by: neighbour.host },
-            None => neighbour.peer(),
+        match (neighbour.peer(), host.filter(|host| *host != neighbour.host)) {
+            (Peer::Own | Peer::Member(_), Some(host)) => Peer::Behind { host, by: neighbour.host },
+            (peer, _) => peer,
         }
     }
 
@@ -182,5 +183,40 @@ impl ReconfigurationRefused {
             | Self::UnknownEnd
             | Self::Edit(_) => ErrorCode::Refused,
         }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use margay_wire::SessionId;
+
+    use super::*;
+    use crate::association::Association;
+    use crate::trust::certificate::Membership;
+    use crate::trust::handshake::Keys;
+    use crate::types::key::HostPublic;
+    use crate::types::keyed_hash::KeyedHash;
+    use crate::types::time::Instant;
+    use crate::types::tuple::Tuple;
+
+    #[test]
+    fn who_is_behind_a_host_that_nobody_vouches_for_counts_as_that_host() {
+        let [at, service] = [1, 2].map(|n| core::net::SocketAddr::new([192, 0, 2, n].into(), 80));
+        let client = HostId([9; 16]);
+        let mut associations = AssociationTable::with_hasher(64, 64, KeyedHash(1, 2));
+        let middlebox = Association::new(7, 7, HostPublic([3; 32]), Keys { root: [1; 32] }, false, at);
+        let by = middlebox.host;
+        associations.insert(middlebox).expect("room");
+        let tuple = Tuple { protocol: 6, source: at, destination: service };
+        let mut flow =
+            Flow::new(FlowId(1), SessionId([1; 16]), ServiceId([0; 32]), Role::Responder, tuple, Instant::ZERO);
+        flow.association = 7;
+        assert_eq!(flow.peer_of(&associations, Some(client)), Peer::Unauthenticated(at.ip()));
+        assert_eq!(flow.peer_of(&associations, Some(by)), Peer::Unauthenticated(at.ip()));
+        let shown =
+            Membership { authority: [1; 8], groups: alloc::vec![], not_after_s: u64::MAX, issuers: alloc::vec![] };
+        associations.set_membership(7, Some(shown));
+        assert_eq!(flow.peer_of(&associations, Some(client)), Peer::Behind { host: client, by });
+        assert_eq!(flow.peer_of(&associations, None), Peer::Member(by));
     }
 }

@@ -477,7 +477,7 @@ impl Sal {
         let answered = answered_from(message, from);
         self.place_association(answer.association, answered, message);
         self.locations.announce_path(&self.associations, &mut self.queue, answer.association);
-        self.associations.hold(answer.association);
+        self.associations.hold_flow(answer.association, Role::Initiator);
         let setup = self.note_answered(message, answer.association, authenticated)?;
         let Some(app) = self.flows.get(id).map(|flow| flow.app) else { return Err(DropReason::UnknownFlow) };
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);

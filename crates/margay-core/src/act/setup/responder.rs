@@ -87,6 +87,13 @@ impl Sal {
         let cost = if known.is_some() { 0 } else { fresh_cost };
         self.check_cookie(now, arrival, cost)?;
         self.flows.check_room(&self.half_open, &self.config, arrival.reply.direct.ip())?;
+        let is_flow = session.protocol != GREETING;
+        if let Some(known) = known.filter(|known| is_flow && self.associations.check_flow_share(*known).is_err()) {
+            // Who has its share hears of it. Who has not met this host yet counts once it is proved: until then it has
+            // a half-open flow, and no more of them than its share.
+            self.refuse_syn(arrival, known, ErrorCode::Overloaded);
+            return Err(DropReason::Full);
+        }
         let ruling = self.read_chain(now, arrival, &demux.allow)?.and_then(|read| {
             let is_let_in = |known| self.is_allowed(known, &arrival.service, &demux.allow);
             let is_kept_out = read.chained.is_none() && known.is_some_and(|known| !is_let_in(known));
@@ -625,7 +632,11 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }
-        if let Err(code) = self.rule_on_proved(id, association, syn_seen, is_neighbour) {
+        let ruling = self.rule_on_proved(id, association, syn_seen, is_neighbour).and_then(|()| {
+            let has_share_left = !flow_is_connection || self.associations.check_flow_share(association).is_ok();
+            if has_share_left { Ok(()) } else { Err(ErrorCode::Overloaded) }
+        });
+        if let Err(code) = ruling {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
             }
@@ -635,7 +646,7 @@ impl Sal {
         }
         self.locations.announce_path(&self.associations, &mut self.queue, association);
         if flow_is_connection {
-            self.associations.hold(association);
+            self.associations.hold_flow(association, Role::Responder);
         }
         self.half_open.remove(client);
         // Who passes a session on is not its client.

@@ -96,9 +96,9 @@ impl Sal {
             // Under a floor a flow goes by one pair, and nothing plain by that where it is to be sealed.
             let is_apart = service.is_some_and(|service| self.stack_rules.has_floor_for(&service));
             let was_striped = is_apart && self.leave_places(id, true);
-            let was_guarded = self.stack_rules.guarded.contains_key(&id);
+            let was_guarded = self.stack_rules.guarded.contains(id);
             self.begin_rules(now, id);
-            if let Some(guarded) = self.stack_rules.guarded.get_mut(&id).filter(|_| !was_guarded) {
+            if let Some(guarded) = self.stack_rules.guarded.get_mut(id).filter(|_| !was_guarded) {
                 // It has been plain here until now.
                 guarded.is_moved = false;
             }
@@ -455,8 +455,10 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.has(Marks::RULED) != is_ruled) else { return };
         flow.marks ^= Marks::RULED;
         if is_ruled {
+            self.stack_rules.guarded.demand(id, self.rng.u64() | 1);
             self.keep_as_demanded(id);
         } else {
+            self.stack_rules.guarded.end_demand(id);
             self.end_demand(now, id);
         }
     }

@@ -11,11 +11,10 @@
 //! frees it: whoever drops messages can only hold the flow up.
 
 use alloc::vec::Vec;
-use core::time::Duration;
 
 use margay_wire::{ChangeRepr, ChangeStep, Extension, Flags, FlowId, Kind, MoveFlags, MoveRepr};
 
-use super::Guarded;
+use super::guarded::Lateness;
 use crate::act::stack_rule::StackRules;
 use crate::association::AssociationTable;
 use crate::association::draft::Draft;
@@ -32,11 +31,8 @@ use crate::types::rng::Rng;
 use crate::types::time::Instant;
 use crate::types::tuple::GREETING;
 
-/// After so long a flow that is not encrypted has a trouble.
-const LATE: Duration = Duration::from_secs(5);
-/// How soon this end repeats to the peer what it demands of a flow, and how often from then on.
-const TELL_SOON: Duration = Duration::from_millis(100);
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// What is done at once of what is due; other work comes before the rest of it.
+const DUE_MAX: usize = 256;
 
 impl Sal {
     /// Whether rules of this host demand that a flow of this scope is sealed before anything of it goes by `pair`.
@@ -160,11 +156,7 @@ impl Sal {
             }
             return;
         }
-        let waits = |(id, guarded): (&FlowId, &Guarded)| {
-            let of_host = |flow: &Flow| flow.has(Marks::RULED) && host_of(&self.associations, flow) == Some(host);
-            !guarded.is_told && self.flows.get(*id).is_some_and(of_host)
-        };
-        if is_there && !self.stack_rules.guarded.iter().any(waits) {
+        if is_there && !self.stack_rules.guarded.is_any_unanswered(host) {
             say_of_sealing(self, Scope::of(host), MoveFlags::FREED, said.token);
         }
     }
@@ -185,24 +177,20 @@ impl Sal {
 
     /// Asks peers to free what waits, tells them what is demanded, and takes note of what waits for too long.
     pub(crate) fn guards_due(&mut self, now: Instant) {
-        for (scope, token) in self.stack_rules.peer_demands.take_due(now) {
-            if scope.is_host() && guarded_with(self, scope.host).is_empty() {
+        for (scope, token) in self.stack_rules.peer_demands.take_due(now, DUE_MAX) {
+            if scope.is_host() && self.stack_rules.guarded.with(scope.host).next().is_none() {
                 self.stack_rules.peer_demands.forget_host(scope.host);
             } else {
                 say_of_sealing(self, scope, MoveFlags::SEALED, token);
             }
         }
-        let due = self.stack_rules.guarded.iter().filter(|(_, guarded)| guarded.next <= now);
-        for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let Some(guarded) = self.stack_rules.guarded.get_mut(&id) else { continue };
-            let was_late = guarded.is_late;
-            guarded.wait(now);
-            let is_late = guarded.is_late;
-            if is_late && !was_late {
+        for _ in 0..DUE_MAX {
+            let Some((id, lateness)) = self.stack_rules.guarded.pop_due(now) else { break };
+            if lateness == Lateness::LateNow {
                 self.events.push(Event::FlowChanged(id));
             }
             tell_of_demand(self, id);
-            if is_late {
+            if lateness != Lateness::InTime {
                 // The answer says what the peer demands.
                 self.tell(id, Flags::empty());
             }
@@ -216,20 +204,24 @@ fn host_of(associations: &AssociationTable, flow: &Flow) -> Option<HostId> {
 
 /// Flows with a host that wait.
 fn guarded_with(sal: &Sal, host: HostId) -> Vec<FlowId> {
-    let is_its = |id: &FlowId| sal.flows.get(*id).is_some_and(|flow| host_of(&sal.associations, flow) == Some(host));
-    sal.stack_rules.guarded.keys().copied().filter(is_its).collect()
+    sal.stack_rules.guarded.with(host).collect()
 }
 
 /// From here on nothing plain of a flow is sent. `is_moved`: nothing has been by its present path.
 fn guard(sal: &mut Sal, now: Instant, id: FlowId, is_moved: bool) {
-    if let Some(guarded) = sal.stack_rules.guarded.get_mut(&id) {
+    if let Some(guarded) = sal.stack_rules.guarded.get_mut(id) {
         guarded.is_moved |= is_moved;
         return;
     }
     let is_plain = |flow: &&mut Flow| flow.carries_data() && !flow.is_settled_sealed();
     let Some(flow) = sal.flows.get_mut(id).filter(is_plain) else { return };
+    let Some(host) = host_of(&sal.associations, flow) else { return };
     flow.marks |= Marks::GUARDED;
-    sal.stack_rules.guarded.insert(id, Guarded::new(now, sal.rng.u64() | 1, is_moved));
+    let is_ruled = flow.has(Marks::RULED);
+    sal.stack_rules.guarded.insert(now, (host, id), is_moved);
+    if is_ruled {
+        sal.stack_rules.guarded.demand(id, sal.rng.u64() | 1);
+    }
     sal.queue.guard(id);
     sal.flows.install_again(&mut sal.queue, id);
     sal.events.push(Event::FlowChanged(id));
@@ -237,7 +229,7 @@ fn guard(sal: &mut Sal, now: Instant, id: FlowId, is_moved: bool) {
 
 /// What a program has sent while its flow had nowhere to go yet: it goes, or waits with all else of a guarded flow.
 pub(crate) fn send_or_hold(sal: &mut Sal, id: FlowId, packet: Vec<u8>) {
-    if sal.stack_rules.guarded.contains_key(&id) {
+    if sal.stack_rules.guarded.contains(id) {
         // What finds no room is counted, and lost as on a path that is full.
         let _ = sal.hold_unsealed(id, &packet);
     } else {
@@ -286,7 +278,7 @@ pub(crate) fn guard_as_before(sal: &mut Sal, now: Instant, id: FlowId) {
 pub(crate) fn tell_of_demand(sal: &mut Sal, id: FlowId) {
     let Some(flow) = sal.flows.get(id).filter(|flow| flow.has(Marks::RULED)) else { return };
     if let Some(host) = host_of(&sal.associations, flow) {
-        let token = sal.stack_rules.guarded.get(&id).map_or(0, |guarded| guarded.token);
+        let token = sal.stack_rules.guarded.get(id).map_or(0, |guarded| guarded.token);
         say_of_sealing(sal, Scope { host, flow: id }, MoveFlags::DEMANDED, token);
     }
 }
@@ -304,7 +296,7 @@ fn say_of_sealing(sal: &mut Sal, scope: Scope, flags: MoveFlags, token: u64) {
 /// A flow's entry is about to say that it is sent encrypted, by the path that its plain packets have gone: what has
 /// waited may follow the last of those. Gives it; nothing where the flow waits for another reason.
 pub(crate) fn end_guard_in_place(sal: &mut Sal, id: FlowId, stack: Stack) -> Vec<Vec<u8>> {
-    let is_in_place = sal.stack_rules.guarded.get(&id).is_some_and(|guarded| !guarded.is_moved);
+    let is_in_place = sal.stack_rules.guarded.get(id).is_some_and(|guarded| !guarded.is_moved);
     if !stack.is_sealed() || !is_in_place {
         return Vec::new();
     }
@@ -313,7 +305,7 @@ pub(crate) fn end_guard_in_place(sal: &mut Sal, id: FlowId, stack: Stack) -> Vec
 }
 
 fn end_guard(sal: &mut Sal, id: FlowId) -> Vec<Vec<u8>> {
-    sal.stack_rules.guarded.remove(&id);
+    sal.stack_rules.guarded.remove(id);
     sal.queue.unguard(id);
     sal.flows.get_mut(id).into_iter().for_each(|flow| flow.marks &= !Marks::GUARDED);
     sal.stack_rules.held.take(id)
@@ -321,7 +313,7 @@ fn end_guard(sal: &mut Sal, id: FlowId) -> Vec<Vec<u8>> {
 
 /// What has waited goes on.
 fn unguard(sal: &mut Sal, now: Instant, id: FlowId) {
-    if !sal.stack_rules.guarded.contains_key(&id) {
+    if !sal.stack_rules.guarded.contains(id) {
         return;
     }
     let held = end_guard(sal, id);
@@ -351,37 +343,23 @@ impl StackRules {
 
     /// Whether nothing of a flow has been sent by its present path, and it waits.
     pub(crate) fn is_guarded_by_move(&self, id: FlowId) -> bool {
-        self.guarded.get(&id).is_some_and(|guarded| guarded.is_moved)
+        self.guarded.get(id).is_some_and(|guarded| guarded.is_moved)
     }
 
     /// Whether a flow waits for longer than sealing takes.
     pub(crate) fn is_late_to_seal(&self, id: FlowId) -> bool {
-        self.guarded.get(&id).is_some_and(|guarded| guarded.is_late)
+        self.guarded.get(id).is_some_and(|guarded| guarded.is_late)
     }
 
     /// The peer says that a flow waits there: it knows what it was told by the demand of this token.
     fn note_told_of_demand(&mut self, id: FlowId, token: u64) {
-        let is_it = |guarded: &&mut Guarded| guarded.is_late && guarded.token == token;
-        self.guarded.get_mut(&id).filter(is_it).into_iter().for_each(|guarded| guarded.is_told = true);
+        if self.guarded.get(id).is_some_and(|guarded| guarded.is_late && guarded.token == token) {
+            self.guarded.end_demand(id);
+        }
     }
 
     /// When something of this is due.
     pub(crate) fn guards_deadline(&self) -> Option<Instant> {
-        let guarded = self.guarded.values().map(|guarded| guarded.next);
-        self.peer_demands.next_deadline().into_iter().chain(guarded).min()
-    }
-}
-
-impl Guarded {
-    fn new(now: Instant, token: u64, is_moved: bool) -> Self {
-        Self { since: now, is_moved, next: now + TELL_SOON, tells: 0, is_late: false, token, is_told: false }
-    }
-
-    /// What was due is done: when there is something again, and whether the flow waits for too long.
-    fn wait(&mut self, now: Instant) {
-        self.tells += 1;
-        self.is_late = now.since(self.since) >= LATE;
-        let wait = (TELL_SOON * (1 << self.tells.min(8))).min(TELL_EVERY);
-        self.next = if self.is_late { now + wait } else { (now + wait).min(self.since + LATE) };
+        self.peer_demands.next_deadline().into_iter().chain(self.guarded.next_deadline()).min()
     }
 }

@@ -6,13 +6,14 @@
 //! with, for flows that are active.
 //!
 //! Reading order: [`fact`], [`expression`], [`region`] (which values of a fact change nothing), [`state`] (one rule and
-//! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving plain), [`held`] (what waits
-//! meanwhile), [`peer_demand`] (what a peer's rules have this host hold).
+//! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving plain), [`guarded`] (which flows that
+//! is about), [`held`] (what waits meanwhile), [`peer_demand`] (what a peer's rules have this host hold).
 
 mod engine;
 mod expression;
 mod fact;
 pub(crate) mod guard;
+mod guarded;
 mod held;
 mod outside;
 mod peer_demand;
@@ -43,6 +44,7 @@ pub use outside::{FactRefused, FactValue, OutsideFact, OutsideInfo, is_fact_name
 pub use program::Program;
 pub use shown::{FlowRule, FlowRules, StackRuleInfo};
 
+use guarded::GuardedFlows;
 use held::HeldPackets;
 use peer_demand::PeerDemands;
 use program::Programs;
@@ -139,23 +141,6 @@ struct Carried {
     bytes_per_s: f64,
 }
 
-/// Nothing of a flow is sent until it is encrypted.
-#[derive(Debug)]
-struct Guarded {
-    since: Instant,
-    /// Nothing of it has been sent by its present path: then its old stack has no last packet there.
-    is_moved: bool,
-    /// When this end repeats its demand to the peer, and how often it has.
-    next: Instant,
-    tells: u32,
-    /// It waits for longer than encrypting takes.
-    is_late: bool,
-    /// Names what the peer is told of the demand.
-    token: u64,
-    /// The peer has said since that the flow waits there, too.
-    is_told: bool,
-}
-
 /// Counts of one rule since it was set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounts {
@@ -181,7 +166,7 @@ pub(crate) struct StackRules {
     minute: u64,
     followed: BTreeMap<FlowId, Followed>,
     programs: Programs,
-    guarded: BTreeMap<FlowId, Guarded>,
+    guarded: GuardedFlows,
     held: HeldPackets,
     peer_demands: PeerDemands,
     /// Flows that the start of the agent before held to a floor, until their rules are evaluated.
@@ -220,7 +205,7 @@ impl StackRules {
     pub fn forget(&mut self, id: FlowId) {
         self.followed.remove(&id);
         self.programs.forget(id);
-        self.guarded.remove(&id);
+        self.guarded.remove(id);
         self.held.take(id);
         self.peer_demands.forget_flow(id);
         self.carried_over.remove(&id);

@@ -1,8 +1,10 @@
 //! Flows that a peer's rules want encrypted before anything more of them is sent: all with a host that has moved, or
 //! single ones. The peer is asked until it frees them, by an answer to that very question: an answer to an earlier one,
 //! which somebody on the path has kept, frees nothing. However often the peer does not answer, nothing is freed.
+//!
+//! A peer may demand it of each of its flows: neither a message nor the passing of time has this host look at all.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -33,16 +35,30 @@ struct Question {
 pub(super) struct PeerDemands {
     of_hosts: BTreeMap<HostId, Question>,
     of_flows: BTreeMap<FlowId, Question>,
+    /// Of both, by when they are asked next, and by token.
+    due: BTreeSet<(Instant, Scope)>,
+    by_token: BTreeMap<u64, Scope>,
 }
 
 impl PeerDemands {
     /// A peer demands that flows of a scope are encrypted.
     pub fn note(&mut self, rng: &mut Rng, now: Instant, scope: Scope) {
         let question = Question { host: scope.host, token: rng.u64() | 1, next: now + ASK_EVERY, tries: 0 };
-        if scope.is_host() {
-            self.of_hosts.insert(scope.host, question);
+        let before = if scope.is_host() {
+            self.of_hosts.insert(scope.host, question)
         } else {
-            self.of_flows.insert(scope.flow, question);
+            self.of_flows.insert(scope.flow, question)
+        };
+        self.unlist(scope.flow, before);
+        self.due.insert((question.next, scope));
+        self.by_token.insert(question.token, scope);
+    }
+
+    /// A question is over that was about `flow`, or about all flows with its host.
+    fn unlist(&mut self, flow: FlowId, question: Option<Question>) {
+        if let Some(Question { host, token, next, .. }) = question {
+            self.due.remove(&(next, Scope { host, flow }));
+            self.by_token.remove(&token);
         }
     }
 
@@ -58,43 +74,48 @@ impl PeerDemands {
 
     /// The flow is encrypted, or over.
     pub fn forget_flow(&mut self, flow: FlowId) {
-        self.of_flows.remove(&flow);
+        let question = self.of_flows.remove(&flow);
+        self.unlist(flow, question);
     }
 
     /// No flow with a host waits.
     pub fn forget_host(&mut self, host: HostId) {
-        self.of_hosts.remove(&host);
+        let question = self.of_hosts.remove(&host);
+        self.unlist(FlowId(0), question);
     }
 
     /// A peer answers a question by freeing what was asked about. False if no such question is open.
     pub fn is_answered(&mut self, host: HostId, token: u64) -> bool {
-        let is_it = |question: &Question| question.host == host && question.token == token;
-        if self.of_hosts.get(&host).is_some_and(is_it) {
-            return self.of_hosts.remove(&host).is_some();
+        let Some(scope) = self.by_token.get(&token).copied().filter(|scope| scope.host == host) else { return false };
+        if scope.is_host() {
+            self.forget_host(host);
+        } else {
+            self.forget_flow(scope.flow);
         }
-        let flow = self.of_flows.iter().find(|(_, question)| is_it(question)).map(|(flow, _)| *flow);
-        flow.is_some_and(|flow| self.of_flows.remove(&flow).is_some())
+        true
     }
 
-    /// The questions that are to be asked now, each with its token.
-    pub fn take_due(&mut self, now: Instant) -> Vec<(Scope, u64)> {
-        let of_hosts = self.of_hosts.iter_mut().map(|(host, question)| (Scope::of(*host), question));
-        let of_flows = self.of_flows.iter_mut().map(|(flow, question)| {
-            let scope = Scope { host: question.host, flow: *flow };
-            (scope, question)
-        });
-        let due = of_hosts.chain(of_flows).filter(|(_, question)| question.next <= now);
-        due.map(|(scope, question)| {
+    /// Questions that are to be asked now, `max` of them at most, each with its token.
+    pub fn take_due(&mut self, now: Instant, max: usize) -> Vec<(Scope, u64)> {
+        let mut due = Vec::new();
+        while due.len() < max
+            && let Some((next, scope)) = self.due.first().copied().filter(|(next, _)| *next <= now)
+        {
+            self.due.remove(&(next, scope));
+            let question =
+                if scope.is_host() { self.of_hosts.get_mut(&scope.host) } else { self.of_flows.get_mut(&scope.flow) };
+            let Some(question) = question else { continue };
             question.tries = question.tries.saturating_add(1);
             question.next = now + wait_after(question.tries);
-            (scope, question.token)
-        })
-        .collect()
+            self.due.insert((question.next, scope));
+            due.push((scope, question.token));
+        }
+        due
     }
 
     /// When the next question is due.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.of_hosts.values().chain(self.of_flows.values()).map(|question| question.next).min()
+        self.due.first().map(|(next, _)| *next)
     }
 }
 
@@ -121,7 +142,7 @@ mod tests {
         demands.note(&mut Rng::new([1; 32]), at(0), Scope::of(HOST));
         let mut asked = Vec::new();
         for millis in (0..600_000).step_by(50) {
-            asked.extend(demands.take_due(at(millis)).into_iter().map(|(_, token)| (millis, token)));
+            asked.extend(demands.take_due(at(millis), 9).into_iter().map(|(_, token)| (millis, token)));
         }
         assert_eq!(
             asked.iter().take(10).map(|(millis, _)| *millis).collect::<Vec<_>>(),
@@ -139,12 +160,28 @@ mod tests {
         let mut demands = PeerDemands::default();
         let scope = Scope { host: HOST, flow: FlowId(7) };
         demands.note(&mut rng, at(0), scope);
-        let (_, former) = demands.take_due(at(100))[0];
+        let (_, former) = demands.take_due(at(100), 9)[0];
         demands.note(&mut rng, at(200), scope);
-        let (_, token) = demands.take_due(at(300))[0];
+        let (_, token) = demands.take_due(at(300), 9)[0];
         assert!(!demands.is_answered(HOST, former), "kept by somebody from the time before");
         assert!(!demands.is_answered(HOST, 0) && !demands.is_answered(OTHER, token));
         assert!(demands.has(scope) && demands.covers(HOST, FlowId(7)) && !demands.covers(HOST, FlowId(8)));
         assert!(demands.is_answered(HOST, token) && !demands.is_answered(HOST, token), "once");
+        assert!(demands.due.is_empty() && demands.by_token.is_empty());
+    }
+
+    #[test]
+    fn of_many_questions_some_are_asked_at_once_and_the_rest_right_after() {
+        let mut demands = PeerDemands::default();
+        let mut rng = Rng::new([1; 32]);
+        (1..=100).for_each(|n| demands.note(&mut rng, at(0), Scope { host: HOST, flow: FlowId(n) }));
+        let mut asked = Vec::new();
+        for _ in 0..4 {
+            assert_eq!(demands.next_deadline(), Some(at(100)));
+            asked.extend(demands.take_due(at(100), 25).into_iter().map(|(scope, _)| scope.flow));
+        }
+        assert_eq!((asked.len(), demands.next_deadline()), (100, Some(at(200))));
+        (1..=100).for_each(|n| demands.forget_flow(FlowId(n)));
+        assert!(demands.due.is_empty() && demands.by_token.is_empty());
     }
 }

@@ -95,7 +95,7 @@ impl Sal {
 
     /// What the rules make of a flow; nothing where none is about it.
     pub fn rules_of_flow(&self, id: FlowId) -> Option<FlowRules> {
-        let is_guarded = self.stack_rules.guarded.contains_key(&id);
+        let is_guarded = self.stack_rules.guarded.contains(id);
         let flow = self.flows.get(id)?;
         let Some(followed) = self.stack_rules.followed.get(&id) else {
             return is_guarded.then(|| FlowRules { is_guarded, ..FlowRules::default() });

@@ -229,6 +229,9 @@ static __always_inline int leave_sal0(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&flows, &on_wire);
 	if (!entry || !(entry->flags & FLOW_EGRESS))
 		return TCX_NEXT;
+	/* A socket of this host may have the same addresses: the agent refuses what it sends. */
+	if (entry->flags & FLOW_BY_SAL0 && !is_forwarded(skb))
+		return TCX_NEXT;
 	/* One that has stalled is the agent's. Where that died in the very moment, a burst that was lost would be the
 	 * end of the flow until there is another agent: what TCP sends again may still pass.
 	 */

@@ -15,15 +15,25 @@
 /* 0: there are no boxes here. Set before the programs are loaded. */
 const volatile __u32 forwarded_hop_limit = 0;
 
-static __always_inline bool is_forwarded(struct __sk_buff *skb)
+static __always_inline bool is_reset_segment(struct __sk_buff *skb)
+{
+	__u32 at = tcp_at(skb);
+	__u8 flags;
+
+	return at && read_from_ip(skb, at + 13, &flags, sizeof(flags)) && flags & TCP_RST;
+}
+
+static __noinline bool is_forwarded(struct __sk_buff *skb)
 {
 	struct bpf_sock *socket;
 
 	if (skb->ingress_ifindex)
 		return skb->ingress_ifindex == sal0_ifindex;
 	socket = skb->sk;
+	/* The kernel refuses a connection for a box (`reject` of nftables); what a program's socket resets is the socket's.
+	 */
 	if (!socket)
-		return false;
+		return is_reset_segment(skb);
 	/* None: the kernel answers for a connection that is half open, or over. */
 	socket = bpf_sk_fullsock(socket);
 	return socket && (socket->family == AF_PACKET || socket->type == SOCKET_RAW);

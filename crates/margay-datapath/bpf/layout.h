@@ -14,7 +14,7 @@
 #define FLOW_STALLED 4 /* direct packets go unanswered; the agent has been given one */
 #define FLOW_FRESH 8 /* opened by a grant, and not answered yet */
 #define FLOW_UNTOLD 16 /* opened by a grant, and the agent has not been told of it */
-#define FLOW_BY_SAL0 32 /* a box has it: its packets are never rewritten in place */
+#define FLOW_BY_SAL0 32 /* a box has it: its packets are never rewritten in place, and only what it forwards is sent */
 #define FLOW_LIFTING 64 /* of datagrams: accepted once nothing of it that went up waits at the agent */
 #define FLOW_SENT_UP 128 /* while it is lifted: something may have gone up since the agent looked last */
 

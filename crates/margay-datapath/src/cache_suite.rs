@@ -26,7 +26,7 @@ use crate::kernel::unattached::monotonic_ns;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, Packet, SYN, UDP};
 use crate::seal::Seal;
-use crate::table::{EgressRoute, IngressRoute, Table};
+use crate::table::{EgressRoute, IngressRoute, Origin, Table};
 use crate::train::{Assembler, Run, open_run};
 use crate::vnet::{self, Vnet};
 
@@ -142,7 +142,7 @@ impl OnHost {
         let said = numbers(self.outbox.head(&loaded), &found);
         let bytes = found.payload_len();
         let route = match by {
-            None => self.table.read().egress(&found.key, bytes, 1, said, false),
+            None => self.table.read().egress(&found.key, bytes, 1, said, Origin::Program),
             Some(flow) => self.table.read().egress_by(flow, bytes, 1, said),
         };
         let Some(route) = route else { return Seen::Missed };

@@ -481,7 +481,7 @@ fn set_path(cache: &KernelCache, id: PathId, path: &WirePath) {
 }
 
 fn wire_flow(flow: FlowId, wanted: &Wired) -> WireFlow {
-    let Wired { app, generation, wire, delta } = *wanted;
+    let Wired { app, generation, wire, at_middlebox, delta } = *wanted;
     WireFlow {
         flow,
         generation,
@@ -491,7 +491,7 @@ fn wire_flow(flow: FlowId, wanted: &Wired) -> WireFlow {
         remote_port: wire.remote_port,
         egress: wire.sending,
         accept: wire.takes(),
-        by_sal0: wire.by_sal0,
+        by_sal0: at_middlebox,
         delta,
     }
 }

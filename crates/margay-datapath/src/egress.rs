@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 
 use std::sync::Arc;
 
+use margay_core::chain::FORWARDED_HOP_LIMIT;
 use margay_core::{Direction, DropReason};
 use margay_wire::{FENCE, FlowId, TrainRepr};
 
@@ -19,7 +20,7 @@ use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, FlowKey, Packet, RST, SYN, TCP, Transport, UDP};
 use crate::repairing::REPAIR_MORE;
 use crate::striped::{self, Stripe};
-use crate::table::{Destination, EgressRoute, TcpNumbers};
+use crate::table::{Destination, EgressRoute, Origin, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
 
@@ -220,7 +221,11 @@ pub(crate) fn carry<C: Core>(
     let numbers = numbers(outbox.head(&loaded), found);
     let table = shared.table.read();
     let route = match by {
-        By::Tuple(patient) => table.egress(&found.key, bytes, segments, numbers, !patient),
+        By::Tuple(false) => table.egress(&found.key, bytes, segments, numbers, Origin::Core),
+        By::Tuple(true) if found.hop_limit == FORWARDED_HOP_LIMIT => {
+            table.egress(&found.key, bytes, segments, numbers, Origin::Middlebox)
+        }
+        By::Tuple(true) => table.egress(&found.key, bytes, segments, numbers, Origin::Program),
         By::Flow(flow) => table.egress_by(flow, bytes, segments, numbers),
     };
     drop(table);

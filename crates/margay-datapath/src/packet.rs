@@ -122,6 +122,8 @@ pub struct Transport {
     pub total_len: usize,
     /// TCP flags; zero for UDP.
     pub flags: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
 }
 
 impl Transport {
@@ -172,7 +174,7 @@ fn parse_v4(head: &[u8], len: usize) -> Result<Packet, Malformed> {
         return Ok(Packet::Fragment);
     }
     let (source, destination) = (mapped_v4(&head[12..16]), mapped_v4(&head[16..20]));
-    parse_transport(head, head[9], ip_len, total_len, source, destination)
+    parse_transport(head, (head[9], head[8]), ip_len, total_len, source, destination)
 }
 
 fn parse_v6(head: &[u8], len: usize) -> Result<Packet, Malformed> {
@@ -190,12 +192,12 @@ fn parse_v6(head: &[u8], len: usize) -> Result<Packet, Malformed> {
     let mut destination = [0; 16];
     source.copy_from_slice(&head[8..24]);
     destination.copy_from_slice(&head[24..40]);
-    parse_transport(head, head[6], IPV6_LEN, total_len, source, destination)
+    parse_transport(head, (head[6], head[7]), IPV6_LEN, total_len, source, destination)
 }
 
 fn parse_transport(
     head: &[u8],
-    protocol: u8,
+    (protocol, hop_limit): (u8, u8),
     ip_len: usize,
     total_len: usize,
     source: [u8; 16],
@@ -227,7 +229,7 @@ fn parse_transport(
         destination_port: word(transport, 2),
         protocol,
     };
-    Ok(Packet::Transport(Transport { key, ip_len, transport_len, total_len, flags }))
+    Ok(Packet::Transport(Transport { key, ip_len, transport_len, total_len, flags, hop_limit }))
 }
 
 #[cfg(test)]

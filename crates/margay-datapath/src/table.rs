@@ -26,6 +26,7 @@ use crate::order::Watched;
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
+pub use crate::table::opening::Origin;
 use crate::table::repeating::{KeptSctps, passes_turn};
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
 pub use crate::table::stacks::LastPacket;
@@ -48,6 +49,8 @@ struct Slot {
     directions: Directions,
     /// What of it is left to the core ([`opening`]).
     left_to_core: AtomicU8,
+    /// Its packets are a middlebox's: the core is given all others.
+    at_middlebox: bool,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -92,6 +95,7 @@ impl Slot {
             path: PathId(0),
             directions: Directions::Both,
             left_to_core: AtomicU8::new(opening::NOTHING),
+            at_middlebox: false,
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -276,18 +280,17 @@ impl Table {
     }
 
     /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`.
-    /// `by_core`: the packet is one that the core has held, or been given.
     pub fn egress(
         &self,
         key: &FlowKey,
         bytes: usize,
         segments: usize,
         numbers: Option<TcpNumbers>,
-        by_core: bool,
+        origin: Origin,
     ) -> Option<EgressRoute> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot(*self.by_key.find(hash, |&index| self.slot(index).key == *key)?);
-        if slot.is_left_to_core(by_core) {
+        if slot.is_left_to_core(origin) {
             return None;
         }
         self.egress_of(slot, bytes, segments, numbers)
@@ -423,7 +426,8 @@ impl Table {
     pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
         let delta = self.delta(flow).copied();
-        Some(Wired { app: slot.key, generation: slot.generation, wire: slot.wire?, delta })
+        let at_middlebox = slot.at_middlebox;
+        Some(Wired { app: slot.key, generation: slot.generation, wire: slot.wire?, at_middlebox, delta })
     }
 
     /// Every cached flow that has a direct path.
@@ -663,9 +667,9 @@ impl Table {
 
     fn fill(&mut self, index: u32, entry: &Entry) {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
-        self.follow_stripe(entry);
-        self.follow_delta(entry);
         let peer = self.paths.get(&entry.path).map_or(Peer::Own, |record| record.path.peer);
+        self.follow_stripe(entry, peer);
+        self.follow_delta(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change, peer);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.last();
@@ -677,6 +681,7 @@ impl Table {
         slot.seal = seal.or(last);
         slot.stacks = entry.stacks;
         slot.directions = entry.directions;
+        slot.at_middlebox = entry.at_middlebox;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         // What was sent one way may have been answered the other way.

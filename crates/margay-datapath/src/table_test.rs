@@ -27,6 +27,7 @@ pub(super) fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         stacks: Stacks::only(Stack::Plain),
         stripe: None,
         is_held: false,
+        at_middlebox: false,
         directions: margay_core::Directions::Both,
         delta: None,
     }
@@ -61,7 +62,7 @@ fn no_packet_number_comes_twice_while_a_flow_lives() {
     let mut table = table();
     let numbered = |table: &Table, port: u16| {
         let key = FlowKey::from(entry(7, 1, port).app);
-        table.egress(&key, 10, 1, None, false).expect("installed").packet_number
+        table.egress(&key, 10, 1, None, Origin::Program).expect("installed").packet_number
     };
     let install = |table: &mut Table, flow: u32, port: u16| {
         assert_eq!(table.apply(EntryUpdate::Install(entry(flow, 1, port))), Applied::Done);
@@ -87,8 +88,8 @@ fn found_both_ways_and_counted() {
     let mut table = table();
     assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let first = table.egress(&key, 10, 1, None, false).expect("installed");
-    let second = table.egress(&key, 20, 2, None, false).expect("installed");
+    let first = table.egress(&key, 10, 1, None, Origin::Program).expect("installed");
+    let second = table.egress(&key, 20, 2, None, Origin::Program).expect("installed");
     assert_eq!((first.packet_number, second.packet_number), (0, 1));
     assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
     let from = "10.0.0.2:54324".parse().expect("literal");
@@ -111,7 +112,21 @@ fn found_both_ways_and_counted() {
     table.count_ingress(FlowId(7), 5, 1);
     let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
     assert_eq!(table.counters(FlowId(7)), Some(counters));
-    assert_eq!(table.egress(&key.reversed(), 1, 1, None, false), None);
+    assert_eq!(table.egress(&key.reversed(), 1, 1, None, Origin::Program), None);
+}
+
+#[test]
+fn of_a_flow_at_a_middlebox_the_core_has_what_was_not_forwarded() {
+    let mut table = table();
+    let at_middlebox = |generation, at_middlebox| Entry { at_middlebox, ..entry(7, generation, 100) };
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let carried = |table: &Table| {
+        [Origin::Program, Origin::Middlebox, Origin::Core].map(|from| table.egress(&key, 1, 1, None, from).is_some())
+    };
+    table.apply(EntryUpdate::Install(at_middlebox(1, true)));
+    assert_eq!(carried(&table), [false, true, true]);
+    table.apply(EntryUpdate::Install(at_middlebox(2, false)));
+    assert_eq!(carried(&table), [true; 3]);
 }
 
 #[test]
@@ -123,11 +138,11 @@ fn a_new_flow_of_datagrams_is_the_cores_until_it_has_sent_what_it_held() {
     let from = "10.0.0.2:54324".parse().expect("literal");
     let opens = |table: &Table| {
         let arrived = table.ingress(FlowId(7), (None, from), &data(0, 0)).expect("installed");
-        [table.egress(&key, 1, 1, None, false).is_none(), arrived.is_opening]
+        [table.egress(&key, 1, 1, None, Origin::Program).is_none(), arrived.is_opening]
     };
     table.apply(EntryUpdate::Install(datagrams));
     assert_eq!(opens(&table), [true, true]);
-    assert!(table.egress(&key, 1, 1, None, true).is_some(), "the core's own");
+    assert!(table.egress(&key, 1, 1, None, Origin::Core).is_some(), "the core's own");
     table.open(FlowId(7));
     assert_eq!(opens(&table), [false, false]);
     datagrams.generation = 2;
@@ -263,7 +278,7 @@ fn a_path_swap_moves_every_flow_and_keeps_what_was_learned_only_on_the_same_link
     table.apply(EntryUpdate::Path(path("10.9.0.2:54324", 1472)));
     assert_eq!(size(&table), Some(1472));
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let remote = table.egress(&key, 1, 1, None, false).map(|route| route.to.remote.to_string());
+    let remote = table.egress(&key, 1, 1, None, Origin::Program).map(|route| route.to.remote.to_string());
     assert_eq!(remote.as_deref(), Some("10.9.0.2:54324"));
 }
 
@@ -272,7 +287,7 @@ fn activity_is_reported_once() {
     let mut table = table();
     table.apply(EntryUpdate::Install(entry(7, 1, 100)));
     table.apply(EntryUpdate::Install(entry(8, 1, 101)));
-    let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None, false);
+    let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None, Origin::Program);
     let mut flows = Vec::new();
     table.take_active(0, &mut flows);
     assert_eq!(flows, [FlowId(7)]);
@@ -291,12 +306,12 @@ fn a_pinhole_waits_for_the_applications_numbers() {
         sending: false,
         accepting: false,
         begun: true,
-        by_sal0: false,
     };
     table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
     let key = FlowKey::from(entry(7, 1, 100).app);
     let numbers = TcpNumbers { sequence: 5, acknowledgement: 6, end: None };
-    let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers), false).map(|route| route.wants_pinhole);
+    let asks =
+        |table: &Table| table.egress(&key, 1, 1, Some(numbers), Origin::Program).map(|route| route.wants_pinhole);
     assert_eq!(table.pinhole(FlowId(7)), None);
     assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
     assert_eq!(table.pinhole(FlowId(7)), Some((wire, Some(numbers))));
@@ -311,7 +326,8 @@ fn sealed_flows_take_nothing_else_and_keep_their_numbers() {
         |generation, keys| EntryUpdate::Install(Entry { seal: Some(keys), stacks, ..entry(7, generation, 100) });
     let from = "10.0.0.2:54324".parse().expect("literal");
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let seal = |table: &Table| table.egress(&key, 1, 1, None, false).and_then(|route| route.seal).expect("sealed");
+    let seal =
+        |table: &Table| table.egress(&key, 1, 1, None, Origin::Program).and_then(|route| route.seal).expect("sealed");
     table.apply(sealed(1, keys));
     let first = seal(&table);
     let of_stack = |stack| DataRepr { stack, ..data(0, 0) };
@@ -338,7 +354,7 @@ fn a_flow_turns_with_the_last_packet_of_its_stack_and_comes_back_to_its_numbers(
     let keys = sample::seal_keys(Cipher::Aes256Gcm);
     let key = FlowKey::from(entry(7, 1, 100).app);
     let from = "10.0.0.2:54324".parse().expect("literal");
-    let seal = |table: &Table| table.egress(&key, 1, 1, None, false).expect("cached").seal;
+    let seal = |table: &Table| table.egress(&key, 1, 1, None, Origin::Program).expect("cached").seal;
     let route = |table: &Table, stack| {
         let data = DataRepr { stack, ..data(0, 0) };
         let route = table.ingress(FlowId(7), (None, from), &data);
@@ -383,7 +399,7 @@ fn what_numbers_and_repairs_a_flow_is_there_from_its_change_on_and_is_another_on
     let mut table = table();
     let key = FlowKey::from(entry(7, 1, 100).app);
     let from = "10.0.0.2:54324".parse().expect("literal");
-    let sends = |table: &Table| table.egress(&key, 1, 1, None, false).expect("cached").fec;
+    let sends = |table: &Table| table.egress(&key, 1, 1, None, Origin::Program).expect("cached").fec;
     let takes = |table: &Table, stack| {
         let data = DataRepr { stack, ..data(0, 0) };
         table.ingress(FlowId(7), (None, from), &data).map(|route| route.fec)
@@ -486,7 +502,7 @@ proptest! {
         for port in 0..20 {
             let tuple = entry(0, 0, port).app;
             let expected = model.iter().find(|(_, held)| held.1 == tuple).map(|(&flow, _)| FlowId(flow));
-            prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None, false).map(|route| route.flow), expected);
+            prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None, Origin::Program).map(|route| route.flow), expected);
         }
     }
 }
@@ -508,7 +524,7 @@ fn what_a_train_makes_up_is_not_what_comes_next_and_a_fin_waits_for_its_acknowle
     assert_eq!(train(110, 10, 3), (110, 3));
     let acknowledge = |acknowledgement: u32| {
         let numbers = TcpNumbers { sequence: 5, acknowledgement, end: None };
-        table.egress(&key, 0, 1, Some(numbers), false).expect("installed").takes_end
+        table.egress(&key, 0, 1, Some(numbers), Origin::Program).expect("installed").takes_end
     };
     assert!(!acknowledge(120));
     assert_eq!(train(130, 10, 4), (130, 4), "the application has acknowledged what is before");
@@ -525,7 +541,7 @@ fn a_way_that_is_taken_knows_what_has_passed_by_the_one_that_is_left() {
     table.apply(EntryUpdate::Install(Entry { directions: Directions::Ingress, ..entry(8, 1, 100) }));
     let key = FlowKey::from(entry(7, 1, 100).app);
     let numbers = |sequence, acknowledgement, end| TcpNumbers { sequence, acknowledgement, end };
-    let send = |table: &Table, said| table.egress(&key, 0, 1, Some(said), false).expect("installed");
+    let send = |table: &Table, said| table.egress(&key, 0, 1, Some(said), Origin::Program).expect("installed");
     // The application's FIN goes by the first way, and half of what acknowledges it comes there.
     assert_eq!(send(&table, numbers(500, 90, Some(501))).flow, left);
     table.note_peer_numbers(left, numbers(90, 500, None));
@@ -556,21 +572,14 @@ fn an_entry_with_a_delta_says_how_numbers_are_translated_until_it_goes() {
     let mut table = table();
     let delta = Delta { peer: 5, own: 7, ..Delta::ZERO };
     let both = delta.translations().expect("its clocks are fixed");
-    let wire = Wire {
-        path: PathId(1),
-        local_port: 61_000,
-        remote_port: 62_000,
-        sending: true,
-        accepting: true,
-        begun: true,
-        by_sal0: false,
-    };
+    let wire =
+        Wire { path: PathId(1), local_port: 61_000, remote_port: 62_000, sending: true, accepting: true, begun: true };
     let install =
         |generation, delta| EntryUpdate::Install(Entry { delta, wire: Some(wire), ..entry(7, generation, 100) });
     table.apply(install(1, Some(delta)));
     let key = table.key(FlowId(7)).expect("installed");
     let numbers = TcpNumbers { sequence: 100, acknowledgement: 200, end: None };
-    let route = table.egress(&key, 10, 1, Some(numbers), false).expect("installed");
+    let route = table.egress(&key, 10, 1, Some(numbers), Origin::Program).expect("installed");
     assert_eq!(route.delta, Some(both.egress));
     assert_eq!(table.recipient(FlowId(7)), Some(Recipient { key: key.reversed(), delta: Some(both.ingress) }));
     assert_eq!(table.wire(FlowId(7)).and_then(|wired| wired.delta), Some(both));
@@ -589,7 +598,7 @@ fn an_entry_with_a_delta_says_how_numbers_are_translated_until_it_goes() {
 /// The program's next packet of flow 7, encrypted as it leaves.
 fn encrypted(table: &Table, text: &[u8]) -> Vec<u8> {
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let route = table.egress(&key, text.len(), 1, None, false).expect("carried");
+    let route = table.egress(&key, text.len(), 1, None, Origin::Program).expect("carried");
     let mut train = [&[0; DATA_HEADER_LEN], text, &[0; SEAL_TAG_LEN]].concat();
     let stride = train.len();
     route.seal.expect("encrypted").seal_train(route.peer_flow, &mut train, stride).expect("sealed");
@@ -610,7 +619,7 @@ fn an_encrypted_flow_that_is_suspended_uses_no_number_twice_and_takes_nothing_tw
     table.count_ingress(FlowId(7), 500, 1);
     let counted = table.counters(FlowId(7));
     assert_eq!(table.apply(EntryUpdate::Suspend(FlowId(7))), Applied::Done);
-    assert!(table.egress(&key, 1, 1, None, true).is_none() && table.egress_by(FlowId(7), 1, 1, None).is_none());
+    assert!(table.egress(&key, 1, 1, None, Origin::Core).is_none() && table.egress_by(FlowId(7), 1, 1, None).is_none());
     assert!(table.route_by(FlowId(7), Stack::Secure).is_none() && table.recipient(FlowId(7)).is_none());
     assert_eq!((table.len(), table.counters(FlowId(7))), (0, counted));
     assert_eq!(table.apply(EntryUpdate::Install(sealed(0))), Applied::Stale, "older than what waits");

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::chain::FORWARDED_HOP_LIMIT;
 use margay_core::entry::Place;
 use margay_core::flow_cache::{DATAGRAMS_MIN, LINGER, SILENCE, UNANSWERED};
 use margay_core::loss::FlowCount;
@@ -513,8 +514,18 @@ impl Cache {
     }
 
     /// The application's packet as the kernel sends it, where the kernel's cache does.
-    pub(crate) fn send_direct(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+    pub(crate) fn send_direct(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<(FlowId, Vec<u8>)> {
+        if self.is_feigned(segment, packet) {
+            return None;
+        }
         self.kernel.as_mut()?.egress(now, segment)
+    }
+
+    /// Whether a packet is of a flow at a middlebox, which has not forwarded it.
+    fn is_feigned(&self, segment: &Segment, packet: &[u8]) -> bool {
+        let slot = self.by_tuple.get(&segment.tuple).and_then(|flow| self.by_flow.get(flow));
+        let hop_limit = packet[if packet[0] >> 4 == 4 { 8 } else { 7 }];
+        slot.is_some_and(|slot| slot.entry.at_middlebox) && hop_limit != FORWARDED_HOP_LIMIT
     }
 
     /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache
@@ -529,7 +540,7 @@ impl Cache {
 
     pub(crate) fn encapsulate(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<Carried> {
         let flow = *self.by_tuple.get(&segment.tuple)?;
-        self.by_flow.get(&flow).filter(|slot| !slot.entry.is_held)?;
+        self.by_flow.get(&flow).filter(|slot| !slot.entry.is_held && !self.is_feigned(segment, packet))?;
         self.encapsulate_by(now, flow, segment, packet)
     }
 

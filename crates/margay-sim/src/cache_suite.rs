@@ -142,7 +142,7 @@ impl CacheUnderTest for Simulated {
 
     fn send(&mut self, packet: &[u8]) -> Seen {
         let segment = Segment::parse(packet).expect("cases have whole packets");
-        if let Some((flow, direct)) = self.cache.send_direct(self.now, &segment) {
+        if let Some((flow, direct)) = self.cache.send_direct(self.now, &segment, packet) {
             self.ended(flow, Direction::Egress, segment.flags);
             self.judge();
             let (wire, numbers) = read(&direct);

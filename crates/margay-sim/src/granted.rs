@@ -76,7 +76,7 @@ fn wire(grant: &Grant, number: u16) -> Wire {
     let Grant { path, local_port, remote_port, .. } = *grant;
     let (local, remote) = if grant.role == Role::Initiator { (number, 0) } else { (0, number) };
     let (local_port, remote_port) = (local_port + local, remote_port + remote);
-    Wire { path, local_port, remote_port, sending: true, accepting: true, begun: true, by_sal0: false }
+    Wire { path, local_port, remote_port, sending: true, accepting: true, begun: true }
 }
 
 fn number_of(grant: &Grant, number: u16) -> FlowId {

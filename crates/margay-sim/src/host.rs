@@ -559,7 +559,7 @@ impl Host {
     /// A packet of a program here.
     fn egress(&mut self, now: Instant, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
-        let direct = self.cache.send_direct(now, &segment);
+        let direct = self.cache.send_direct(now, &segment, packet);
         if self.is_dead {
             return self.outbox.extend(direct.map(|(_, packet)| Outgoing::Direct(packet)));
         }

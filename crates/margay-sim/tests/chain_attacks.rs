@@ -12,7 +12,7 @@ use margay_core::key::{HostPublic, SigningKey};
 use margay_core::rng::Rng;
 use margay_core::table::{Allow, AllowItem};
 use margay_sim::world::service;
-use margay_sim::{Outcome, Weather};
+use margay_sim::{Datagram, Outcome, Weather};
 use margay_wire::{Kind, Message, PORT};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -208,4 +208,26 @@ fn garbage_on_every_hop_changes_nothing() {
     assert_eq!(line.accepted(), 1);
     margay_sim::check::nothing_left_over(&line.world).expect("nothing is");
     assert_eq!(line.connect(), Outcome::Answered(9));
+}
+
+#[test]
+fn a_local_user_with_the_addresses_of_a_session_is_not_its_middlebox() {
+    for (is_direct, is_sealed) in [(false, false), (true, false), (false, true)] {
+        let mut line = line(31, Weather::FAIR, 1);
+        line.set_direct(is_direct);
+        if is_sealed {
+            line.demand_secure();
+        }
+        assert_eq!(line.ask_by_datagrams(20), 20);
+        let host = line.boxes[0];
+        let tuple = *line.world.host(host).middlebox.as_ref().expect("one").seen.first().expect("one");
+        let given = |line: &mut Line| [line.client, line.server].map(|host| line.world.host(host).datagrams.len());
+        let refused = |line: &mut Line| line.world.host(host).sal.counters().drops(DropReason::NotForwarded);
+        let before = (given(&mut line), refused(&mut line));
+        for tuple in [tuple, tuple.reversed()] {
+            line.world.say(host, &Datagram { tuple, data: b"forged".to_vec() });
+            line.world.run_for(SECOND);
+        }
+        assert_eq!((given(&mut line), refused(&mut line)), (before.0, before.1 + 2), "{is_direct} {is_sealed}");
+    }
 }

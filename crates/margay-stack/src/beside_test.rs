@@ -152,4 +152,6 @@ fn long_repairs_push_out_those_of_older_blocks() {
         }
     }
     assert!((400_000..=KEPT_BYTES_MAX).contains(&restorer.bytes()), "{} bytes", restorer.bytes());
+    restorer.clear();
+    assert_eq!(restorer.bytes(), 0);
 }

@@ -53,6 +53,11 @@ fn coming_and_going() -> Vec<Case> {
             vec![on_path(path()), misses(PORT_A), hears_as(FLOW, ANSWER, Seen::Missed)],
         ),
         case(
+            "of a flow at a middlebox the core has what was not forwarded",
+            &[],
+            after(Entry { at_middlebox: true, ..entry(FLOW, 1) }, vec![misses(PORT_A)]),
+        ),
+        case(
             "an entry carries both ways until it is removed",
             &[],
             after(

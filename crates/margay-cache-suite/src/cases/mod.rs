@@ -76,6 +76,7 @@ fn entry(flow: FlowId, generation: u32) -> Entry {
         stacks: Stacks::only(Stack::Plain),
         stripe: None,
         is_held: false,
+        at_middlebox: false,
         directions: Directions::Both,
         delta: None,
     }
@@ -95,7 +96,6 @@ const fn wire(flow: FlowId) -> Wire {
         sending: true,
         accepting: true,
         begun: true,
-        by_sal0: false,
     }
 }
 

@@ -417,15 +417,8 @@ fn adopted(sal: &mut Sal, association: u32, path: u32, (role, accepting): (Role,
     direct.legs[1].keys = Some(KeyReference { host: peer(), association });
     direct.legs.push(Leg { kind: LegKind::Nic, stack: 0, tuple: Some(ports), flow: None, keys: None });
     sal.adopt_flow(now, &direct).expect("the peer is known");
-    let wire = Wire {
-        path: PathId(path),
-        local_port: 61_001,
-        remote_port: 61_002,
-        sending: true,
-        accepting,
-        begun: true,
-        by_sal0: false,
-    };
+    let wire =
+        Wire { path: PathId(path), local_port: 61_001, remote_port: 61_002, sending: true, accepting, begun: true };
     let is_adopted = sal.adopt_direct(now, direct.flow, 12, &wire);
     let named = sal.flows.get(direct.flow).map_or(0, |flow| flow.direct.path);
     (is_adopted, named, sal.associations.get(association).map_or(0, |association| association.wire_path))

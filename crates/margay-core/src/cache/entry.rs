@@ -75,9 +75,6 @@ pub struct Wire {
     /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it.
     /// If not, they come up as misses: see [`Sal::handle_app_packet`](crate::machine::sal::Sal::handle_app_packet).
     pub begun: bool,
-    /// No program has the flow but a box, which sees its packets come by `sal0`: none is rewritten in place on the
-    /// card.
-    pub by_sal0: bool,
 }
 
 impl Wire {
@@ -114,6 +111,9 @@ pub struct Entry {
     /// its stack becomes another as the hold ends, there is one, and what is sent from then on is of the new stack,
     /// also what overtakes that packet.
     pub is_held: bool,
+    /// No program has the flow but a middlebox: what is sent was forwarded by it, and everything else comes to the core.
+    /// The middlebox sees the peer's packets come by `sal0`: none is rewritten in place on the card.
+    pub at_middlebox: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,
     /// What its numbers on the wire, direct or encapsulated, differ by from those of the application's TCP. The cache

@@ -254,7 +254,6 @@ impl Flow {
     }
 
     pub fn entry(&self) -> Entry {
-        let by_sal0 = self.is_at_box();
         let delta = self.delta.as_deref().copied();
         let is_settled = delta.is_none_or(|delta| delta.is_settled());
         let directions = if is_settled { self.directions } else { Directions::Neither };
@@ -265,15 +264,12 @@ impl Flow {
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
             // Between two ways a session goes by the agents.
-            wire: self
-                .direct
-                .wire()
-                .filter(|_| directions == Directions::Both)
-                .map(|wire| Wire { by_sal0, ..self.masked(wire) }),
+            wire: self.direct.wire().filter(|_| directions == Directions::Both).map(|wire| self.masked(wire)),
             seal: self.seal.as_deref().copied().filter(|_| self.stacks.has_sealed()),
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places(self.may_be_plain_in_places())),
             is_held: self.is_held || self.has(Marks::GUARDED),
+            at_middlebox: self.is_at_box(),
             directions,
             delta,
         }

@@ -8,7 +8,7 @@ const LONG_AGO_NS: u64 = 1;
 
 impl Rig {
     /// Changes the one entry.
-    fn alter(&self, change: impl FnOnce(&mut flow_entry)) {
+    pub(super) fn alter(&self, change: impl FnOnce(&mut flow_entry)) {
         let key = self.0.maps.flows.keys().next().expect("one entry");
         let mut entry = self.entry();
         change(&mut entry);
@@ -96,7 +96,7 @@ fn what_a_box_is_to_see_comes_by_sal0_and_what_is_sent_again_is_no_sign_of_anyth
         (entry.ingress.numbers.acknowledgement, entry.ingress.numbers.flags) = (end, 1);
         entry.egress.asked_ns = LONG_AGO_NS;
     });
-    let sent = |rig: &Rig| rig.run(true, &segment(app, ACK, b"request")).0;
+    let sent = |rig: &Rig| run_from(&rig.0.progs.app_egress, SAL0, &segment(app, ACK, b"request")).0;
     assert_eq!((sent(&rig), sent(&rig)), (REDIRECT, REDIRECT));
     assert_eq!(rig.entry().flags & layout::FLOW_STALLED, 0);
 }

@@ -5,9 +5,6 @@ use margay_core::chain::mark_forwarded;
 use super::*;
 
 const CARD: u32 = 8;
-/// Where a program's context has the interface that a packet came by, and how long it is.
-const INGRESS_IFINDEX: usize = 36;
-const CONTEXT_LEN: usize = 192;
 
 /// What leaves `sal0` to the agent, with the flow cache and without it, of a packet that came by `from`, or by no
 /// interface.
@@ -19,18 +16,9 @@ fn leave(rig: &Rig, from: u32, packet: &[u8]) -> Vec<u8> {
 }
 
 fn leave_by(program: &libbpf_rs::ProgramMut<'_>, from: u32, packet: &[u8]) -> Vec<u8> {
-    let mut context = [0; CONTEXT_LEN];
-    context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
-    let (data, mut out) = (frame(packet), vec![0; 4096]);
-    let input = ProgramInput {
-        context_in: Some(&mut context),
-        data_in: Some(&data),
-        data_out: Some(&mut out),
-        ..Default::default()
-    };
-    let result = program.test_run(input).expect("a run");
-    assert_eq!(result.return_value.cast_signed(), NEXT);
-    result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec()
+    let (verdict, out) = run_from(program, from, packet);
+    assert_eq!(verdict, NEXT);
+    out
 }
 
 #[test]
@@ -59,4 +47,20 @@ fn a_fragment_is_forwarded_as_a_whole_packet_is() {
     mark_forwarded(&mut fragment);
     assert_eq!(leave(&rig, 0, &fragment)[8], FORWARDED_HOP_LIMIT - 1);
     assert_eq!(leave(&rig, SAL0, &fragment), fragment);
+}
+
+#[test]
+fn of_a_flow_at_a_box_only_what_was_forwarded_goes_direct() {
+    for app in [sample::tuple4(UDP), sample::tuple6(UDP), sample::tuple4(TCP), sample::tuple6(TCP)] {
+        let Some(rig) = rig(app, true, true, true) else { return };
+        let packet = if app.protocol == UDP { datagram(app, b"x") } else { segment(app, ACK, b"x") };
+        let send = |rig: &Rig, from| run_from(&rig.0.progs.app_egress, from, &packet);
+        assert_eq!(send(&rig, 0).0, REDIRECT, "a program has it");
+        rig.alter(|entry| entry.flags |= layout::FLOW_BY_SAL0);
+        for from in [0, CARD] {
+            let (verdict, out) = send(&rig, from);
+            assert_eq!((verdict, &out), (NEXT, &packet), "the agent refuses it, without the mark");
+        }
+        assert_eq!(send(&rig, SAL0).0, REDIRECT);
+    }
 }

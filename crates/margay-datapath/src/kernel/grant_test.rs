@@ -410,16 +410,9 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
         assert_eq!(elements(&cache), [0, 0, 1], "its record is kept");
 
         let opened = open(&cache, &grant, 0, OPENED);
-        let wire = Wire {
-            path: PATH,
-            local_port: 61_001,
-            remote_port: 61_952,
-            sending: true,
-            accepting: true,
-            begun: true,
-            by_sal0: false,
-        };
-        let wired = crate::table::Wired { app: opened.1.into(), generation: 1, wire, delta: None };
+        let wire =
+            Wire { path: PATH, local_port: 61_001, remote_port: 61_952, sending: true, accepting: true, begun: true };
+        let wired = crate::table::Wired { app: opened.1.into(), generation: 1, wire, at_middlebox: false, delta: None };
         direct.note_opened(FlowId(1000), &wired);
         assert!(direct.state(FlowId(1000)).is_some());
         direct.remove_grant(grant.id, |_| false);

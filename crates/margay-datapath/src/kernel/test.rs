@@ -172,6 +172,26 @@ pub(super) fn run_program(program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) ->
     (result.return_value.cast_signed(), out)
 }
 
+/// Where a program's context has the interface that a packet came by, and how long it is.
+const INGRESS_IFINDEX: usize = 36;
+const CONTEXT_LEN: usize = 192;
+
+/// The same of a packet that came by this interface; by none: a program here has sent it.
+fn run_from(program: &libbpf_rs::ProgramMut<'_>, from: u32, packet: &[u8]) -> (i32, Vec<u8>) {
+    let mut context = [0; CONTEXT_LEN];
+    context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
+    let (data, mut out) = (frame(packet), vec![0; 4096]);
+    let input = ProgramInput {
+        context_in: Some(&mut context),
+        data_in: Some(&data),
+        data_out: Some(&mut out),
+        ..Default::default()
+    };
+    let result = program.test_run(input).expect("a run");
+    let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
+    (result.return_value.cast_signed(), out)
+}
+
 impl Rig {
     fn beat(&self, at_ns: u64) {
         put(&self.0.maps.heartbeat, &0_u32.to_ne_bytes(), &at_ns.to_ne_bytes());

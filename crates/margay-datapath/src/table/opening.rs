@@ -26,6 +26,17 @@ fn after_hold(protocol: u8) -> u8 {
     if protocol == UDP { OPENING } else { NOTHING }
 }
 
+/// Who sends a packet of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A program of this host, or of a container.
+    Program,
+    /// A middlebox, or the kernel for it: what it has forwarded.
+    Middlebox,
+    /// The core, which has held the packet, or been given it.
+    Core,
+}
+
 impl Slot {
     /// Takes over what the entry says. Gives whether the flow was held before.
     pub(super) fn follow_hold(&mut self, is_held: bool) -> bool {
@@ -41,10 +52,13 @@ impl Slot {
     }
 
     /// Whether a packet of the application is the core's, which has not sent it itself.
-    pub(super) fn is_left_to_core(&self, by_core: bool) -> bool {
+    pub(super) fn is_left_to_core(&self, origin: Origin) -> bool {
+        if self.at_middlebox && origin == Origin::Program {
+            return true;
+        }
         match self.left_to_core.load(Ordering::Acquire) {
             SENDS => true,
-            OPENING => !by_core,
+            OPENING => origin != Origin::Core,
             _ => false,
         }
     }

@@ -7,6 +7,7 @@ use margay_wire::{STACK_ENCAP, STACK_SCTP};
 use super::*;
 use crate::packet::FlowKey;
 use crate::sample;
+use crate::table::Origin;
 use crate::table::test::{data, entry, table};
 
 /// What DATA of a stack becomes, from where the flow's path leads.
@@ -146,10 +147,10 @@ fn of_a_flow_that_was_held_until_it_is_sealed_only_the_last_packet_is_plain() {
         table.apply(update(generation, Stacks { change: 8, ..Stacks::only(before) }, false));
         let _ = table.begin_turn(FlowId(7));
         table.apply(update(generation + 1, Stacks { change: 8, ..Stacks::only(before) }, true));
-        assert!(table.egress(&key, 1, 1, None, true).is_none() && table.route_by(FlowId(7), before).is_none());
+        assert!(table.egress(&key, 1, 1, None, Origin::Core).is_none() && table.route_by(FlowId(7), before).is_none());
         let stacks = Stacks { sends: to, takes: Taking::Ready(to), before, change: 9 };
         table.apply(update(generation + 2, stacks, false));
-        let route = table.egress(&key, 1, 1, None, true).expect("it goes on");
+        let route = table.egress(&key, 1, 1, None, Origin::Core).expect("it goes on");
         assert!(route.seal.is_some(), "the core sends what has waited before another thread turns the flow");
         assert!(table.route_by(FlowId(7), before).is_none() && table.is_to_turn(FlowId(7)));
         let last = table.begin_turn(FlowId(7)).expect("the peer waits for it");

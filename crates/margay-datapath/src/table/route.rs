@@ -72,6 +72,8 @@ pub struct Wired {
     pub generation: u32,
     /// The direct path.
     pub wire: Wire,
+    /// A middlebox has the flow.
+    pub at_middlebox: bool,
     /// What becomes of its numbers.
     pub delta: Option<Translations>,
 }
@@ -80,7 +82,8 @@ impl Wired {
     /// What an entry asks for, where it has a direct path.
     pub(crate) fn of(entry: &Entry) -> Option<Self> {
         let delta = entry.delta.and_then(|delta| delta.translations());
-        entry.wire.map(|wire| Self { app: entry.app.into(), generation: entry.generation, wire, delta })
+        let Entry { generation, at_middlebox, .. } = *entry;
+        entry.wire.map(|wire| Self { app: entry.app.into(), generation, wire, at_middlebox, delta })
     }
 }
 

@@ -10,7 +10,7 @@ use margay_core::time::Instant;
 use margay_core::{DropReason, Stack, Stacks, Taking};
 use margay_wire::{DataRepr, FlowId};
 
-use super::{EgressRoute, PathRecord, Slot, Table};
+use super::{EgressRoute, Origin, PathRecord, Slot, Table};
 use crate::clock;
 use crate::fec::Fec;
 use crate::held_bytes::HeldAccount;
@@ -200,7 +200,7 @@ impl Table {
 
     fn full_route(&self, slot: &Slot, stack: Stack) -> Option<EgressRoute> {
         let flow = slot.flow;
-        let bare = self.bare_route(Some(slot).filter(|slot| !slot.is_left_to_core(true))?)?;
+        let bare = self.bare_route(Some(slot).filter(|slot| !slot.is_left_to_core(Origin::Core))?)?;
         let seal = if stack.is_sealed() { Some(self.seals.get(&flow).cloned()?) } else { None };
         let fec = if stack.repairs() { Some(self.kept_fec(flow, stack)?) } else { None };
         let sctp = if stack.repeats() { Some(self.sctp_of(flow, stack)?) } else { None };

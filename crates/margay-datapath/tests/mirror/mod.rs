@@ -104,6 +104,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            at_middlebox: false,
             directions: Directions::Both,
             delta: None,
         };
@@ -183,7 +184,6 @@ impl Mirror {
             sending: true,
             accepting: true,
             begun: true,
-            by_sal0: false,
         };
         let entry = Entry {
             flow,
@@ -196,6 +196,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            at_middlebox: false,
             directions: Directions::Both,
             delta: None,
         };

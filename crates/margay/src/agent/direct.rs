@@ -98,7 +98,6 @@ impl DirectPath {
                 sending: state.egress && !state.stalled,
                 accepting: state.accept,
                 begun: true,
-                by_sal0: false,
             };
             if sal.flow(state.flow).is_none() && !state.seen.over() {
                 // Opened by a grant, and too young still for the last agent to have written it down.

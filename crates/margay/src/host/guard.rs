@@ -62,9 +62,17 @@ fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<S
         // Marks what was forwarded, as opposed to what programs of this host send, before the rules that accept.
         let at = |sign: &str| format!("oifname \"{INTERFACE}\" iifname {sign}\"{INTERFACE}\"");
         let (mark, other) = (FORWARDED_HOP_LIMIT, FORWARDED_HOP_LIMIT - 1);
+        // What comes by no interface is this host's. A RST that is no socket's is the kernel's, which refuses a
+        // connection for a middlebox.
+        let own = format!("oifname \"{INTERFACE}\" iif 0");
         let forwarded = [("ip", "ttl"), ("ip6", "hoplimit")].map(|(ip, field)| {
             let set = |value: u8| format!("{ip} {field} set {value}");
-            [format!("{} {}", at(""), set(mark)), format!("{} {ip} {field} {mark} {}", at("!= "), set(other))]
+            [
+                format!("{} {}", at(""), set(mark)),
+                format!("{} {ip} {field} {mark} {}", at("!= "), set(other)),
+                format!("{own} tcp flags rst {}", set(mark)),
+                format!("{own} meta skuid >= 0 {ip} {field} {mark} {}", set(other)),
+            ]
         });
         chains[1].splice(..0, forwarded.concat());
         chains[1].push(format!("{TAGGED} counter name \"{}\" drop", COUNTERS[1]));
@@ -177,15 +185,17 @@ mod test {
         assert_eq!((arriving.len(), leaving.len()), (7, 7));
         let [_, with_boxes] = rules(&openings, networks(Ranges::USUAL), true);
         assert_eq!(
-            with_boxes[..4],
+            with_boxes[..6],
             [
                 "oifname \"sal0\" iifname \"sal0\" ip ttl set 254",
                 "oifname \"sal0\" iifname != \"sal0\" ip ttl 254 ip ttl set 253",
+                "oifname \"sal0\" iif 0 tcp flags rst ip ttl set 254",
+                "oifname \"sal0\" iif 0 meta skuid >= 0 ip ttl 254 ip ttl set 253",
                 "oifname \"sal0\" iifname \"sal0\" ip6 hoplimit set 254",
                 "oifname \"sal0\" iifname != \"sal0\" ip6 hoplimit 254 ip6 hoplimit set 253",
             ]
         );
-        assert_eq!(with_boxes[7], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
+        assert_eq!(with_boxes[11], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
         assert!(with_boxes.iter().all(|rule| is_rule(rule)));
     }
 }

@@ -6,20 +6,13 @@
 //! so, nothing has been forwarded.
 
 use super::tag::tag_of;
+pub use crate::cache::packet::FORWARDED_HOP_LIMIT;
 use crate::cache::packet::{AppPacket, set_hop_limit};
 use crate::session::flow::FlowTable;
-
-/// Hop limit of a packet that has come in by `sal0`, and leaves by it. First packets that boxes are given have it,
-/// too: a box that sends one on by a packet socket, past nftables, leaves it as it is.
-pub const FORWARDED_HOP_LIMIT: u8 = 254;
 
 /// Gives a whole IP packet the hop limit of one that was forwarded.
 pub fn mark_forwarded(packet: &mut [u8]) {
     set_hop_limit(packet, FORWARDED_HOP_LIMIT);
-}
-
-pub(super) const fn is_forwarded(packet: &AppPacket<'_>) -> bool {
-    packet.hop_limit == FORWARDED_HOP_LIMIT
 }
 
 /// Whether a packet that was not forwarded would have been taken for what has come out of a box.
@@ -45,7 +38,7 @@ mod tests {
             let datagram = |hop_limit| build(&tuple, alloc::vec![0x0f, 0xa0, 0, 53, 0, 8, 0, 0], 7, hop_limit);
             let mut packet = datagram(64).expect("one family");
             let read = |bytes: &[u8]| match parse(bytes) {
-                Ok(Parsed::Transport(packet)) => is_forwarded(&packet),
+                Ok(Parsed::Transport(packet)) => packet.is_forwarded(),
                 other => panic!("{other:?}"),
             };
             assert!(!read(&packet));

@@ -10,7 +10,7 @@ use core::time::Duration;
 use margay_wire::{BoxFlags, ErrorCode, Extension, FlowId, KeyExchangeRepr, Kind};
 
 use super::first::Wanted;
-use super::forwarded::{is_feigned, is_forwarded};
+use super::forwarded::is_feigned;
 use super::proof::Answered;
 use super::{ChainSetup, Chained, Failure, Place};
 use crate::act::setup::{SETUP_TIMEOUT, Start, retry_after};
@@ -133,7 +133,7 @@ impl Sal {
     /// A packet that is no flow's has come out of `sal0`. The first one of a session that a box has let pass begins the
     /// right half. `None`: it is nothing that a box was given.
     pub(crate) fn come_out(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
-        if !is_forwarded(packet) {
+        if !packet.is_forwarded() {
             let is_taken = is_feigned(&self.flows, packet) || self.chains.is_late(&packet.tuple, now);
             return is_taken.then_some(AppVerdict::Drop(DropReason::NotForwarded));
         }
@@ -307,7 +307,7 @@ impl Sal {
 
     /// Resolvers have not said who serves what comes after a box. False where the packet has come out of none.
     pub(crate) fn refuse_unresolved(&mut self, packet: &AppPacket<'_>) -> bool {
-        if !is_forwarded(packet) {
+        if !packet.is_forwarded() {
             return false;
         }
         let left = self.flows.by_tuple(&packet.tuple.reversed()).or_else(|| self.left_that_let_out(packet));

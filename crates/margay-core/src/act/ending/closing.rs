@@ -57,6 +57,10 @@ impl Sal {
         }
         let held_max = self.config.limits.held_sends_per_flow;
         let Some(flow) = self.flows.get_mut(id) else { return AppVerdict::Drop(DropReason::UnknownFlow) };
+        if flow.is_at_box() && !packet.is_forwarded() {
+            // Any user here may bind the addresses of the session's ends: only the middlebox speaks for them.
+            return AppVerdict::Drop(DropReason::NotForwarded);
+        }
         if flow.has(Marks::FAILED) {
             return self.answer_failed(id, packet);
         }

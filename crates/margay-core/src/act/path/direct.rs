@@ -145,7 +145,6 @@ impl Direct {
             sending: self.carriage.sends(),
             accepting: self.carriage.accepts(),
             begun: self.begun,
-            by_sal0: false,
         })
     }
 }

@@ -604,7 +604,7 @@ mod tests {
     #[test]
     fn a_router_counts_by_its_association_and_who_shows_no_tag_by_its_address() {
         let from = SocketAddr::new([192, 0, 2, 1].into(), 7);
-        let mut associations = AssociationTable::with_hasher(64, 64, KeyedHash(1, 2));
+        let mut associations = AssociationTable::with_hasher(64, 64, 1, KeyedHash(1, 2));
         let mut router = Association::new(7, 7, HostPublic([3; 32]), Keys { root: [1; 32] }, true, from);
         router.hop_key = Some([9; 16]);
         let host = router.host;

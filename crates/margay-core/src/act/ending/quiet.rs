@@ -220,7 +220,9 @@ mod test {
     /// The peer's end of what `meet_peer` has installed, or of another host's.
     fn peers_end(index: u32, key: u8) -> Association {
         let own = HostPublic([8; 32]);
-        Association { peer_epoch: EPOCH, ..Association::new(3, index, own, Keys { root: [key; 32] }, false, FROM) }
+        let mut end = Association::new(3, index, own, Keys { root: [key; 32] }, false, FROM);
+        end.peer_epoch = EPOCH;
+        end
     }
 
     fn open(role: Role) -> HandoverRecord {

@@ -121,6 +121,7 @@ fn a_client_confirms_the_hand_over_alone_by_which_it_has_fetched_a_session() {
         sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
         assert_eq!(sal.export_flow(Instant::ZERO, record.flow).and_then(|record| record.fetched), fetched);
         let mut taker = Association::new(3, 77, HostPublic([6; 32]), Keys { root: [1; 32] }, false, FROM);
+        taker.peer_epoch = sal.config.epoch;
         let mut ask = |sal: &mut Sal, ticket| {
             let extensions = [Extension::Handover(handover(ticket, giver, HostId([6; 16])))];
             let mut draft = Draft::new(Kind::RsynDone, record.flow, FlowId(9));

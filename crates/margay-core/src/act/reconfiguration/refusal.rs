@@ -203,7 +203,7 @@ mod test {
     fn who_is_behind_a_host_that_nobody_vouches_for_counts_as_that_host() {
         let [at, service] = [1, 2].map(|n| core::net::SocketAddr::new([192, 0, 2, n].into(), 80));
         let client = HostId([9; 16]);
-        let mut associations = AssociationTable::with_hasher(64, 64, KeyedHash(1, 2));
+        let mut associations = AssociationTable::with_hasher(64, 64, 1, KeyedHash(1, 2));
         let middlebox = Association::new(7, 7, HostPublic([3; 32]), Keys { root: [1; 32] }, false, at);
         let by = middlebox.host;
         associations.insert(middlebox).expect("room");

@@ -388,3 +388,21 @@ fn an_answer_that_was_held_back_frees_nothing_after_a_move() {
     pair.recovers("an answer that was held back");
     assert_eq!(pair.plain_outside(), 0);
 }
+
+/// What the operator has ordered holds again once a floor, which outranks it, is over.
+#[test]
+fn an_order_has_its_way_again_after_a_floor() {
+    let mut pair = pair(11, slow(7), false, (false, false), CHAT);
+    pair.floor_by_fact(pair.client);
+    pair.open();
+    pair.chat(SECOND);
+    for stack in [Stack::Secure, Stack::Plain] {
+        pair.order(pair.client, stack).expect("both can");
+        pair.chat(SECOND);
+    }
+    for (is_on, stack) in [(true, Stack::Secure), (false, Stack::Plain)] {
+        pair.lock_down(pair.client, is_on);
+        pair.chat(SECOND * 5);
+        assert!(pair.is_settled(stack), "{:?}", pair.stacks());
+    }
+}

@@ -249,8 +249,10 @@ impl Sal {
     /// By which stack rules want a flow carried, and why; nothing where they do not care.
     fn aim(&self, flow: &Flow, followed: &Followed, rules: &[StackRule]) -> Option<(Stack, ChangeCause)> {
         let floor = followed.floor(rules).map(|rule| ChangeCause::Rule(rule.number));
+        let ended = followed.acted.filter(|number| !followed.has_in_force(rules, *number));
         if let Some(order) = self.order_of(flow.id) {
-            return floor.map(|cause| (self.under_seal(flow, order.stack), cause));
+            let ordered = ended.map(|number| (order.stack.sealed_if(flow.is_demanded()), ChangeCause::RuleEnded(number)));
+            return floor.map(|cause| (self.under_seal(flow, order.stack), cause)).or(ordered);
         }
         if let Some(rule) = followed.wish(rules) {
             let cause = ChangeCause::Rule(rule.number);
@@ -259,7 +261,6 @@ impl Sal {
             // What a flow has from the demand alone is the demand's doing.
             return Some((to, floor.filter(|_| to == Stack::Secure).unwrap_or(cause)));
         }
-        let ended = followed.acted.filter(|number| !followed.has_in_force(rules, *number));
         match (floor, ended) {
             (None, None) => None,
             (None, Some(number)) => {

@@ -110,6 +110,16 @@ impl Restoring {
         self.0.is_late(ChunkName { number, index })
     }
 
+    /// How many bytes are kept.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// Keeps nothing.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
     /// Datagrams of one train have come by the place, as they were on the wire, and were taken. Gives what can be
     /// brought back now.
     pub fn keep(&mut self, run: &Run<'_>) -> Vec<Vec<u8>> {

@@ -20,6 +20,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock;
 use crate::driver::Shared;
+use crate::held_bytes::HeldAccount;
 use crate::repairing::{Repairing, Repairs, Restoring};
 use crate::table::Destination;
 use crate::train::{OwnedRun, Run};
@@ -79,12 +80,13 @@ struct Sending {
     repairing: [Option<Repairing>; PLACES_MAX],
 }
 
-#[derive(Default)]
 struct Receiving {
     sequencer: Sequencer<OwnedRun>,
     /// What has come, of a peer that sends by two places at once, or has done so.
     copies: Option<Copies>,
     restoring: [Restoring; PLACES_MAX],
+    /// What those keep.
+    account: HeldAccount,
     arrivals: ArrivalsRepr,
     /// Bytes by place, wrapping.
     bytes: [u32; PLACES_MAX],
@@ -142,6 +144,30 @@ impl Sending {
 }
 
 impl Receiving {
+    fn new(account: HeldAccount) -> Self {
+        Self {
+            sequencer: Sequencer::default(),
+            copies: None,
+            restoring: Default::default(),
+            account,
+            arrivals: ArrivalsRepr::default(),
+            bytes: [0; PLACES_MAX],
+            last_place: None,
+            told: None,
+            is_fresh: false,
+        }
+    }
+
+    /// Takes something by a place that repairs. Where the peer has its share of what is kept, nothing of this flow is.
+    fn restore<T>(&mut self, place: usize, act: impl FnOnce(&mut Restoring) -> T) -> T {
+        let done = act(&mut self.restoring[place]);
+        if !self.account.resize(self.restoring.iter().map(Restoring::bytes).sum()) {
+            self.restoring.iter_mut().for_each(Restoring::clear);
+            self.account.clear();
+        }
+        done
+    }
+
     /// From here on copies are dropped, where the peer sends some; and still when it sends no more: some may be on
     /// their way.
     fn follow(&mut self, places: &Places) {
@@ -173,10 +199,11 @@ fn number_of(datagrams: &[u8]) -> u32 {
 }
 
 impl Stripe {
-    /// A flow that goes by these places, and by `main` while none of them works.
-    pub fn new(flow: FlowId, places: Places, main: PathId) -> Self {
+    /// A flow that goes by these places, and by `main` while none of them works. What is kept to repair it counts for
+    /// `account`.
+    pub fn new(flow: FlowId, places: Places, main: PathId, account: HeldAccount) -> Self {
         let ways = RwLock::new(Ways { places, main });
-        Self { flow, ways, sending: Mutex::default(), receiving: Mutex::default() }
+        Self { flow, ways, sending: Mutex::default(), receiving: Mutex::new(Receiving::new(account)) }
     }
 
     /// Its places are these now.
@@ -468,7 +495,7 @@ impl Stripe {
     /// A run has come by a place that repairs, as it was on the wire, and was taken. Gives datagrams that can be
     /// brought back now.
     pub(crate) fn keep(&self, place: usize, run: &Run<'_>) -> Vec<Vec<u8>> {
-        self.receiving.lock().restoring[place].keep(run)
+        self.receiving.lock().restore(place, |restoring| restoring.keep(run))
     }
 
     /// A repair has come by a place. As [`keep`](Self::keep).
@@ -477,7 +504,7 @@ impl Stripe {
     ///
     /// It is none.
     pub(crate) fn restore(&self, place: usize, repair: &[u8]) -> Result<Vec<Vec<u8>>, DropReason> {
-        self.receiving.lock().restoring[place].repair(repair)
+        self.receiving.lock().restore(place, |restoring| restoring.repair(repair))
     }
 
     /// Takes note of a sealed chunk that has come before. False where the peer sends nothing twice.
@@ -556,7 +583,6 @@ impl<T> Appointments<T> {
         self.by_time.first_key_value().map(|((at, _), _)| *at)
     }
 }
-
 
 impl<T> Agenda<T> {
     /// An empty one.

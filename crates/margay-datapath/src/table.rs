@@ -667,9 +667,9 @@ impl Table {
 
     fn fill(&mut self, index: u32, entry: &Entry) {
         let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
-        self.follow_stripe(entry);
-        self.follow_delta(entry);
         let peer = self.paths.get(&entry.path).map_or(Peer::Own, |record| record.path.peer);
+        self.follow_stripe(entry, peer);
+        self.follow_delta(entry);
         self.follow_turn(entry.flow, entry.stacks.takes, entry.stacks.change, peer);
         // Until it is told that the flow is turned, it is sent as it was.
         let sends = self.slot(index).sends.last();

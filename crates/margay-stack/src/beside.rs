@@ -201,6 +201,13 @@ impl Restorer {
         self.bytes + self.repair_bytes()
     }
 
+    /// Keeps nothing: there is no memory for it. What was brought back is remembered.
+    pub fn clear(&mut self) {
+        self.kept.clear();
+        self.blocks.clear();
+        self.bytes = 0;
+    }
+
     fn repair_bytes(&self) -> usize {
         self.blocks.iter().flat_map(|block| &block.repairs).map(|(_, symbol)| symbol.len()).sum()
     }

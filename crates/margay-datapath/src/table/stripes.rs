@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use margay_core::entry::{Entry, Path};
+use margay_core::fair_table::Peer;
 use margay_wire::FlowId;
 
 use super::{Slot, Table};
@@ -33,12 +34,12 @@ impl Table {
         self.stripes.get(&flow).cloned()
     }
 
-    pub(super) fn follow_stripe(&mut self, entry: &Entry) {
+    pub(super) fn follow_stripe(&mut self, entry: &Entry, peer: Peer) {
         let Some(places) = entry.stripe else {
             self.stripes.remove(&entry.flow);
             return;
         };
-        let fresh = || Arc::new(Stripe::new(entry.flow, places, entry.path));
+        let fresh = || Arc::new(Stripe::new(entry.flow, places, entry.path, self.held_bytes.account(peer)));
         let stripe = self.stripes.entry(entry.flow).or_insert_with(fresh);
         stripe.set_places(places, entry.path);
     }

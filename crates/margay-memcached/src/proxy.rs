@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::request::{One, Request};
-use crate::server::{Answer, Servers, values};
+use crate::server::{ANSWER_MAX, Answer, Servers, TOO_LARGE, values};
 
 /// Clients at once; who comes later is told so.
 const CLIENTS_MAX: usize = 4096;
@@ -24,6 +24,9 @@ const LINE_MAX: u64 = 64 << 10;
 const FRAME: usize = 8;
 /// What memcached puts into a datagram of an answer.
 const PAYLOAD_MAX: usize = 1400 - FRAME;
+/// Bytes of an answer by UDP: what memcached's largest item has by default, and what is around it. One datagram asks for
+/// some thousand keys.
+const DATAGRAMS_BYTES_MAX: usize = (1 << 20) + 4096;
 
 /// Connections that wait to be accepted, as elsewhere in Margay; the standard library has 128.
 const BACKLOG: i32 = 1024;
@@ -117,7 +120,7 @@ async fn serve_stream(stream: TcpStream, servers: &Arc<Servers>) -> io::Result<(
     stream.set_nodelay(true)?;
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    while let Some(answer) = next(&mut reader, servers).await? {
+    while let Some(answer) = next(&mut reader, servers, ANSWER_MAX).await? {
         writer.write_all(&answer).await?;
     }
     Ok(())
@@ -147,16 +150,18 @@ async fn serve_datagrams(socket: Arc<UdpSocket>, servers: Arc<Servers>) {
 async fn answer_datagram(datagram: &[u8], servers: &Arc<Servers>) -> Vec<Vec<u8>> {
     let Some((frame, mut text)) = datagram.split_first_chunk::<FRAME>() else { return Vec::new() };
     let mut answer = Vec::new();
+    let mut is_too_large = false;
     if frame[2..6] == [0, 0, 0, 1] {
         // Reading from memory does not fail, and what is cut off is no request.
-        while let Ok(Some(more)) = next(&mut text, servers).await {
+        while !is_too_large && let Ok(Some(more)) = next(&mut text, servers, DATAGRAMS_BYTES_MAX).await {
+            is_too_large = answer.len() + more.len() > DATAGRAMS_BYTES_MAX;
             answer.extend(more);
         }
     } else {
         answer.extend_from_slice(b"SERVER_ERROR multi-packet request not supported\r\n");
     }
     let pieces: Vec<&[u8]> = answer.chunks(PAYLOAD_MAX).collect();
-    let Ok(count) = u16::try_from(pieces.len()) else {
+    let Some(count) = u16::try_from(pieces.len()).ok().filter(|_| !is_too_large) else {
         let text = b"SERVER_ERROR the answer is too large for UDP; use TCP\r\n";
         return vec![framed(frame, 0, 1, text)];
     };
@@ -172,14 +177,19 @@ fn framed(of_request: &[u8; FRAME], number: u16, count: u16, piece: &[u8]) -> Ve
     datagram
 }
 
-/// Reads a request and does it; gives its answer, which may be empty. `None`: the client goes, or has to.
-async fn next(reader: &mut (impl AsyncBufRead + Unpin), servers: &Arc<Servers>) -> io::Result<Option<Vec<u8>>> {
+/// Reads a request and does it; gives its answer, which may be empty. `None`: the client goes, or has to. Values that
+/// come to more than `values_max` bytes are not given.
+async fn next(
+    reader: &mut (impl AsyncBufRead + Unpin),
+    servers: &Arc<Servers>,
+    values_max: usize,
+) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     (&mut *reader).take(LINE_MAX).read_until(b'\n', &mut line).await?;
     let Some(line) = line.strip_suffix(b"\n") else { return Ok(None) };
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let answer = match Request::parse(line) {
-        Request::Get { verb, keys } => get(servers, verb, &keys).await,
+        Request::Get { verb, keys } => get(servers, verb, &keys, values_max).await,
         Request::One(request) => {
             let mut message = request.line.clone();
             message.extend_from_slice(b"\r\n");
@@ -230,7 +240,7 @@ async fn one(servers: &Arc<Servers>, request: &One, message: &[u8]) -> Vec<u8> {
 }
 
 /// Asks each partition for its keys, all at once, and gives what was found in the order of the keys.
-async fn get(servers: &Arc<Servers>, verb: &'static str, keys: &[Vec<u8>]) -> Vec<u8> {
+async fn get(servers: &Arc<Servers>, verb: &'static str, keys: &[Vec<u8>], values_max: usize) -> Vec<u8> {
     let mut lines: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
     for key in keys {
         let line = lines.entry(servers.partitions.index_of(key)).or_insert_with(|| verb.as_bytes().to_vec());
@@ -241,12 +251,19 @@ async fn get(servers: &Arc<Servers>, verb: &'static str, keys: &[Vec<u8>]) -> Ve
     for (index, mut line) in lines {
         line.extend_from_slice(b"\r\n");
         let servers = Arc::clone(servers);
-        asked.spawn(async move { servers.ask(index, &line, Answer::Values, true).await });
+        asked.spawn(async move { servers.ask(index, &line, Answer::Values(values_max), true).await });
     }
-    let mut answers = Vec::new();
+    let mut answers: Vec<Vec<u8>> = Vec::new();
+    let mut room = values_max;
     while let Some(answer) = asked.join_next().await {
         match answer {
-            Ok(Ok(answer)) => answers.push(answer),
+            Ok(Ok(answer)) if answer.len() > room => {
+                return format!("SERVER_ERROR {TOO_LARGE}\r\n").into_bytes();
+            }
+            Ok(Ok(answer)) => {
+                room -= answer.len();
+                answers.push(answer);
+            }
             Ok(Err(why)) => return format!("SERVER_ERROR {why}\r\n").into_bytes(),
             Err(error) => return format!("SERVER_ERROR {error}\r\n").into_bytes(),
         }
@@ -279,8 +296,8 @@ mod test {
         let servers = Arc::new(Servers::new(partitions, Agent::shared(), 80));
         let said = b"set a 0 0 18446744073709551615\r\nversion\r\n";
         let mut reader = &said[..];
-        let answer = next(&mut reader, &servers).await.expect("read from memory").expect("an answer");
+        let answer = next(&mut reader, &servers, 1 << 20).await.expect("read from memory").expect("an answer");
         assert!(answer.starts_with(b"SERVER_ERROR object too large"));
-        assert_eq!(next(&mut reader, &servers).await.expect("read from memory"), None);
+        assert_eq!(next(&mut reader, &servers, 1 << 20).await.expect("read from memory"), None);
     }
 }

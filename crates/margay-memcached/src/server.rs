@@ -28,17 +28,20 @@ const TRIES: usize = 3;
 const LEARN_PAUSE: Duration = Duration::from_millis(200);
 /// Unused connections kept of one partition.
 const IDLE_MAX: usize = 16;
-/// Longest line of an answer, and all values of one.
+/// Longest line of an answer.
 const LINE_MAX: u64 = 2048;
-const ANSWER_MAX: usize = 8 * VALUE_MAX;
+/// All values of an answer.
+pub const ANSWER_MAX: usize = 8 * VALUE_MAX;
+/// Why a request has no values.
+pub const TOO_LARGE: &str = "the values are too large for one answer; ask for fewer keys, by TCP";
 
 /// What ends an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The first line.
     Line,
-    /// `END`, after values; or an error's line.
-    Values,
+    /// `END`, after values, which have so many bytes at most; or an error's line.
+    Values(usize),
 }
 
 struct Connection {
@@ -91,6 +94,7 @@ impl Servers {
                     self.put_back(index, connection);
                     return Ok(bytes);
                 }
+                Ok(Err(error)) if error.kind() == ErrorKind::FileTooLarge => return Err(TOO_LARGE.to_owned()),
                 Ok(Err(error)) => failed = format!("the server broke off: {error}"),
                 Err(_) => failed = format!("no answer in {ANSWER_LIMIT:?}"),
             }
@@ -180,12 +184,16 @@ impl Connection {
             let Some(line) = bytes[from..].strip_suffix(b"\r\n") else {
                 return Err(io::Error::new(ErrorKind::UnexpectedEof, "in the middle of an answer"));
             };
-            if answer == Answer::Line || !line.starts_with(b"VALUE ") {
+            let Answer::Values(max) = answer else { return Ok(bytes) };
+            if !line.starts_with(b"VALUE ") {
                 return Ok(bytes);
             }
             let length = value_length(line).filter(|length| *length <= ANSWER_MAX.saturating_sub(bytes.len()));
             let length = length.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a value of no good length"))?;
             let value_at = bytes.len();
+            if value_at + length > max {
+                return Err(ErrorKind::FileTooLarge.into());
+            }
             bytes.resize(value_at + length + 2, 0);
             self.stream.read_exact(&mut bytes[value_at..]).await?;
         }
@@ -234,8 +242,23 @@ mod test {
         let mut connection = Connection { stream, opened: Instant::now() };
         let (mut server, _) = server.expect("accepted");
         server.write_all(ENDLESS).await.expect("written");
-        let error = connection.exchange(b"get a\r\n", Answer::Values).await.expect_err("no value is that long");
+        let error =
+            connection.exchange(b"get a\r\n", Answer::Values(ANSWER_MAX)).await.expect_err("no value is that long");
         assert_eq!(error.kind(), ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn values_that_nobody_has_room_for_are_not_read() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it has one");
+        let (client, server) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let stream = BufReader::new(client.expect("connected"));
+        let mut connection = Connection { stream, opened: Instant::now() };
+        let (mut server, _) = server.expect("accepted");
+        // The rest of the values never comes.
+        server.write_all(b"VALUE a 0 3\r\nabc\r\nVALUE b 0 1000\r\n").await.expect("written");
+        let error = connection.exchange(b"get a b\r\n", Answer::Values(1000)).await.expect_err("too large");
+        assert_eq!(error.kind(), ErrorKind::FileTooLarge);
     }
 
     #[test]

@@ -272,6 +272,10 @@ async fn datagrams_are_answered_by_as_many_as_it_takes() {
     let answer = ask_by_datagram(&socket, 77, b"get big\r\n").await;
     assert_eq!(answer, format!("VALUE big 0 5000\r\n{value}\r\nEND\r\n"));
     assert_eq!(ask_by_datagram(&socket, 78, b"set small 0 0 1\r\na\r\n").await, "STORED\r\n");
+    // A datagram that asks for far more than it has bytes itself.
+    let many = b"get big\r\n".repeat(1000);
+    let answer = ask_by_datagram(&socket, 80, &many).await;
+    assert_eq!(answer, "SERVER_ERROR the answer is too large for UDP; use TCP\r\n");
     // Nonsense is no end of the proxy.
     socket.send(b"abc").await.expect("sent");
     socket.send(&[0, 9, 0, 0, 0, 1, 0, 0, b'g']).await.expect("sent");

@@ -41,6 +41,8 @@ pub(super) struct Member {
     pub(super) at: MemberAt,
     /// Of all connections.
     pub(super) tally: Tally,
+    /// How many connections have to do with it.
+    pub(super) legs: usize,
     pub(super) deaths: u64,
     pub(super) reach: Reach,
     /// Which socket leads to it: another one after each end, and for another member of the same host.
@@ -90,6 +92,7 @@ impl Member {
         Self {
             at,
             tally: Tally::default(),
+            legs: 0,
             deaths: 0,
             reach: Reach::New,
             turn: u64::from(life) << 32,

@@ -4,6 +4,7 @@
 //! All of it is one thread's: no connection of an ensemble is shared. [`worker`] has all that is decided, without any
 //! socket; [`served`] is one connection, [`member`] one member; [`control`] answers operators.
 
+mod clients;
 pub mod control;
 mod gathered;
 mod member;

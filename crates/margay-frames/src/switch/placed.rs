@@ -1,6 +1,7 @@
 //! The module of a switch, and whether it keeps its place.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use crate::module::{Guest, Module};
 use crate::protocol::Content;
 use crate::router::Router;
 
-/// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place.
+/// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place, if
+/// more than half of the hosts that have connections have met a fault: the requests of one client take the module from
+/// nobody else.
 const FAULTS_MAX: usize = 10;
 const FAULTS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -31,7 +34,8 @@ pub(super) struct Placed {
     /// Which of the modules that the switch has had.
     pub(super) number: u64,
     since: Instant,
-    faults: VecDeque<Instant>,
+    /// When, and whose connection.
+    faults: VecDeque<(Instant, IpAddr)>,
     fault_count: u64,
     /// Connections that have come to it from another module, or from none.
     moved: u64,
@@ -47,15 +51,21 @@ impl Placed {
         Self { loaded, number, since: now, faults, fault_count: 0, moved: 0, calls: 0, last_fault: None, is_out: false }
     }
 
-    /// For a new connection. An error says why there can be none.
-    pub(super) fn router(&mut self, now: Instant, content: Content) -> Result<Router, String> {
+    /// For a new connection of a client, one of so many hosts. An error says why there can be none.
+    pub(super) fn router(
+        &mut self,
+        now: Instant,
+        content: Content,
+        client: IpAddr,
+        hosts: usize,
+    ) -> Result<Router, String> {
         if self.is_out {
             let why = self.last_fault.as_deref().unwrap_or_default();
             return Err(format!("its module has lost its place: {why}"));
         }
         // Its first calls have succeeded before: the same calls have the same answers.
         Guest::start(&self.loaded.module).map(|guest| Router::guided(content, guest)).map_err(|error| {
-            self.note_fault(now, &error.to_string());
+            self.note_fault(now, client, hosts, &error.to_string());
             format!("its module fails: {error}")
         })
     }
@@ -71,19 +81,28 @@ impl Placed {
         Ok(is_moved)
     }
 
-    /// A connection is lost by the module's fault, or does not come to it. Gives whether the module has lost its place
-    /// with it.
-    pub(super) fn note_fault(&mut self, now: Instant, why: &str) -> bool {
+    /// A connection of a client is lost by the module's fault, or does not come to it. Gives whether the module has
+    /// lost its place with it. `hosts`: how many have connections.
+    pub(super) fn note_fault(&mut self, now: Instant, client: IpAddr, hosts: usize, why: &str) -> bool {
         self.fault_count += 1;
         self.last_fault = Some(why.to_owned());
-        self.faults.push_back(now);
-        while self.faults.front().is_some_and(|at| now.since(*at) > FAULTS_WITHIN) {
+        if self.is_out {
+            return false;
+        }
+        while self.faults.front().is_some_and(|(at, _)| now.since(*at) > FAULTS_WITHIN) {
             self.faults.pop_front();
         }
-        !self.is_out && {
-            self.is_out = self.faults.len() > FAULTS_MAX;
-            self.is_out
+        // Of one client, no more are of any use.
+        let of_client = self.faults.iter().filter(|(_, of)| *of == client).count();
+        if of_client > FAULTS_MAX
+            && let Some(oldest) = self.faults.iter().position(|(_, of)| *of == client)
+        {
+            self.faults.remove(oldest);
         }
+        self.faults.push_back((now, client));
+        let met: BTreeSet<IpAddr> = self.faults.iter().map(|(_, of)| *of).collect();
+        self.is_out = self.faults.len() > FAULTS_MAX && met.len() * 2 > hosts;
+        self.is_out
     }
 
     /// For operators. `connection_count`: of the connections that there are.
@@ -104,6 +123,8 @@ impl Placed {
 
 #[cfg(test)]
 mod test {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::module::sample;
     use crate::protocol::Protocol;
@@ -113,15 +134,28 @@ mod test {
         let at = Instant::from_millis;
         let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
         let mut placed = Placed::new(at(0), loaded, 1);
-        let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), "redirect traps");
+        let client = Ipv4Addr::LOCALHOST.into();
+        let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), client, 1, "redirect traps");
         assert!((0..10).all(|n| !is_out(&mut placed, n * 1000)));
         assert!(!is_out(&mut placed, 61_000), "two are of more than a minute ago");
-        assert!(placed.router(at(61_000), Protocol::Memcached.into()).is_ok());
+        assert!(placed.router(at(61_000), Protocol::Memcached.into(), client, 1).is_ok());
         assert!((0..1).all(|_| !is_out(&mut placed, 61_500)));
         assert!(is_out(&mut placed, 61_700));
         assert!(!is_out(&mut placed, 61_700), "that is told once");
-        assert!(placed.router(at(61_700), Protocol::Memcached.into()).is_err_and(|why| why.contains("redirect traps")));
+        let refused = placed.router(at(61_700), Protocol::Memcached.into(), client, 1);
+        assert!(refused.is_err_and(|why| why.contains("redirect traps")));
         let shown = placed.show(at(62_000), 3);
         assert_eq!((shown["state"].as_str(), shown["faults"].as_u64()), (Some("out of its place"), Some(14)));
+    }
+
+    #[test]
+    fn one_client_of_several_takes_the_module_from_nobody() {
+        let at = Instant::from_millis;
+        let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
+        let mut placed = Placed::new(at(0), loaded, 1);
+        let [one, other] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(192, 0, 2, host)));
+        assert!((0..1000).all(|n| !placed.note_fault(at(n), one, 2, "redirect traps")));
+        assert!(placed.faults.len() <= FAULTS_MAX + 1);
+        assert!(placed.note_fault(at(1000), other, 2, "redirect traps"), "now nobody is served");
     }
 }

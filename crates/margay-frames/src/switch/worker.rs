@@ -13,6 +13,7 @@ use margay_ensemble::{
 };
 use margay_wire::{AbortReason, Framed, FramedTerms, framed_host_number};
 
+use super::clients::{Clients, host_at};
 use super::gathered::Outgoing;
 use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
@@ -22,8 +23,6 @@ use crate::Table;
 use crate::batch::bytes_of;
 use crate::router::Router;
 
-/// Connections at once.
-const CONNECTIONS_MAX: usize = 4096;
 /// A client waits so long at most until each member has taken the connection: one that does not is mostly dead sooner.
 /// Keys of a member that came later would have been given to others.
 const JOINING_MAX: Duration = Duration::from_secs(1);
@@ -60,6 +59,7 @@ pub(super) struct Worker {
     /// How many modules there were.
     modules: u64,
     pub(super) connections: Table<Key, Served>,
+    clients: Clients,
     /// Whose a connection with a member is, by its number.
     legs: Table<u64, (Key, Host)>,
     due: BTreeSet<(Instant, Key)>,
@@ -80,6 +80,7 @@ impl Worker {
             module: None,
             modules: 0,
             connections: Table::default(),
+            clients: Clients::new(),
             legs: Table::default(),
             due: BTreeSet::new(),
             touched: VecDeque::new(),
@@ -129,14 +130,13 @@ impl Worker {
     /// Who is listed no more. One that has not said that it leaves may be dead: the list can say so before its flow
     /// does.
     fn note_unlisted(&mut self, now: Instant, listed: &[MemberAt]) {
-        let used: BTreeSet<Host> = self.legs.values().map(|(_, host)| *host).collect();
         let mut parting = Vec::new();
         for (host, member) in &mut self.members {
             if !member.is_listed || listed.iter().any(|at| at.host == *host) {
                 continue;
             }
             member.is_listed = false;
-            if member.reach == Reach::Up && !member.is_leaving && used.contains(host) {
+            if member.reach == Reach::Up && !member.is_leaving && member.legs > 0 {
                 member.parts(now);
                 parting.push(*host);
             }
@@ -174,8 +174,7 @@ impl Worker {
 
     /// Members that are listed no more, that no connection has anything to do with, and whose fate is known.
     fn forget_members(&mut self) {
-        let used: BTreeSet<Host> = self.legs.values().map(|(_, host)| *host).collect();
-        self.members.retain(|host, member| member.is_listed || member.is_parting() || used.contains(host));
+        self.members.retain(|_, member| member.is_listed || member.is_parting() || member.legs > 0);
     }
 
     /// Where sockets are to lead, and which of a member's sockets that is, by host.
@@ -242,10 +241,6 @@ impl Worker {
     /// Something of a connection that is not known.
     fn take_from_stranger(&mut self, now: Instant, key: Key, says: &Framed<'_>) {
         match says {
-            Framed::Hello { .. } if self.connections.len() >= CONNECTIONS_MAX => {
-                let text = "the switch has as many connections as it may; start another one of the same name";
-                self.say_to_peer(key, &Framed::abort(AbortReason::Full, text));
-            }
             Framed::Hello { protocol, .. } if *protocol != self.config.content.number() => {
                 let text = self.config.content.refusal_of(*protocol);
                 self.say_to_peer(key, &Framed::abort(AbortReason::OtherProtocol, &text));
@@ -277,12 +272,16 @@ impl Worker {
         };
         let router = match &mut self.module {
             None => Ok(Router::new(self.config.content, self.config.policy)),
-            Some(placed) => placed.router(now, self.config.content),
+            Some(placed) => placed.router(now, self.config.content, host_at(key.0.ip()), self.clients.hosts()),
         };
         let router = match router {
             Ok(router) => router,
             Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Module, &why)),
         };
+        if let Err(full) = self.clients.add(key.0.ip()) {
+            let text = format!("the switch takes no more connections of this client now: {full}");
+            return self.say_to_peer(key, &Framed::abort(AbortReason::Full, &text));
+        }
         let switch = Switch::new(config, router, hello.window_bytes);
         let served = Served {
             switch,
@@ -344,9 +343,7 @@ impl Worker {
 
     /// The same with one member.
     fn open_leg(&mut self, now: Instant, key: Key, host: Host) {
-        if !self.members.get(&host).is_some_and(Member::takes) {
-            return;
-        }
+        let Some(member) = self.members.get_mut(&host).filter(|member| member.takes()) else { return };
         let Some(served) = self.connections.get_mut(&key) else { return };
         let is_refused = served.refused.get(&host).is_some_and(|until| *until > now);
         if served.legs.contains_key(&host) || is_refused {
@@ -359,6 +356,7 @@ impl Worker {
         let leg = Leg { number, first, standing, since: now, asking: Asking::default(), is_owing: false };
         served.legs.insert(host, leg);
         self.legs.insert(number, (key, host));
+        member.legs += 1;
         self.say_hello(now, key, host);
     }
 
@@ -393,6 +391,7 @@ impl Worker {
         self.legs.remove(&leg.number);
         if let Some(member) = self.members.get_mut(&host) {
             member.owes(now, key, false);
+            member.legs -= 1;
         }
         Some(leg)
     }
@@ -627,7 +626,7 @@ impl Worker {
             Ok(is_moved) => served.module = if is_moved { served.offered } else { served.module },
             Err(why) => {
                 tracing::info!(client = %key.0, why, "a connection stays with what divides its requests");
-                self.blame(now, &why);
+                self.blame(now, key, &why);
             }
         }
     }
@@ -637,14 +636,14 @@ impl Worker {
         let Some(served) = self.connections.get(&key) else { return };
         let is_of_this = self.module.as_ref().is_some_and(|placed| Some(placed.number) == served.module);
         if is_of_this && !served.switch.plugin().is_fault_of_former() {
-            self.blame(now, why);
+            self.blame(now, key, why);
         }
     }
 
     /// The module that is in its place has a fault.
-    fn blame(&mut self, now: Instant, why: &str) {
+    fn blame(&mut self, now: Instant, key: Key, why: &str) {
         if let Some(placed) = &mut self.module
-            && placed.note_fault(now, why)
+            && placed.note_fault(now, host_at(key.0.ip()), self.clients.hosts(), why)
         {
             tracing::warn!(why, "the module has lost its place: there are no new connections until another is loaded");
         }
@@ -701,6 +700,7 @@ impl Worker {
                 self.due.remove(&(due, key));
             }
             served.switch.close();
+            self.clients.remove(key.0.ip());
         }
         self.forget_members();
     }

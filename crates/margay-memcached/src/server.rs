@@ -28,8 +28,9 @@ const TRIES: usize = 3;
 const LEARN_PAUSE: Duration = Duration::from_millis(200);
 /// Unused connections kept of one partition.
 const IDLE_MAX: usize = 16;
-/// Longest line of an answer, and all values of one.
+/// Longest line of an answer.
 const LINE_MAX: u64 = 2048;
+/// All values of an answer.
 pub const ANSWER_MAX: usize = 8 * VALUE_MAX;
 /// Why a request has no values.
 pub const TOO_LARGE: &str = "the values are too large for one answer; ask for fewer keys, by TCP";

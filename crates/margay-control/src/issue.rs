@@ -55,6 +55,11 @@ pub fn service(authority: &Authority, prefix: Prefix, host: &HostPublic, unix_s:
     sign(authority, certificate(CertificateKind::Service, prefix, host, unix_s))
 }
 
+/// A host is a router of an authority. Gives the encoded chain, and its end.
+pub fn router(authority: &Authority, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
+    service(authority, Prefix::from(ServiceId::of_routers(authority.block())), host, unix_s)
+}
+
 /// A host may answer for the name that a service's key certifies. Gives the encoded chain, and its end.
 pub fn service_by_key(key: &ServiceKey, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
     let made = certificate(CertificateKind::Service, Prefix::new(key.service, 256), host, unix_s);

@@ -58,7 +58,7 @@ mod twin;
 mod watching;
 
 pub(super) use authority::News;
-use authority::{authority_of, membership_of};
+use authority::{Proofs, authority_of, proofs_of};
 pub use error::RouterError;
 use twin::make_way;
 use watching::Watches;
@@ -457,7 +457,7 @@ impl Guest {
         let admitted = blocking(move || store.admit(&key, &name, token, unix_s)).await?;
         let member = admitted?;
         let place = Place { host: host.id(), authority };
-        let membership = membership_of(shared, &member)?;
+        let proofs = proofs_of(shared, &member)?;
         let address = SocketAddr::new(from.ip(), sal_port);
         make_way(shared, place, boot_id, from).await?;
         let seat = shared.roll.lock().arrive(place, &member.host_name, address, boot_id)?;
@@ -483,7 +483,8 @@ impl Guest {
             association_key: association_key.to_vec(),
             hop_key: hop_key.to_vec(),
             sal_port: shared.local.sal_port.into(),
-            membership,
+            membership: proofs.membership,
+            router: proofs.router,
             unix_s,
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
@@ -613,10 +614,7 @@ impl Guest {
                 Ok(service) => self.resolve(asked.request, &ServiceId(service)),
                 Err(_) => return self.refuse(asked.request, invalid("no serviceID")),
             },
-            Some(Asked::RenewMembership(asked)) => match membership_of(&self.shared, &self.member) {
-                Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
-                Err(no) => return self.refuse(asked.request, no),
-            },
+            Some(Asked::RenewMembership(asked)) => return self.membership(asked.request),
             Some(Asked::Trace(asked)) => {
                 if !self.desk.take(self.shared.tracer.get(), asked) {
                     self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
@@ -639,6 +637,16 @@ impl Guest {
         vec![answer_of(body)]
     }
 
+    /// What shows the host to be a member, as it is one now.
+    fn membership(&self, request: u64) -> Vec<proto::FromRouter> {
+        match proofs_of(&self.shared, &self.member) {
+            Ok(Proofs { membership: chain, router }) => {
+                vec![answer_of(from_router::Body::Membership(proto::Membership { request, chain, router }))]
+            }
+            Err(no) => self.refuse(request, no),
+        }
+    }
+
     fn withdraw(&mut self, prefix: &Prefix) {
         self.granted.remove(prefix);
         self.shared.roll.lock().withdraw(self.place, self.seat.stream, prefix, &*self.shared.sal);
@@ -648,15 +656,19 @@ impl Guest {
     async fn review(&mut self) -> Vec<proto::FromRouter> {
         let (store, key) =
             (Arc::clone(&self.shared.store), MemberKey { host: self.host, authority: self.place.authority });
-        match blocking(move || store.member(&key)).await {
-            Ok(Ok(Some(member))) if member.grants != self.member.grants => self.member = member,
-            Ok(Ok(Some(_))) => return Vec::new(),
+        let before = match blocking(move || store.member(&key)).await {
+            Ok(Ok(Some(member))) => std::mem::replace(&mut self.member, member),
             Ok(Ok(None)) => {
                 self.shared.roll.lock().expel(self.place.host, &*self.shared.sal);
                 return Vec::new();
             }
             Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
             Err(no) => return vec![refusal(0, no)],
+        };
+        // It may have been put out and let in again by another router of the cluster.
+        let mut told = if before.groups == self.member.groups { Vec::new() } else { self.membership(0) };
+        if before.grants == self.member.grants {
+            return told;
         }
         let names = self.shared.roll.lock().names(&self.place).into_iter();
         let granted = names.filter(|(prefix, _)| self.granted.contains(prefix));
@@ -677,8 +689,9 @@ impl Guest {
                 text,
             });
         }
-        let granted = answer_of(from_router::Body::Granted(proto::Granted { lost }));
-        std::iter::once(granted).chain(self.review_announced()).collect()
+        told.push(answer_of(from_router::Body::Granted(proto::Granted { lost })));
+        told.extend(self.review_announced());
+        told
     }
 
     fn note(&self, act: Act, detail: impl ToString) {

@@ -12,6 +12,11 @@ pub const LIFETIME_S: u64 = 24 * 60 * 60;
 /// Clocks that differ by less do no harm.
 const SKEW_S: u64 = 5 * 60;
 
+/// When the last of what is signed until `unix_s` ends, by any clock that differs little.
+pub const fn end_s(unix_s: u64) -> u64 {
+    unix_s.saturating_add(LIFETIME_S + SKEW_S)
+}
+
 fn certificate(kind: CertificateKind, prefix: Prefix, host: &HostPublic, unix_s: u64) -> Certificate {
     Certificate {
         kind,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::certificate::{CertificateError, Revocation};
+use margay_core::certificate::{CertificateError, Revocation, decode_chain};
 use margay_core::fence::FenceNotice;
-use margay_core::key::HostPublic;
+use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::way::Relation;
 use tokio::sync::{mpsc, oneshot};
@@ -24,6 +24,7 @@ use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
 use super::ways::Ways;
 use crate::cluster::ROUTERS_MAX;
+use crate::issue;
 use crate::token::check_address;
 use crate::wide_area::{Attachment, Link, Words, due};
 
@@ -522,9 +523,12 @@ impl<'a> Conversation<'a> {
 
     fn put_out(&self, revoked: proto::Revoked) {
         let authority = authority_block(&self.shared.config.authority);
+        // Nothing that was signed until now ends later.
+        let end_s = issue::end_s(self.shared.clock.unix_s());
+        let by = delegated_key(&self.router);
         for host in revoked.hosts {
             if let Ok(host_key) = host.host_key.try_into() {
-                let revocation = Revocation { authority, host_key, until_s: host.until_unix_s };
+                let revocation = Revocation { authority, host_key, until_s: host.until_unix_s.min(end_s), by };
                 self.shared.sal.revoke(revocation);
                 self.shared.area.iter().for_each(|area| area.revoke(revocation));
             }
@@ -654,6 +658,14 @@ impl Conversation<'_> {
         self.shared.sal.set_own_fence(prefix, Some(number));
         let notice = FenceNotice::new(prefix, number, &self.shared.local.host_key, chain);
         self.notices.push(notice.encode());
+    }
+}
+
+/// The key that signed a chain, where it is not the authority's own.
+fn delegated_key(chain: &[u8]) -> Option<VerifyingKey> {
+    match &decode_chain(chain).ok()?[..] {
+        [_, .., leaf] => Some(leaf.issuer),
+        _ => None,
     }
 }
 

@@ -347,8 +347,12 @@ async fn a_host_that_is_put_out_is_gone_at_once_and_the_others_hear_of_it() {
     assert_eq!(at.instances(), []);
     await_phase(&outcast, Phase::Refused).await;
     assert!(outcast.state().why.contains("needs a new join token"), "{}", outcast.state().why);
-    let revocation =
-        Revocation { authority: authority_block("shop"), host_key: key.0, until_s: NOW_S + issue::LIFETIME_S };
+    let revocation = Revocation {
+        authority: authority_block("shop"),
+        host_key: key.0,
+        until_s: NOW_S + issue::LIFETIME_S,
+        by: None,
+    };
     for core in [&router.core, &first.core] {
         until("the news", || *core.revoked.lock() == [revocation]).await;
     }

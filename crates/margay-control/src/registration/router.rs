@@ -741,7 +741,8 @@ impl Guest {
         // Before the name is written down for ever.
         self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
-        blocking(move || store.claim_name(&claimed)).await??;
+        let by = Peer::Member(self.place.host);
+        blocking(move || store.claim_name(&claimed, by)).await??;
         let proto::Register { weight, priority, exclusive, fenced, sticky, zero_weight, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, fenced, sticky, ..Terms::default() };
         let mut fence_number = None;

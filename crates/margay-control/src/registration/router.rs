@@ -33,7 +33,7 @@ use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::cluster::Cluster;
 use crate::keyring::Keyring;
-use crate::permits::{Permit, Permits, UNWELCOMED_MAX};
+use crate::permits::{Backlog, BacklogPlace, UNWELCOMED_MAX};
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
 use crate::wide_area::{Attachment, WideArea, due};
@@ -46,6 +46,7 @@ const INSTANCES_MAX: usize = 64;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand
 /// changes a second are no thousand looks for each host.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
+const TOO_MANY: &str = "too many streams at once that were not welcomed yet";
 const GOING_DOWN: &str = "the router is going down";
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
@@ -90,7 +91,7 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
     traces_refused: AtomicU64,
-    strangers: Permits,
+    strangers: Backlog,
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
@@ -158,7 +159,7 @@ impl Router {
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
-            strangers: Permits::new(UNWELCOMED_MAX, 0),
+            strangers: Backlog::new(UNWELCOMED_MAX),
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
             news: watch::Sender::default(),
@@ -315,11 +316,10 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 Ok((stream, from)) => {
                     // One socket hears both families, and shows IPv4 as mapped.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    if let Ok(stranger) = shared.strangers.take(Peer::Unauthenticated(from.ip()), 1) {
+                    if let Ok(stranger) = shared.strangers.enter(from.ip()) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
                     } else {
-                        let why = "too many streams at once that were not welcomed yet";
-                        shared.ledger.note(Act::StreamRefused, from.ip(), why);
+                        shared.ledger.note(Act::StreamRefused, from.ip(), TOO_MANY);
                     }
                 }
                 Err(error) => {
@@ -371,13 +371,17 @@ fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
 }
 
 /// One stream from its first byte to its end.
-async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Permit) {
+async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, mut stranger: BacklogPlace) {
     let greeted = timeout(HELLO_LIMIT, async {
         let (mut reader, writer, host) = accept(stream, &shared.local.host_key).await?;
         let hello: proto::FromHost = reader.read().await?;
         Ok::<_, StreamError>((reader, writer, host, hello))
     });
-    let (reader, mut writer, host, hello) = match greeted.await {
+    let greeted = tokio::select! {
+        greeted = greeted => greeted,
+        () = stranger.displaced() => return shared.ledger.note(Act::StreamRefused, from.ip(), TOO_MANY),
+    };
+    let (reader, mut writer, host, hello) = match greeted {
         Ok(Ok(greeted)) => greeted,
         Ok(Err(error)) => return shared.ledger.note(Act::StreamRefused, from.ip(), error),
         Err(_) => {

@@ -79,6 +79,17 @@ pub enum TakeUpError {
     Rival(String),
 }
 
+/// Which authorities this host knows, and by which keys, cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LineageError {
+    /// The keys of this host.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 /// One authority's line of keys, as this host knows it.
 #[derive(Clone, Debug)]
 pub struct Lineage {

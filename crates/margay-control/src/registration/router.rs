@@ -33,8 +33,9 @@ use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::cluster::Cluster;
 use crate::keyring::Keyring;
+use crate::lineage::LineageError;
 use crate::permits::{Backlog, BacklogPlace, UNWELCOMED_MAX};
-use crate::store::{Member, MemberKey, Store, StoreError};
+use crate::store::{Member, MemberKey, Store};
 use crate::token::hash_secret;
 use crate::wide_area::{Attachment, WideArea, due};
 use crate::{Clock, SalControl, entropy, issue};
@@ -270,7 +271,7 @@ impl Router {
     /// # Errors
     ///
     /// The store cannot be read: then its stream has ended all the same, and its certificates end within a day.
-    pub fn remove_host(&self, host: HostId) -> Result<(), StoreError> {
+    pub fn remove_host(&self, host: HostId) -> Result<(), LineageError> {
         self.shared.roll.lock().expel(host, &*self.shared.sal);
         self.shared.read_revocations()
     }

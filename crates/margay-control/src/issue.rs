@@ -12,6 +12,11 @@ pub const LIFETIME_S: u64 = 24 * 60 * 60;
 /// Clocks that differ by less do no harm.
 const SKEW_S: u64 = 5 * 60;
 
+/// When the last of what is signed until `unix_s` ends, by any clock that differs little.
+pub const fn end_s(unix_s: u64) -> u64 {
+    unix_s.saturating_add(LIFETIME_S + SKEW_S)
+}
+
 fn certificate(kind: CertificateKind, prefix: Prefix, host: &HostPublic, unix_s: u64) -> Certificate {
     Certificate {
         kind,
@@ -53,6 +58,11 @@ pub fn membership(authority: &Authority, host: &HostPublic, groups: &[String], u
 /// A host may answer for a prefix of an authority's names. Gives the encoded chain, and its end.
 pub fn service(authority: &Authority, prefix: Prefix, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
     sign(authority, certificate(CertificateKind::Service, prefix, host, unix_s))
+}
+
+/// A host is a router of an authority. Gives the encoded chain, and its end.
+pub fn router(authority: &Authority, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
+    service(authority, Prefix::from(ServiceId::of_routers(authority.block())), host, unix_s)
 }
 
 /// A host may answer for the name that a service's key certifies. Gives the encoded chain, and its end.

@@ -4,7 +4,7 @@
 //! margay-succession- and the digits (`armor.rs`) of what `succession.rs` of the core encodes
 //! ```
 
-use margay_core::certificate::{Certificate, TrustAnchor, decode_chain};
+use margay_core::certificate::{Certificate, TrustAnchor, TrustStore, decode_chain};
 use margay_core::key::VerifyingKey;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::succession::{Succession, heirs};
@@ -79,6 +79,17 @@ pub enum TakeUpError {
     Rival(String),
 }
 
+/// Which authorities this host knows, and by which keys, cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LineageError {
+    /// The keys of this host.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 /// One authority's line of keys, as this host knows it.
 #[derive(Clone, Debug)]
 pub struct Lineage {
@@ -120,6 +131,12 @@ impl Lineage {
     pub fn teach(&self, sal: &dyn SalControl) {
         sal.add_trust_anchor(TrustAnchor { authority: self.authority, key: self.first });
         self.line.iter().for_each(|one| sal.succeed(one));
+    }
+
+    /// Has a trust store trust all of it.
+    pub fn teach_store(&self, trust: &mut TrustStore) {
+        trust.add(TrustAnchor { authority: self.authority, key: self.first });
+        self.line.iter().for_each(|one| trust.succeed(one));
     }
 
     /// The last key: what is signed from its time on is signed by it.

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use margay_core::fair_table::{FairShares, Full, Peer};
+use std::net::IpAddr;
+
+use margay_core::fair_table::{FairShares, FairTable, Full, Peer};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 /// Connections at a port of the agent's that have not shown yet whose they are: at most 32 of one address, and half of
 /// these of all addresses together.
@@ -81,6 +83,70 @@ impl Drop for Permit {
     }
 }
 
+/// Connections at a port of the agent's whose hosts have not shown yet who they are. Whoever has less of them than
+/// others always gets a place: where all are taken, the oldest connection of the network and address that have the most
+/// is ended. Without that, whoever has eight addresses could keep everybody else out.
+#[derive(Clone)]
+pub struct Backlog(Arc<Mutex<Unproved>>);
+
+struct Unproved {
+    /// By age. What is told to a connection that is displaced is the end of its channel.
+    places: FairTable<u64, oneshot::Sender<()>>,
+    next: u64,
+    displaced: u64,
+}
+
+/// A connection's place, until this is dropped.
+pub struct BacklogPlace {
+    backlog: Backlog,
+    number: u64,
+    displaced: oneshot::Receiver<()>,
+}
+
+impl Backlog {
+    /// Of `limit` places such connections have half, an address a sixteenth, a network a quarter.
+    pub fn new(limit: usize) -> Self {
+        let places = FairTable::new(limit, 0);
+        Self(Arc::new(Mutex::new(Unproved { places, next: 0, displaced: 0 })))
+    }
+
+    /// A place for a connection from this address.
+    ///
+    /// # Errors
+    ///
+    /// What is full.
+    pub fn enter(&self, from: IpAddr) -> Result<BacklogPlace, Full> {
+        let (told, displaced) = oneshot::channel();
+        let mut unproved = self.0.lock();
+        let number = unproved.next;
+        let gone = unproved.places.insert_fairly(Peer::Unauthenticated(from), number, told)?;
+        unproved.next += 1;
+        unproved.displaced += u64::from(gone.is_some());
+        drop(unproved);
+        Ok(BacklogPlace { backlog: self.clone(), number, displaced })
+    }
+
+    /// How many connections were refused, or ended for others.
+    pub fn refused(&self) -> u64 {
+        let unproved = self.0.lock();
+        unproved.places.refused() + unproved.displaced
+    }
+}
+
+impl BacklogPlace {
+    /// Waits until the connection is to end for another one. Cancel-safe.
+    pub async fn displaced(&mut self) {
+        // Nothing is ever sent: the sender is dropped.
+        let _ = (&mut self.displaced).await;
+    }
+}
+
+impl Drop for BacklogPlace {
+    fn drop(&mut self) {
+        self.backlog.0.lock().places.remove(&self.number);
+    }
+}
+
 #[cfg(test)]
 mod test {
     use margay_core::key::HostId;
@@ -103,6 +169,30 @@ mod test {
         drop((first, of_other, own));
         assert!(permits.take(member(1), 10).is_ok());
         assert_eq!(permits.refused(), 3);
+    }
+
+    #[tokio::test]
+    async fn eight_addresses_keep_nobody_out() {
+        let backlog = Backlog::new(512);
+        let address = |network: u8, host: u8| IpAddr::from([10, 0, network, host]);
+        let mut attackers = Vec::new();
+        for host in 1..=4 {
+            for network in 1..=2 {
+                attackers.extend((0..64).filter_map(|_| backlog.enter(address(network, host)).ok()));
+            }
+        }
+        assert_eq!((attackers.len(), backlog.refused()), (256, 256));
+        let mut honest = backlog.enter(address(3, 1)).expect("there is always a place");
+        attackers[0].displaced().await;
+        // They come again and again, and end nobody but each other.
+        attackers.extend((0..64).filter_map(|_| backlog.enter(address(1, 1)).ok()));
+        tokio::select! {
+            biased;
+            () = honest.displaced() => panic!("it has less than others"),
+            () = tokio::task::yield_now() => {}
+        }
+        drop((attackers, honest));
+        assert!(backlog.0.lock().places.is_empty());
     }
 
     #[tokio::test]

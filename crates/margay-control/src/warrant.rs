@@ -106,6 +106,9 @@ pub enum WarrantError {
         "this is `{0}`'s own key, which everybody trusts who has joined; only keys that it lets sign can be taken back"
     )]
     OwnKey(String),
+    /// Nobody can tell whose it is.
+    #[error("the authorities that this host knows cannot be read: {0}")]
+    Unreadable(String),
     /// A key that was taken back.
     #[error(
         "the request is for a key that `{0}` has taken back; ask for a new one: `margay id authority request {0} \

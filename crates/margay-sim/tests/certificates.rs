@@ -252,7 +252,7 @@ fn who_was_put_out_neither_connects_nor_answers_until_it_is_let_in_again() {
     assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
     let revocation = |shop: &mut Shop, host: HostId| {
         let host_key = shop.world.host(host).public_key();
-        Revocation { authority: service("web.shop").authority(), host_key, until_s: END_S }
+        Revocation { authority: service("web.shop").authority(), host_key, until_s: END_S, by: None }
     };
     let before = accepted(&mut shop);
     let put_out = revocation(&mut shop, client);

@@ -380,7 +380,7 @@ fn who_is_put_out_has_no_grants_any_more() {
     shop.connect_often(220, CHAT);
     let host_key = shop.world.host(shop.client).public_key();
     for server in shop.servers {
-        let revocation = Revocation { authority: [0; 8], host_key, until_s: u64::MAX };
+        let revocation = Revocation { authority: [0; 8], host_key, until_s: u64::MAX, by: None };
         shop.world.host(server).sal.revoke(revocation);
         shop.world.touch(server);
     }

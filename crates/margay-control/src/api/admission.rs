@@ -5,14 +5,13 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
-use margay_core::fair_table::Peer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::codegen::tokio_stream::{Stream, wrappers::ReceiverStream};
 
-use crate::permits::{Permits, UNWELCOMED_MAX};
+use crate::permits::{Backlog, UNWELCOMED_MAX};
 
 /// From the first byte to the end of the handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -30,7 +29,7 @@ where
 {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        let (strangers, mut shaking) = (Permits::new(UNWELCOMED_MAX, 0), JoinSet::new());
+        let (strangers, mut shaking) = (Backlog::new(UNWELCOMED_MAX), JoinSet::new());
         loop {
             let (stream, from) = tokio::select! {
                 () = sender.closed() => return,
@@ -45,13 +44,19 @@ where
                 },
             };
             let from = from.ip().to_canonical();
-            let Ok(stranger) = strangers.take(Peer::Unauthenticated(from), 1) else {
+            let Ok(mut stranger) = strangers.enter(from) else {
                 tracing::debug!(%from, "too many connections at once that have shown no certificate yet");
                 continue;
             };
             let (sender, shaken) = (sender.clone(), shake(stream));
             shaking.spawn(async move {
-                let shaken = timeout(HANDSHAKE_LIMIT, shaken).await;
+                let shaken = tokio::select! {
+                    shaken = timeout(HANDSHAKE_LIMIT, shaken) => shaken,
+                    () = stranger.displaced() => {
+                        tracing::debug!(%from, "ended for another connection: too many that have shown no certificate");
+                        return;
+                    }
+                };
                 drop(stranger);
                 match shaken {
                     // Nobody takes it where the agent goes down.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::certificate::{Revocation, decode_chain};
+use margay_core::certificate::{CertificateError, Revocation, decode_chain};
 use margay_core::fence::FenceNotice;
-use margay_core::key::HostPublic;
+use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::way::Relation;
 use tokio::sync::{mpsc, oneshot};
@@ -24,11 +24,14 @@ use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
 use super::ways::Ways;
 use crate::cluster::ROUTERS_MAX;
+use crate::issue;
 use crate::token::check_address;
 use crate::wide_area::{Attachment, Link, Words, due};
 
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
+/// From one request for a membership to the next, where the router does not give one.
+const MEMBERSHIP_RETRY_S: u64 = 60;
 /// Orders that wait; a router tells no more at once.
 const ORDERS_MAX: usize = 64;
 /// Bounds of what a router may ask for.
@@ -57,6 +60,8 @@ pub(super) struct Conversation<'a> {
     /// When what must be signed again: prefixes, and the membership.
     renewals: BTreeMap<Prefix, u64>,
     membership_renewal_s: u64,
+    /// Until when it is proved that the router is one of the authority's.
+    proved_until_s: u64,
     /// What was refused and is asked for again.
     retries: Retries,
     /// What was heard of a watched prefix, while more of it is to come.
@@ -74,8 +79,9 @@ pub(super) struct Conversation<'a> {
     to_say: Vec<Words>,
     /// Notices of fenced names for the router.
     notices: Vec<Vec<u8>>,
-    /// By what the router has shown this host to be a member.
+    /// By what the router has shown this host to be a member, and itself to be a router.
     membership: Vec<u8>,
+    router: Vec<u8>,
     /// What has become of keys: what was heard of it, and how much was known at the last look.
     told_keys: Option<proto::Keys>,
     /// Which sessions go through boxes, as was heard.
@@ -88,8 +94,14 @@ pub(super) struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// Of a host that was welcomed, from this address.
-    pub fn new(shared: &'a Arc<Shared>, local: IpAddr, writer: Writer, welcome: &proto::Welcome) -> Self {
+    /// Of a host that was welcomed, from this address, by a router that has proved until when it is one.
+    pub fn new(
+        shared: &'a Arc<Shared>,
+        local: IpAddr,
+        writer: Writer,
+        welcome: &proto::Welcome,
+        proved_until_s: u64,
+    ) -> Self {
         let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
         let router = shared.config.router_key.id();
         let mut this = Self {
@@ -102,6 +114,7 @@ impl<'a> Conversation<'a> {
             pending: HashMap::new(),
             renewals: BTreeMap::new(),
             membership_renewal_s: 0,
+            proved_until_s: 0,
             retries: Retries::default(),
             parts: BTreeMap::new(),
             certified: BTreeSet::new(),
@@ -114,12 +127,13 @@ impl<'a> Conversation<'a> {
             to_say: Vec::new(),
             notices: Vec::new(),
             membership: Vec::new(),
+            router: Vec::new(),
             told_keys: None,
             told_chains: None,
             keys_known: shared.keys_known(),
-            revoked_keys: shared.revoked.lock().revocations(),
+            revoked_keys: shared.trust.lock().revocations(),
         };
-        this.plan_membership(welcome.membership.clone());
+        this.plan_membership(welcome.membership.clone(), welcome.router.clone(), proved_until_s);
         shared.tenures.lock().begin_stream(Instant::now());
         this
     }
@@ -130,10 +144,34 @@ impl<'a> Conversation<'a> {
         now + not_after_s.saturating_sub(now) / 2
     }
 
-    fn plan_membership(&mut self, chain: Vec<u8>) {
-        let ends = decode_chain(&chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
-        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(self.end_of(&chain, end)));
-        self.membership = chain;
+    fn plan_membership(&mut self, membership: Vec<u8>, router: Vec<u8>, proved_until_s: u64) {
+        self.membership_renewal_s = self.half_way(proved_until_s);
+        self.proved_until_s = proved_until_s;
+        (self.membership, self.router) = (membership, router);
+    }
+
+    /// Gives the end, when the router may sign no longer. What proves nothing else is left aside, and what was shown
+    /// before counts for its time.
+    fn take_membership(&mut self, answer: proto::Membership) -> Option<End> {
+        self.pending.remove(&answer.request);
+        match self.shared.check_proofs(&answer.chain, &answer.router) {
+            Ok(until_s) => {
+                self.shared.sal.set_membership(answer.chain.clone());
+                self.plan_membership(answer.chain, answer.router, until_s);
+                None
+            }
+            Err(fault @ CertificateError::KeyRevoked) => Some(self.shared.refusal(fault)),
+            Err(fault) => {
+                let router = &self.shared.config.router_address;
+                tracing::warn!(router, why = %fault, "a membership that the router gives is not taken");
+                None
+            }
+        }
+    }
+
+    /// Whether nothing proves any longer that the router is one.
+    fn is_unproved(&self) -> bool {
+        self.proved_until_s < self.shared.clock.unix_s()
     }
 
     /// Goes on until the stream ends, and says why.
@@ -167,7 +205,11 @@ impl<'a> Conversation<'a> {
             let done = tokio::select! {
                 // Its own sign of life first, and what has come before the lease may end.
                 biased;
-                _ = beats.tick() => self.beat().await,
+                _ = beats.tick() => match self.is_unproved() {
+                    // A new stream begins with a proof, or comes to nothing.
+                    true => return End::Broke("its proof that it is a router of the authority has ended".to_owned()),
+                    false => self.beat().await,
+                },
                 () = self.retries.wait() => self.ask_again().await,
                 order = orders.recv() => match order {
                     None | Some(Order::Stop) => return End::Stopped,
@@ -223,7 +265,7 @@ impl<'a> Conversation<'a> {
             self.register(prefix).await?;
         }
         if self.membership_renewal_s <= now {
-            self.membership_renewal_s = u64::MAX;
+            self.membership_renewal_s = now + MEMBERSHIP_RETRY_S;
             let request = self.request(Pending::Membership);
             self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
         }
@@ -450,10 +492,18 @@ impl<'a> Conversation<'a> {
         if tokio::task::spawn_blocking(move || shared.read_keys()).await.is_err() {
             tracing::error!("looking at the authority's keys ended badly");
         }
-        if let Some(refused) = self.shared.refusal_of(&self.membership) {
-            return Some(refused);
+        let unix_s = self.shared.clock.unix_s();
+        match self.shared.check_proofs(&self.membership, &self.router) {
+            Ok(until_s) => self.proved_until_s = until_s,
+            Err(fault @ CertificateError::KeyRevoked) => return Some(self.shared.refusal(fault)),
+            // By a key of the authority that another one has followed: the router may sign by that by now. It has as
+            // long as it might be silent.
+            Err(_) => {
+                self.membership_renewal_s = 0;
+                self.proved_until_s = self.proved_until_s.min(unix_s.saturating_add(self.lease.as_secs() + 1));
+            }
         }
-        let (known, revoked) = (self.shared.keys_known(), self.shared.revoked.lock().revocations());
+        let (known, revoked) = (self.shared.keys_known(), self.shared.trust.lock().revocations());
         if std::mem::replace(&mut self.revoked_keys, revoked) != revoked {
             self.membership_renewal_s = 0;
             self.renewals.values_mut().for_each(|at| *at = 0);
@@ -473,9 +523,12 @@ impl<'a> Conversation<'a> {
 
     fn put_out(&self, revoked: proto::Revoked) {
         let authority = authority_block(&self.shared.config.authority);
+        // Nothing that was signed until now ends later.
+        let end_s = issue::end_s(self.shared.clock.unix_s());
+        let by = delegated_key(&self.router);
         for host in revoked.hosts {
             if let Ok(host_key) = host.host_key.try_into() {
-                let revocation = Revocation { authority, host_key, until_s: host.until_unix_s };
+                let revocation = Revocation { authority, host_key, until_s: host.until_unix_s.min(end_s), by };
                 self.shared.sal.revoke(revocation);
                 self.shared.area.iter().for_each(|area| area.revoke(revocation));
             }
@@ -538,11 +591,7 @@ impl<'a> Conversation<'a> {
             Body::Announce(announce) => self.heard_words(Words::Announce(announce)),
             Body::Retract(retract) => self.heard_words(Words::Retract(retract)),
             Body::Declined(declined) => self.heard_words(Words::Declined(declined)),
-            Body::Membership(answer) => {
-                self.pending.remove(&answer.request);
-                self.plan_membership(answer.chain.clone());
-                self.shared.sal.set_membership(answer.chain);
-            }
+            Body::Membership(answer) => return self.take_membership(answer),
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
             Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
                 Some(Pending::Registered(prefix) | Pending::Certified(prefix)) => self.not_registered(prefix, refusal),
@@ -609,6 +658,14 @@ impl Conversation<'_> {
         self.shared.sal.set_own_fence(prefix, Some(number));
         let notice = FenceNotice::new(prefix, number, &self.shared.local.host_key, chain);
         self.notices.push(notice.encode());
+    }
+}
+
+/// The key that signed a chain, where it is not the authority's own.
+fn delegated_key(chain: &[u8]) -> Option<VerifyingKey> {
+    match &decode_chain(chain).ok()?[..] {
+        [_, .., leaf] => Some(leaf.issuer),
+        _ => None,
     }
 }
 

@@ -215,14 +215,15 @@ pub(super) struct Shared {
     /// What carries orders out on this host, if they are.
     pub order_book: OnceLock<Arc<OrderBook>>,
     pub area: Option<Arc<WideArea>>,
-    /// The authority's own keys, and those that may sign no longer.
+    /// The authority's own keys.
     pub line: Mutex<Lineage>,
-    pub revoked: Mutex<TrustStore>,
+    /// Those keys, and the ones that may sign no longer: what the router has to be vouched for by.
+    pub trust: Mutex<TrustStore>,
 }
 
 /// One router of this host, for one authority.
 pub struct Home {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     orders: mpsc::UnboundedSender<Order>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -291,7 +292,7 @@ impl Home {
             order_book: OnceLock::new(),
             area,
             line: Mutex::new(line),
-            revoked: Mutex::default(),
+            trust: Mutex::default(),
         });
         // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a
         // router is heard.
@@ -613,7 +614,7 @@ async fn one_stream(
             },
         }
     };
-    let (local, (reader, writer), welcome) = match met {
+    let Met { local, reader, writer, welcome, proved_until_s } = match met {
         // The next one, if there is one: it is one less each time.
         Err(_) | Ok(Err(End::Broke(_))) if found.is_some() => return End::Found,
         Err(_) => return End::Broke(format!("no answer in {limit:?}")),
@@ -629,16 +630,23 @@ async fn one_stream(
     tracing::info!(router = shared.config.router_address, authority = shared.config.authority, "joined");
     let (sender, answers) = mpsc::channel(64);
     let reading = tokio::spawn(read_all(reader, sender));
-    let end = Conversation::new(shared, local, writer, &welcome).hold(orders, answers).await;
+    let end = Conversation::new(shared, local, writer, &welcome, proved_until_s).hold(orders, answers).await;
     reading.abort();
     end
 }
 
+/// A router that has welcomed this host.
+struct Met {
+    /// This host's address.
+    local: IpAddr,
+    reader: Reader,
+    writer: Writer,
+    welcome: proto::Welcome,
+    proved_until_s: u64,
+}
+
 /// Connects, says hello, and is welcomed.
-async fn meet(
-    shared: &Arc<Shared>,
-    found: Option<SocketAddr>,
-) -> Result<(IpAddr, (Reader, Writer), proto::Welcome), End> {
+async fn meet(shared: &Arc<Shared>, found: Option<SocketAddr>) -> Result<Met, End> {
     let config = &shared.config;
     let stream = match found {
         Some(at) => TcpStream::connect(at).await,
@@ -677,9 +685,9 @@ async fn meet(
     };
     // First of all: what is shown from now on may be signed by a key that is told here.
     shared.heed(welcome.keys.clone().unwrap_or_default()).await?;
-    adopt(shared, &welcome, association_id, router)?;
+    let proved_until_s = adopt(shared, &welcome, association_id, router)?;
     remember(shared).await?;
-    Ok((local, (reader, writer), welcome))
+    Ok(Met { local, reader, writer, welcome, proved_until_s })
 }
 
 /// What a refusal of the whole stream means.
@@ -691,8 +699,8 @@ pub(super) fn refused(refusal: &proto::Refusal) -> End {
     }
 }
 
-/// Makes what the router said true here.
-fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: SocketAddr) -> Result<(), End> {
+/// Makes what the router said true here. Gives until when it has proved that it is one.
+fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: SocketAddr) -> Result<u64, End> {
     let garbage = || End::from(StreamError::Garbage);
     let key: [u8; 32] = welcome.association_key[..].try_into().map_err(|_| garbage())?;
     let hop_key: [u8; 16] = welcome.hop_key[..].try_into().map_err(|_| garbage())?;
@@ -701,9 +709,8 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         return Err(garbage());
     }
     let config = &shared.config;
-    if let Some(refused) = shared.refusal_of(&welcome.membership) {
-        return Err(refused);
-    }
+    let proved = shared.check_proofs(&welcome.membership, &welcome.router).map_err(|fault| shared.refusal(fault));
+    let proved_until_s = proved?;
     let remote = SocketAddr::new(router.ip(), sal_port);
     let authority = authority_block(&config.authority);
     let anchor = TrustAnchor { authority, key: config.authority_key };
@@ -731,7 +738,7 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
             ways.heard(&config.authority, router, remote, &shared.sal);
         }
     }
-    Ok(())
+    Ok(proved_until_s)
 }
 
 /// The token is used: from now on the router knows this host by its key, also after a restart.

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use margay_core::certificate::decode_chain;
+use margay_core::certificate::{CertificateError, decode_chain};
 use margay_core::key_revocation::KeyRevocation;
-use margay_core::name::authority_block;
+use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::succession::Succession;
 
 use super::host::{End, Shared};
@@ -35,6 +35,7 @@ impl Shared {
         let unix_s = self.clock.unix_s();
         let line = Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key);
         line.teach(&*self.sal);
+        line.teach_store(&mut self.trust.lock());
         self.area.iter().for_each(|area| line.teach_area(area));
         let kept = self.store.key_revocations(unix_s).unwrap_or_else(|error| {
             tracing::warn!(%error, "revocations of keys cannot be read");
@@ -45,14 +46,14 @@ impl Shared {
     }
 
     fn disbelieve(&self, revocation: KeyRevocation) {
-        self.revoked.lock().revoke_key(revocation, self.clock.unix_s());
+        self.trust.lock().revoke_key(revocation, self.clock.unix_s());
         self.sal.revoke_key(revocation);
         self.area.iter().for_each(|area| area.revoke_key(revocation));
     }
 
     /// How much is known of keys: more is a reason to look again.
     pub fn keys_known(&self) -> usize {
-        self.revoked.lock().revocations() + self.line.lock().successions().len()
+        self.trust.lock().revocations() + self.line.lock().successions().len()
     }
 
     /// Takes up what the router tells of the authority's keys. It is on disk when this returns: the router may begin to
@@ -179,15 +180,35 @@ impl Shared {
         Ok(())
     }
 
-    /// A router whose own key may sign no longer makes no members: why nothing is taken from it.
-    pub fn refusal_of(&self, membership: &[u8]) -> Option<End> {
-        let is_revoked = self.revoked.lock().is_by_revoked_key(membership);
-        is_revoked.then(|| {
-            let authority = &self.config.authority;
-            End::Refused(format!(
+    /// Until when it is proved that this host belongs to the authority and that the router is one of its routers, in
+    /// seconds since 1970. A membership alone proves nothing of the router: every peer of this host has seen it.
+    ///
+    /// # Errors
+    ///
+    /// What is not proved.
+    pub fn check_proofs(&self, membership: &[u8], router: &[u8]) -> Result<u64, CertificateError> {
+        let (authority, unix_s) = (authority_block(&self.config.authority), self.clock.unix_s());
+        let mut trust = self.trust.lock();
+        let member = trust.verify_member(membership, &self.local.host_key.public().0, unix_s)?;
+        let name = Prefix::from(ServiceId::of_routers(authority));
+        // Other hosts may have certificates for all names of the authority: those make nobody a router.
+        let is_routers = decode_chain(router)?.last().is_some_and(|leaf| leaf.prefix == name);
+        if member.authority != authority || !is_routers {
+            return Err(CertificateError::WrongPrefix);
+        }
+        let until_s = trust.verify_prefix(router, &name, &self.config.router_key.0, unix_s)?;
+        Ok(until_s.min(member.not_after_s))
+    }
+
+    /// Nothing is taken from a router that does not prove that it is one.
+    pub fn refusal(&self, fault: CertificateError) -> End {
+        let authority = &self.config.authority;
+        if fault == CertificateError::KeyRevoked {
+            return End::Refused(format!(
                 "the authority has taken back this router's right to sign for {authority}; join another router of it: \
                  `margay id token create {authority}` there"
-            ))
-        })
+            ));
+        }
+        End::Refused(format!("the router does not prove that it is a router of {authority}: {fault}"))
     }
 }

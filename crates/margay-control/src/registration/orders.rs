@@ -146,8 +146,13 @@ impl Shared {
     /// On this host itself.
     fn carry_out(self: &Arc<Self>, order: &SignedOrder) {
         let Some(book) = self.orders.book.get() else { return };
-        let Some((_, line)) = lineages(&self.keyring, &self.store).remove(&order.key.authority) else { return };
-        let revoked = believed(&self.keyring, &self.store, self.clock.unix_s());
+        let known = lineages(&self.keyring, &self.store)
+            .and_then(|lines| Ok((lines, believed(&self.keyring, &self.store, self.clock.unix_s())?)));
+        let (mut lines, revoked) = match known {
+            Ok(known) => known,
+            Err(error) => return tracing::error!(%error, "an order is not carried out on this host"),
+        };
+        let Some((_, line)) = lines.remove(&order.key.authority) else { return };
         let host = self.local.host_key.public().id();
         let member =
             self.store.member(&MemberKey { host: self.local.host_key.public(), authority: order.key.authority });

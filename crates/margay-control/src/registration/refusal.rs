@@ -41,7 +41,11 @@ impl From<RollError> for No {
 
 impl From<NameError> for No {
     fn from(error: NameError) -> Self {
-        let code = if matches!(error, NameError::Store(_)) { Code::Store } else { Code::NameTaken };
+        let code = match error {
+            NameError::Store(_) => Code::Store,
+            NameError::Share(_) => Code::Limit,
+            NameError::Taken { .. } => Code::NameTaken,
+        };
         Self(code, error.to_string())
     }
 }

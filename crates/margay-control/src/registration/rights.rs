@@ -2,7 +2,7 @@
 
 use margay_core::certificate::TrustStore;
 use margay_core::key::HostPublic;
-use margay_core::name::{Name, Prefix, SERVICE_BITS};
+use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
 
 use super::proto::Code;
 use super::refusal::{No, invalid};
@@ -28,6 +28,10 @@ impl Claim<'_> {
     /// Why it may not, and what to do.
     pub fn check(&self, member: &Member, host: &HostPublic, unix_s: u64) -> Result<(), No> {
         let Self { name, prefix, is_divided, proof } = self;
+        // A certificate for it makes its host a router of the authority.
+        if **prefix == Prefix::from(ServiceId::of_routers(prefix.id.authority())) {
+            return Err(invalid("the name is that of the authority's routers, and no host may register it"));
+        }
         if proof.is_empty() {
             by_grant(member, name, prefix)?;
             let stands_for = if *is_divided { name.service_prefix() } else { name.prefix() };

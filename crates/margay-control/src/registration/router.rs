@@ -33,8 +33,9 @@ use super::{Instance, Local, VERSION, ZeroWeight};
 use crate::api::v1::TraceHop;
 use crate::cluster::Cluster;
 use crate::keyring::Keyring;
-use crate::permits::{Permit, Permits, UNWELCOMED_MAX};
-use crate::store::{Member, MemberKey, Store, StoreError};
+use crate::lineage::LineageError;
+use crate::permits::{Backlog, BacklogPlace, UNWELCOMED_MAX};
+use crate::store::{Member, MemberKey, Store};
 use crate::token::hash_secret;
 use crate::wide_area::{Attachment, WideArea, due};
 use crate::{Clock, SalControl, entropy, issue};
@@ -46,6 +47,7 @@ const INSTANCES_MAX: usize = 64;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand
 /// changes a second are no thousand looks for each host.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
+const TOO_MANY: &str = "too many streams at once that were not welcomed yet";
 const GOING_DOWN: &str = "the router is going down";
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
@@ -58,7 +60,7 @@ mod twin;
 mod watching;
 
 pub(super) use authority::News;
-use authority::{authority_of, membership_of};
+use authority::{Proofs, authority_of, proofs_of};
 pub use error::RouterError;
 use twin::make_way;
 use watching::Watches;
@@ -90,7 +92,7 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
     traces_refused: AtomicU64,
-    strangers: Permits,
+    strangers: Backlog,
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
@@ -158,7 +160,7 @@ impl Router {
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
-            strangers: Permits::new(UNWELCOMED_MAX, 0),
+            strangers: Backlog::new(UNWELCOMED_MAX),
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
             news: watch::Sender::default(),
@@ -269,7 +271,7 @@ impl Router {
     /// # Errors
     ///
     /// The store cannot be read: then its stream has ended all the same, and its certificates end within a day.
-    pub fn remove_host(&self, host: HostId) -> Result<(), StoreError> {
+    pub fn remove_host(&self, host: HostId) -> Result<(), LineageError> {
         self.shared.roll.lock().expel(host, &*self.shared.sal);
         self.shared.read_revocations()
     }
@@ -315,11 +317,10 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 Ok((stream, from)) => {
                     // One socket hears both families, and shows IPv4 as mapped.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    if let Ok(stranger) = shared.strangers.take(Peer::Unauthenticated(from.ip()), 1) {
+                    if let Ok(stranger) = shared.strangers.enter(from.ip()) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
                     } else {
-                        let why = "too many streams at once that were not welcomed yet";
-                        shared.ledger.note(Act::StreamRefused, from.ip(), why);
+                        shared.ledger.note(Act::StreamRefused, from.ip(), TOO_MANY);
                     }
                 }
                 Err(error) => {
@@ -371,13 +372,17 @@ fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
 }
 
 /// One stream from its first byte to its end.
-async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Permit) {
+async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, mut stranger: BacklogPlace) {
     let greeted = timeout(HELLO_LIMIT, async {
         let (mut reader, writer, host) = accept(stream, &shared.local.host_key).await?;
         let hello: proto::FromHost = reader.read().await?;
         Ok::<_, StreamError>((reader, writer, host, hello))
     });
-    let (reader, mut writer, host, hello) = match greeted.await {
+    let greeted = tokio::select! {
+        greeted = greeted => greeted,
+        () = stranger.displaced() => return shared.ledger.note(Act::StreamRefused, from.ip(), TOO_MANY),
+    };
+    let (reader, mut writer, host, hello) = match greeted {
         Ok(Ok(greeted)) => greeted,
         Ok(Err(error)) => return shared.ledger.note(Act::StreamRefused, from.ip(), error),
         Err(_) => {
@@ -457,7 +462,7 @@ impl Guest {
         let admitted = blocking(move || store.admit(&key, &name, token, unix_s)).await?;
         let member = admitted?;
         let place = Place { host: host.id(), authority };
-        let membership = membership_of(shared, &member)?;
+        let proofs = proofs_of(shared, &member)?;
         let address = SocketAddr::new(from.ip(), sal_port);
         make_way(shared, place, boot_id, from).await?;
         let seat = shared.roll.lock().arrive(place, &member.host_name, address, boot_id)?;
@@ -483,7 +488,8 @@ impl Guest {
             association_key: association_key.to_vec(),
             hop_key: hop_key.to_vec(),
             sal_port: shared.local.sal_port.into(),
-            membership,
+            membership: proofs.membership,
+            router: proofs.router,
             unix_s,
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
@@ -613,10 +619,7 @@ impl Guest {
                 Ok(service) => self.resolve(asked.request, &ServiceId(service)),
                 Err(_) => return self.refuse(asked.request, invalid("no serviceID")),
             },
-            Some(Asked::RenewMembership(asked)) => match membership_of(&self.shared, &self.member) {
-                Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
-                Err(no) => return self.refuse(asked.request, no),
-            },
+            Some(Asked::RenewMembership(asked)) => return self.membership(asked.request),
             Some(Asked::Trace(asked)) => {
                 if !self.desk.take(self.shared.tracer.get(), asked) {
                     self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
@@ -639,6 +642,16 @@ impl Guest {
         vec![answer_of(body)]
     }
 
+    /// What shows the host to be a member, as it is one now.
+    fn membership(&self, request: u64) -> Vec<proto::FromRouter> {
+        match proofs_of(&self.shared, &self.member) {
+            Ok(Proofs { membership: chain, router }) => {
+                vec![answer_of(from_router::Body::Membership(proto::Membership { request, chain, router }))]
+            }
+            Err(no) => self.refuse(request, no),
+        }
+    }
+
     fn withdraw(&mut self, prefix: &Prefix) {
         self.granted.remove(prefix);
         self.shared.roll.lock().withdraw(self.place, self.seat.stream, prefix, &*self.shared.sal);
@@ -648,15 +661,19 @@ impl Guest {
     async fn review(&mut self) -> Vec<proto::FromRouter> {
         let (store, key) =
             (Arc::clone(&self.shared.store), MemberKey { host: self.host, authority: self.place.authority });
-        match blocking(move || store.member(&key)).await {
-            Ok(Ok(Some(member))) if member.grants != self.member.grants => self.member = member,
-            Ok(Ok(Some(_))) => return Vec::new(),
+        let before = match blocking(move || store.member(&key)).await {
+            Ok(Ok(Some(member))) => std::mem::replace(&mut self.member, member),
             Ok(Ok(None)) => {
                 self.shared.roll.lock().expel(self.place.host, &*self.shared.sal);
                 return Vec::new();
             }
             Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
             Err(no) => return vec![refusal(0, no)],
+        };
+        // It may have been put out and let in again by another router of the cluster.
+        let mut told = if before.groups == self.member.groups { Vec::new() } else { self.membership(0) };
+        if before.grants == self.member.grants {
+            return told;
         }
         let names = self.shared.roll.lock().names(&self.place).into_iter();
         let granted = names.filter(|(prefix, _)| self.granted.contains(prefix));
@@ -677,8 +694,9 @@ impl Guest {
                 text,
             });
         }
-        let granted = answer_of(from_router::Body::Granted(proto::Granted { lost }));
-        std::iter::once(granted).chain(self.review_announced()).collect()
+        told.push(answer_of(from_router::Body::Granted(proto::Granted { lost })));
+        told.extend(self.review_announced());
+        told
     }
 
     fn note(&self, act: Act, detail: impl ToString) {
@@ -728,7 +746,8 @@ impl Guest {
         // Before the name is written down for ever.
         self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
-        blocking(move || store.claim_name(&claimed)).await??;
+        let by = Peer::Member(self.place.host);
+        blocking(move || store.claim_name(&claimed, by)).await??;
         let proto::Register { weight, priority, exclusive, fenced, sticky, zero_weight, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, fenced, sticky, ..Terms::default() };
         let mut fence_number = None;

@@ -17,6 +17,7 @@ use super::roll::Place;
 use super::router::{News, Router, Shared};
 use crate::cluster::{Cluster, RouterEntry};
 use crate::keyring::Authority;
+use crate::lineage::LineageError;
 use crate::store::{MemberKey, StoreError};
 use crate::warrant::{believed, lineages};
 
@@ -118,7 +119,7 @@ async fn take_up(shared: &Arc<Shared>, members: BTreeMap<Place, MemberKey>, revo
         if !concerned.is_empty() {
             this.grants.send_modify(|version| *version = version.wrapping_add(1));
         }
-        Ok::<_, StoreError>(())
+        Ok::<_, LineageError>(())
     });
     match looked.await {
         Ok(Ok(())) => {}
@@ -164,10 +165,10 @@ async fn enrol(shared: &Arc<Shared>) -> bool {
 
 impl Shared {
     /// Takes up who was put out and which keys may sign no longer, for this host and for those that are told.
-    pub fn read_revocations(&self) -> Result<(), StoreError> {
+    pub fn read_revocations(&self) -> Result<(), LineageError> {
         let unix_s = self.clock.unix_s();
-        let (hosts, keys) = (self.store.revocations(unix_s)?, believed(&self.keyring, &self.store, unix_s));
-        let lines = lineages(&self.keyring, &self.store).into_values();
+        let (hosts, keys) = (self.store.revocations(unix_s)?, believed(&self.keyring, &self.store, unix_s)?);
+        let lines = lineages(&self.keyring, &self.store)?.into_values();
         // Also the way to the key that this router begins with, for hosts that know one before it.
         let successions = self.store.successions()?;
         for (_, line) in lines {

@@ -347,8 +347,12 @@ async fn a_host_that_is_put_out_is_gone_at_once_and_the_others_hear_of_it() {
     assert_eq!(at.instances(), []);
     await_phase(&outcast, Phase::Refused).await;
     assert!(outcast.state().why.contains("needs a new join token"), "{}", outcast.state().why);
-    let revocation =
-        Revocation { authority: authority_block("shop"), host_key: key.0, until_s: NOW_S + issue::LIFETIME_S };
+    let revocation = Revocation {
+        authority: authority_block("shop"),
+        host_key: key.0,
+        until_s: NOW_S + issue::LIFETIME_S,
+        by: None,
+    };
     for core in [&router.core, &first.core] {
         until("the news", || *core.revoked.lock() == [revocation]).await;
     }
@@ -763,8 +767,11 @@ async fn a_router_that_does_not_answer_or_knows_no_such_question_is_said_to_be_s
     let (stream, _) = listener.accept().await.expect("it comes");
     let (mut reader, mut writer, _) = super::stream::accept(stream, &router.local.host_key).await.expect("met");
     let _: super::proto::FromHost = reader.read().await.expect("its hello");
+    let authority = router.keyring.authority("shop").expect("readable").expect("made");
     let welcome = super::proto::Welcome {
         version: VERSION,
+        membership: issue::membership(&authority, &other.local.host_key.public(), &[], NOW_S).0,
+        router: issue::router(&authority, &router.local.host_key.public(), NOW_S).0,
         association_id: 7,
         association_key: vec![1; 32],
         hop_key: vec![1; 16],

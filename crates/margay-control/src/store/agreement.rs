@@ -156,6 +156,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    use margay_core::fair_table::Peer;
     use margay_core::key::HostPublic;
     use margay_core::name::{Name, Prefix, ServiceId, authority_block};
     use parking_lot::Mutex;
@@ -266,9 +267,9 @@ mod tests {
             assert!(matches!(&error, AdmitError::Store(StoreError::Away(why)) if why == "gone"), "{error}");
         }
         let web: Name = "web.shop".parse().expect("a name");
-        store.claim_name(&web).expect("known hosts go on");
+        store.claim_name(&web, Peer::Own).expect("known hosts go on");
         *shared.is_away.lock() = false;
-        store.claim_name(&"api.shop".parse().expect("a name")).expect("agreed");
+        store.claim_name(&"api.shop".parse().expect("a name"), Peer::Own).expect("agreed");
         assert!(!store.tokens().expect("readable").is_empty());
     }
 
@@ -281,7 +282,7 @@ mod tests {
         // What another router has taken down, and this one has not heard of yet.
         let key = prefix_key(&Prefix::new(api.service_id(), 96)).to_vec();
         shared.rows.lock().insert((SharedTable::Names, key), b"xyz.shop".to_vec());
-        let error = store.claim_name(&api).expect_err("taken elsewhere");
+        let error = store.claim_name(&api, Peer::Own).expect_err("taken elsewhere");
         assert!(matches!(&error, NameError::Taken { known, .. } if known == "xyz.shop"), "{error}");
     }
 }

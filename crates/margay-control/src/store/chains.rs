@@ -57,6 +57,20 @@ impl Store {
         })
     }
 
+    /// Blocks of authorities in whose place there is something that nobody has signed, as whoever may write into the
+    /// cluster's store could put it there.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses.
+    pub fn damaged_chains(&self) -> Result<Vec<[u8; 8]>, StoreError> {
+        let rows = self.shared_rows(SharedTable::Chains)?.into_iter();
+        let is_good =
+            |block: &[u8], row: &[u8]| SignedChains::decode(row).is_ok_and(|signed| signed.authority == block);
+        let damaged = rows.filter(|(block, row)| !is_good(block, row));
+        Ok(damaged.filter_map(|(block, _)| block.try_into().ok()).collect())
+    }
+
     /// What authorities have signed. Whoever may write into the cluster's store may write anything: whether it is
     /// signed is for the caller to see.
     ///

@@ -11,7 +11,7 @@ use super::audit::AuditEntry;
 use super::record::{MemberRecord, TokenRecord, bytes, prefix_key, prefix_of};
 use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
-use crate::issue::LIFETIME_S;
+use crate::issue::{LIFETIME_S, end_s};
 use crate::token::TokenHash;
 
 /// By the hash of the secret.
@@ -384,7 +384,9 @@ impl Store {
                 let (key, until_s) = entry?;
                 let (host_key, authority) =
                     (bytes("a host's key", &key.value()[..32])?, bytes("a block", &key.value()[32..])?);
-                all.push(Revocation { authority, host_key, until_s: until_s.value() });
+                // Whoever may write into the cluster's store may write any time.
+                let until_s = until_s.value().min(end_s(unix_s));
+                all.push(Revocation { authority, host_key, until_s, by: None });
             }
             all.retain(|revocation| revocation.until_s >= unix_s);
             Ok(all)
@@ -585,7 +587,10 @@ mod tests {
         assert_eq!(store.remove_member(host(1).host.id(), 160).expect("written").len(), 1);
         let revoked = |unix_s| store.revocations(unix_s).expect("readable");
         let until_s = 160 + LIFETIME_S;
-        assert_eq!(revoked(160), [Revocation { authority: host(1).authority, host_key: host(1).host.0, until_s }]);
+        assert_eq!(
+            revoked(160),
+            [Revocation { authority: host(1).authority, host_key: host(1).host.0, until_s, by: None }]
+        );
         assert_eq!(revoked(until_s + 1), [], "all that was signed has ended by itself");
         assert!(store.member(&host(1)).expect("readable").is_none());
         assert!(matches!(store.admit(&host(1), "a", None, 150), Err(AdmitError::NotAMember)));

@@ -292,6 +292,7 @@ fn is_of_disk(failure: &Failure) -> bool {
 pub(crate) mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use margay_core::fair_table::Peer;
     use margay_core::name::Name;
     use redb::StorageBackend;
     use redb::backends::FileBackend;
@@ -375,10 +376,10 @@ pub(crate) mod tests {
         });
         let store = Store::with_opener(path, open).expect("opened");
         let name = |n: u32| -> Name { format!("s{n}.shop").parse().expect("a name") };
-        store.claim_name(&name(0)).expect("written");
+        store.claim_name(&name(0), Peer::Own).expect("written");
         room.store(100, Ordering::SeqCst);
         let refused = |number| {
-            let error = store.claim_name(&name(number)).expect_err("refused");
+            let error = store.claim_name(&name(number), Peer::Own).expect_err("refused");
             assert!(matches!(error, NameError::Store(StoreError::DiskFull(_) | StoreError::Io { .. })), "{error}");
         };
         (0..3).for_each(|_| refused(1));
@@ -386,7 +387,7 @@ pub(crate) mod tests {
         std::thread::scope(|scope| (2..10).for_each(|number| drop(scope.spawn(move || refused(number)))));
         room.store(u64::MAX, Ordering::SeqCst);
         assert_eq!(store.names().expect("readable").len(), 3, "the service, its /96 and its authority, nothing else");
-        store.claim_name(&name(1)).expect("written");
+        store.claim_name(&name(1), Peer::Own).expect("written");
         assert_eq!(store.names().expect("readable").len(), 5);
     }
 }

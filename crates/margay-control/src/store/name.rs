@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use margay_core::fair_table::{FairShares, Full, Peer};
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, SERVICE_BITS};
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
@@ -13,6 +14,9 @@ use super::{Failure, Store, StoreError};
 
 pub(super) const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
 const NAMES_MAX: u64 = 4_000_000;
+/// Names of this host itself since the agent has started; those of other hosts share the same number, whether they
+/// serve them still or not.
+const CLAIMED_MAX: usize = 4_000_000;
 /// Names that are judged at once: what is here alone; and what a cluster's store takes as one change.
 const CLAIMS_MAX: usize = 1024;
 const CLAIMS_MAX_AGREED: usize = 32;
@@ -30,6 +34,9 @@ pub enum NameError {
         /// Who was first.
         known: String,
     },
+    /// A host has had its share of them.
+    #[error("names are kept for ever, and this host has registered too many different ones: {0}")]
+    Share(#[from] Full),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -59,15 +66,27 @@ fn claims(name: &Name) -> Vec<(Prefix, &str)> {
 
 /// Names that wait to be taken down: whoever has its turn writes for all that wait by then, so that a thousand at once
 /// cost the disk little more than one.
-#[derive(Default)]
 pub(super) struct Claims {
     turn: Mutex<()>,
     waiting: Mutex<Vec<Arc<Claim>>>,
+    /// How many names were taken down for whom, since the start.
+    shares: Mutex<FairShares>,
+}
+
+impl Default for Claims {
+    fn default() -> Self {
+        let shares = Mutex::new(FairShares::new(CLAIMED_MAX, CLAIMED_MAX));
+        Self { turn: Mutex::default(), waiting: Mutex::default(), shares }
+    }
 }
 
 impl Claims {
     fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Claim>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shares(&self) -> MutexGuard<'_, FairShares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,12 +134,13 @@ fn judge(transaction: &WriteTransaction, draft: &mut Draft, names: &[Arc<Claim>]
 }
 
 impl Store {
-    /// Takes a written name down, so that nobody else gets its bits. A name that is known already costs no write.
+    /// Takes a written name down for `by`, so that nobody else gets its bits. A name that is known already costs no
+    /// write, and counts for nobody.
     ///
     /// # Errors
     ///
-    /// Another written name has the same bits, on any level; or the store fails.
-    pub fn claim_name(&self, name: &Name) -> Result<(), NameError> {
+    /// Another written name has the same bits, on any level; or a host has had its share of names; or the store fails.
+    pub fn claim_name(&self, name: &Name, by: Peer) -> Result<(), NameError> {
         // Reading waits for nobody, and a name that is served again and again is known.
         let is_known = self.read(|transaction| {
             let table = transaction.open_table(NAMES)?;
@@ -134,6 +154,11 @@ impl Store {
         if is_known {
             return Ok(());
         }
+        self.claims.shares().take(by, 1)?;
+        self.claim_unknown(name).inspect_err(|_| self.claims.shares().give_back(by, 1))
+    }
+
+    fn claim_unknown(&self, name: &Name) -> Result<(), NameError> {
         let own = Arc::new(Claim { name: name.clone(), verdict: OnceLock::new() });
         self.claims.waiting().push(Arc::clone(&own));
         let _turn = self.claims.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -220,6 +245,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use margay_core::key::HostId;
+
     use super::*;
     use crate::store::tests::store;
 
@@ -237,8 +264,8 @@ mod tests {
             start.wait();
             match number % 4 {
                 // Twins, and one that has no room among them.
-                0 => store.claim_name(&planted).is_err(),
-                _ => store.claim_name(&name(&format!("s{}.shop", number / 2))).is_ok(),
+                0 => store.claim_name(&planted, Peer::Own).is_err(),
+                _ => store.claim_name(&name(&format!("s{}.shop", number / 2)), Peer::Own).is_ok(),
             }
         };
         let right = std::thread::scope(|scope| {
@@ -262,26 +289,40 @@ mod tests {
     }
 
     #[test]
+    fn a_member_does_not_use_up_the_names_of_others() {
+        let (_base, store) = store();
+        let member = |n: u8| Peer::Member(HostId([n; 16]));
+        store.claims.shares().take(member(1), CLAIMED_MAX / 16 - 1).expect("its share");
+        let claim = |written: &str, by| store.claim_name(&name(written), by);
+        claim("a.shop", member(1)).expect("the last one");
+        claim("a.shop", member(1)).expect("known already");
+        assert!(matches!(claim("b.shop", member(1)), Err(NameError::Share(Full::Peer { .. }))));
+        assert_eq!(store.name_of(&name("b.shop").prefix()).expect("readable"), None);
+        claim("b.shop", member(2)).expect("others have theirs");
+        assert!(matches!(claim("a.shop2", Peer::Own), Ok(())));
+    }
+
+    #[test]
     fn the_first_name_keeps_its_bits_on_every_level() {
         let (_base, store) = store();
         let web = name("web.shop");
-        store.claim_name(&web).expect("free");
-        store.claim_name(&web).expect("its own");
-        store.claim_name(&name("web.shop/key:user42")).expect("of the same service");
-        store.claim_name(&name("sid:00/96")).expect("says nothing");
+        store.claim_name(&web, Peer::Own).expect("free");
+        store.claim_name(&web, Peer::Own).expect("its own");
+        store.claim_name(&name("web.shop/key:user42"), Peer::Own).expect("of the same service");
+        store.claim_name(&name("sid:00/96"), Peer::Own).expect("says nothing");
         for (planted, bits, newcomer) in
             [("xyz.shop", 96, "api.shop"), ("store", 64, "web.store2"), ("a.b/key:x", 256, "a.b/key:y")]
         {
             let id = name(newcomer).service_id();
             store.plant_name(&Prefix::new(id, bits), planted);
-            let error = store.claim_name(&name(newcomer)).expect_err("taken");
+            let error = store.claim_name(&name(newcomer), Peer::Own).expect_err("taken");
             assert!(
                 matches!(&error, NameError::Taken { known, bits: found, .. } if known == planted && *found == bits),
                 "{error}"
             );
         }
         let before = store.names().expect("readable").len();
-        assert!(store.claim_name(&name("web.store2")).is_err());
+        assert!(store.claim_name(&name("web.store2"), Peer::Own).is_err());
         assert_eq!(store.names().expect("readable").len(), before, "a refused name leaves nothing behind");
         assert_eq!(store.name_of(&web.prefix()).expect("readable").as_deref(), Some("web.shop"));
     }

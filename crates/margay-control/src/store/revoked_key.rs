@@ -44,12 +44,12 @@ impl Store {
             let mut others = Vec::new();
             for entry in table.iter()? {
                 let (key, known) = entry?;
-                if key.value() != row {
+                if key.value() != row && key.value()[32..] == revocation.authority {
                     others.push((until_s(known.value()), key.value(), known.value().to_vec()));
                 }
             }
             others.sort_unstable();
-            // Of more, those that end first are forgotten, here as in the core.
+            // Of more of one authority, those that end first are forgotten, here as in the core.
             let surplus = (others.len() + 1).saturating_sub(KEY_REVOCATIONS_MAX);
             for (rank, (end_s, key, known)) in others.into_iter().enumerate() {
                 if rank < surplus && end_s >= unix_s {
@@ -145,6 +145,13 @@ mod tests {
             (all.len(), all.contains(&of(1, 500))),
             (KEY_REVOCATIONS_MAX, false),
             "the first to end is forgotten"
+        );
+        let lab = KeyRevocation::new(authority_block("lab"), VerifyingKey([9; 32]), 200, &by);
+        assert!(store.revoke_key(&lab, "lab", 100).expect("written"));
+        assert!(store.revoke_key(&of(9999, u64::MAX), "shop", 100).expect("written"));
+        assert!(
+            store.key_revocations(100).expect("readable").contains(&lab),
+            "one authority forgets nothing of others"
         );
         let forged = KeyRevocation { until_s: 700, ..of(2, 600) };
         store.revoke_key(&forged, "shop", 100).expect("written");

@@ -13,7 +13,7 @@ use margay_core::name::authority_block;
 use super::{LIFETIME_MAX_S, SKEW_S, WarrantError};
 use crate::armor::Armor;
 use crate::keyring::{Authority, Keyring};
-use crate::lineage::Lineage;
+use crate::lineage::{Lineage, LineageError};
 use crate::store::Store;
 
 /// What its text begins with.
@@ -72,34 +72,42 @@ pub fn revoker(
     store: &Store,
     unix_s: u64,
 ) -> Result<String, WarrantError> {
-    let (name, line) = lineages(keyring, store).remove(&revocation.authority).ok_or(WarrantError::Stranger)?;
+    let known = lineages(keyring, store)
+        .map_err(|error| WarrantError::Unreadable(error.to_string()))?
+        .remove(&revocation.authority);
+    let (name, line) = known.ok_or(WarrantError::Stranger)?;
     if line.says(revocation, unix_s) { Ok(name) } else { Err(WarrantError::OtherRoot(name)) }
 }
 
 /// The revocations of keys that this host has, as far as they are by the authorities that it knows.
-pub fn believed(keyring: &Keyring, store: &Store, unix_s: u64) -> Vec<KeyRevocation> {
-    let all = store.key_revocations(unix_s).unwrap_or_else(|error| {
-        tracing::warn!(%error, "revocations of keys cannot be read");
-        Vec::new()
-    });
+///
+/// # Errors
+///
+/// They cannot be read, or whom this host knows cannot: nobody is to go on as if nothing were revoked.
+pub fn believed(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<KeyRevocation>, LineageError> {
+    let all = store.key_revocations(unix_s)?;
     if all.is_empty() {
-        return all;
+        return Ok(all);
     }
-    let lineages = lineages(keyring, store);
+    let lineages = lineages(keyring, store)?;
     let is_by = |one: &KeyRevocation| lineages.get(&one.authority).is_some_and(|(_, line)| line.says(one, unix_s));
-    all.into_iter().filter(is_by).collect()
+    Ok(all.into_iter().filter(is_by).collect())
 }
 
 /// By block, the name and the keys of each authority that this host signs for or has joined.
-pub fn lineages(keyring: &Keyring, store: &Store) -> BTreeMap<[u8; 8], (String, Lineage)> {
-    let joined = store.joined().unwrap_or_default().into_iter();
+///
+/// # Errors
+///
+/// They cannot be read: what an authority demands would be forgotten with it.
+pub fn lineages(keyring: &Keyring, store: &Store) -> Result<BTreeMap<[u8; 8], (String, Lineage)>, LineageError> {
+    let joined = store.joined()?.into_iter();
     let joined = joined.map(|joined| (authority_block(&joined.authority), (joined.authority, joined.authority_key)));
-    let signed = keyring.authorities().unwrap_or_default().into_iter();
+    let signed = keyring.authorities()?.into_iter();
     // What this host signs for counts for more.
     let known: BTreeMap<_, _> =
         joined.chain(signed.map(|known| (known.block(), (known.name.clone(), known.root())))).collect();
     let line = |(block, (name, root))| (block, (name, Lineage::of(store, block, root)));
-    known.into_iter().map(line).collect()
+    Ok(known.into_iter().map(line).collect())
 }
 
 #[cfg(test)]

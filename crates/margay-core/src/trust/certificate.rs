@@ -326,9 +326,13 @@ pub struct Revocation {
     /// What ends later was made after it, for a host that was let in again. After this time there is nothing left to
     /// revoke.
     pub until_s: u64,
+    /// The key by which the router signs that has said so, where another key lets it: once that is revoked, its word
+    /// counts no longer.
+    pub by: Option<VerifyingKey>,
 }
 
-/// Revocations that a host remembers. Of more, those that end first are forgotten.
+/// Revocations of one authority's hosts that a host remembers. Of more, those that end first are forgotten, of the
+/// router that has said the most.
 pub const REVOCATIONS_MAX: usize = 1024;
 
 /// What is known of a host's right to answer.
@@ -360,24 +364,59 @@ pub struct Membership {
     pub issuers: Vec<VerifyingKey>,
 }
 
-/// Keeps what holds until a time, and of two that say the same the longer one. What is over goes; where there is no
-/// room, what ends first.
-fn remember<R, What: PartialEq>(
-    known: &mut Vec<R>,
-    new: R,
-    max: usize,
-    unix_s: u64,
-    what: impl Fn(&R) -> What,
-    until_s: impl Fn(&R) -> u64,
-) {
-    let is_same = |one: &R| what(one) == what(&new);
-    known.retain(|one| until_s(one) >= unix_s && !(is_same(one) && until_s(one) <= until_s(&new)));
+/// What an authority says of a key, until a time.
+trait Revoking {
+    /// The authority, whom it is about, and by whose word.
+    fn about(&self) -> ([u8; 8], [u8; 32], Option<VerifyingKey>);
+    fn until_s(&self) -> u64;
+}
+
+impl Revoking for Revocation {
+    fn about(&self) -> ([u8; 8], [u8; 32], Option<VerifyingKey>) {
+        (self.authority, self.host_key, self.by)
+    }
+
+    fn until_s(&self) -> u64 {
+        self.until_s
+    }
+}
+
+impl Revoking for KeyRevocation {
+    fn about(&self) -> ([u8; 8], [u8; 32], Option<VerifyingKey>) {
+        (self.authority, self.key.0, None)
+    }
+
+    fn until_s(&self) -> u64 {
+        self.until_s
+    }
+}
+
+/// Keeps what holds until a time, and of two that say the same the longer one. What is over goes; and where there are
+/// more than `max` of one authority, what ends first of whoever has said the most. No authority, and no router, can
+/// have what others said forgotten.
+fn remember<R: Revoking>(known: &mut Vec<R>, new: R, max: usize, unix_s: u64) {
+    let is_same = |one: &R| one.about() == new.about();
+    known.retain(|one| one.until_s() >= unix_s && !(is_same(one) && one.until_s() <= new.until_s()));
     if known.iter().any(is_same) {
         return;
     }
+    let (authority, ..) = new.about();
     known.push(new);
-    if known.len() > max
-        && let Some(first) = (0..known.len()).min_by_key(|at| until_s(&known[*at]))
+    let mut said: Vec<(Option<VerifyingKey>, usize)> = Vec::new();
+    for by in known.iter().map(Revoking::about).filter(|(of, ..)| *of == authority).map(|(.., by)| by) {
+        match said.iter_mut().find(|(one, _)| *one == by) {
+            Some((_, count)) => *count += 1,
+            None => said.push((by, 1)),
+        }
+    }
+    let Some((most, _)) = said.iter().max_by_key(|(_, count)| *count) else { return };
+    let is_theirs = |one: &R| {
+        let (of, _, by) = one.about();
+        of == authority && by == *most
+    };
+    let theirs = (0..known.len()).filter(|at| is_theirs(&known[*at]));
+    if said.iter().map(|(_, count)| count).sum::<usize>() > max
+        && let Some(first) = theirs.min_by_key(|at| known[*at].until_s())
     {
         known.swap_remove(first);
     }
@@ -419,15 +458,19 @@ impl TrustStore {
 
     /// Believes no more what an authority signed for a host that it has put out.
     pub fn revoke(&mut self, revocation: Revocation, unix_s: u64) {
-        let what = |known: &Revocation| (known.authority, known.host_key);
-        remember(&mut self.revoked, revocation, REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
+        let is_by_revoked = |known: &KeyRevocation| {
+            known.authority == revocation.authority && revocation.by.is_some_and(|by| by == known.key)
+        };
+        if !self.revoked_keys.iter().any(is_by_revoked) {
+            remember(&mut self.revoked, revocation, REVOCATIONS_MAX, unix_s);
+        }
     }
 
-    /// Believes no more what a key has signed that an authority had let sign. The caller knows that the authority says
-    /// so.
+    /// Believes no more what a key has signed that an authority had let sign, nor of which hosts its router has said
+    /// that they were put out. The caller knows that the authority says so.
     pub fn revoke_key(&mut self, revocation: KeyRevocation, unix_s: u64) {
-        let what = |known: &KeyRevocation| (known.authority, known.key);
-        remember(&mut self.revoked_keys, revocation, KEY_REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
+        remember(&mut self.revoked_keys, revocation, KEY_REVOCATIONS_MAX, unix_s);
+        self.revoked.retain(|known| known.authority != revocation.authority || known.by != Some(revocation.key));
     }
 
     /// How many revocations are remembered, of hosts and of keys.

@@ -17,7 +17,7 @@ const SIGNED_LEN: usize = 81;
 pub const KEY_REVOCATION_LEN: usize = SIGNED_LEN + 64;
 const CONTEXT: &[u8] = b"margay 2026 key revocation";
 
-/// Revocations of keys that a host remembers. Of more, those that end first are forgotten.
+/// Revocations of one authority's keys that a host remembers. Of more, those that end first are forgotten.
 pub const KEY_REVOCATIONS_MAX: usize = 256;
 
 /// A key that an authority lets sign no longer.

@@ -190,6 +190,16 @@ impl FairShares {
         peer.accounts().find(|account| self.used_by(*account) >= self.bound(*account).limit())
     }
 
+    /// How much a peer has of what shares an account with it, the largest account below that first.
+    fn rank(&self, peer: Peer, below: Account) -> [usize; 3] {
+        let mut rank = [0; 3];
+        for account in peer.accounts().take_while(|account| *account != below) {
+            rank.rotate_right(1);
+            rank[0] = self.used_by(account);
+        }
+        rank
+    }
+
     fn used_by(&self, account: Account) -> usize {
         self.used.get(&account).copied().unwrap_or_default()
     }
@@ -279,6 +289,32 @@ impl<K: Ord, V> FairTable<K, V> {
         }
         // There is room by now.
         let _ = self.insert(peer, key, value);
+    }
+
+    /// Adds an entry of this peer. Where those that it shares a bound with have all there is, and one of them has more
+    /// than this peer, the entry with the least key of who has the most goes for it. Gives the value that went.
+    ///
+    /// # Errors
+    ///
+    /// What is full: the peer has its share, or nobody has more.
+    pub fn insert_fairly(&mut self, peer: Peer, key: K, value: V) -> Result<Option<V>, Full>
+    where
+        K: Clone,
+    {
+        let mut gone = None;
+        if let Some(full) = self.shares.full(peer).filter(|_| !self.entries.contains_key(&key)) {
+            let rank = |one: Peer| self.shares.rank(one, full);
+            let shares_it = |(_, (one, _)): &(&K, &(Peer, V))| one.accounts().any(|account| account == full);
+            // Of equal ones the last is taken: the order is turned for the least key.
+            let most = self.entries.iter().rev().filter(shares_it).max_by_key(|(_, (one, _))| rank(*one));
+            let Some(most) = most.filter(|(_, (one, _))| rank(*one) > rank(peer)).map(|(key, _)| key.clone()) else {
+                self.shares.refused += 1;
+                return Err(self.shares.bound(full));
+            };
+            gone = self.remove(&most);
+        }
+        self.insert(peer, key, value)?;
+        Ok(gone)
     }
 
     /// Takes an entry out.
@@ -451,6 +487,30 @@ mod tests {
         assert_eq!(table.insert(member(1), 2, 'c'), Err(Full::Peer { share: 1 }));
         table.retain(|_, value| *value != 'b');
         assert!(table.is_empty() && table.insert(member(1), 2, 'c').is_ok());
+    }
+
+    #[test]
+    fn a_newcomer_displaces_the_oldest_of_who_has_the_most_and_never_who_has_less() {
+        // Of all 64 half; 4 an address, 16 a network.
+        let mut table = FairTable::new(64, 0);
+        let mut key = 0_u32;
+        let mut enter = |table: &mut FairTable<u32, u32>, peer| {
+            key += 1;
+            table.insert_fairly(peer, key, key)
+        };
+        for network in 1..=2 {
+            for host in 1..=4 {
+                (0..4).for_each(|_| assert_eq!(enter(&mut table, at(network, host)), Ok(None)));
+                assert_eq!(enter(&mut table, at(network, host)), Err(Full::Peer { share: 4 }), "its own share");
+            }
+        }
+        assert_eq!(enter(&mut table, at(3, 1)), Ok(Some(1)), "all have theirs; the oldest goes");
+        for _ in 0..50 {
+            _ = (enter(&mut table, at(1, 1)), enter(&mut table, at(2, 1)));
+        }
+        assert!(table.contains_key(&41), "who has less stays");
+        assert!(matches!(enter(&mut table, at(2, 9)), Ok(Some(_))), "a neighbour with none");
+        assert_eq!(table.len(), 32);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Authorities whose key is on this host: it is a member of each by its own signature.
 
 use margay_control::keyring::{Authority, Keyring};
+use margay_control::lineage::LineageError;
 use margay_control::store::Store;
-use margay_control::{Clock, SalControl, StateError, issue, warrant};
+use margay_control::{Clock, SalControl, issue, warrant};
 use margay_core::certificate::TrustAnchor;
 use margay_core::key::HostPublic;
 
@@ -11,21 +12,21 @@ use margay_core::key::HostPublic;
 ///
 /// # Errors
 ///
-/// A key cannot be read.
+/// A key, or what was revoked, cannot be read.
 pub fn adopt(
     core: &dyn SalControl,
     (keyring, store): (&Keyring, &Store),
     host: &HostPublic,
     clock: &Clock,
     joined: &[String],
-) -> Result<(), StateError> {
-    for revocation in warrant::believed(keyring, store, clock.unix_s()) {
+) -> Result<(), LineageError> {
+    for revocation in warrant::believed(keyring, store, clock.unix_s())? {
         core.revoke_key(revocation);
         if keyring.give_up(&revocation)? {
             tracing::warn!("the authority has taken back this host's right to sign; `margay id` says more");
         }
     }
-    warrant::lineages(keyring, store).into_values().for_each(|(_, line)| line.teach(core));
+    warrant::lineages(keyring, store)?.into_values().for_each(|(_, line)| line.teach(core));
     let authorities = keyring.authorities()?;
     for authority in &authorities {
         core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.root() });

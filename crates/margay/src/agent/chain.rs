@@ -9,10 +9,11 @@ use std::time::Duration;
 use margay_control::chains::{Doubt, SignedChains};
 use margay_control::keyring::Keyring;
 use margay_control::lease::Asker;
-use margay_control::store::{Store, StoreError};
+use margay_control::lineage::LineageError;
+use margay_control::store::Store;
 use margay_control::warrant::{believed, lineages};
-use margay_core::chain::{ChainPolicy, Requirement};
-use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::chain::{CHAIN_RULES_MAX, ChainPolicy, Requirement};
+use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId};
 
 use super::{Agent, Host};
 
@@ -35,10 +36,10 @@ pub struct Said {
 ///
 /// # Errors
 ///
-/// The store cannot be read.
-pub fn said(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Said>, StoreError> {
-    let mut lines = lineages(keyring, store);
-    let revoked = believed(keyring, store, unix_s);
+/// The store, or the keys of authorities, cannot be read.
+pub fn said(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Said>, LineageError> {
+    let mut lines = lineages(keyring, store)?;
+    let revoked = believed(keyring, store, unix_s)?;
     let of = |signed: SignedChains| {
         let (authority, line) = lines.remove(&signed.authority)?;
         let policy = signed.policy(&line, &revoked, unix_s);
@@ -48,34 +49,68 @@ pub fn said(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Said>, 
     Ok(store.chains()?.into_iter().filter_map(of).collect())
 }
 
+/// Names and blocks of authorities that this host knows, in the place of whose chains there is something that nobody
+/// has signed.
+fn damaged(keyring: &Keyring, store: &Store) -> Result<Vec<(String, [u8; 8])>, LineageError> {
+    let lines = lineages(keyring, store)?;
+    let named = |block| lines.get(&block).map(|(authority, _)| (authority.clone(), block));
+    Ok(store.damaged_chains()?.into_iter().filter_map(named).collect())
+}
+
 /// One policy of all that counts, and of what this host itself requires; and for people, what does not count and why.
-fn joined(all: Vec<Said>, required: Vec<Requirement>) -> (ChainPolicy, Vec<(String, Doubt)>) {
+/// What does not count closes names, and takes nothing from what other authorities and this host require.
+fn joined(
+    all: Vec<Said>,
+    damaged: Vec<(String, [u8; 8])>,
+    required: Vec<Requirement>,
+) -> (ChainPolicy, Vec<(String, Doubt)>) {
     let mut joined = ChainPolicy { required, ..ChainPolicy::default() };
     let mut doubts = Vec::new();
     for Said { authority, signed, policy, .. } in all {
-        match policy {
-            Ok(policy) => {
-                // Each authority speaks of its own names: no rule of one comes before one of another.
-                joined.rules.extend(policy.rules);
-                joined.required.extend(policy.required);
-            }
+        let with_its = policy.and_then(|policy| {
+            // Each authority speaks of its own names: no rule of one comes before one of another.
+            let mut more = joined.clone();
+            more.rules.extend(policy.rules);
+            more.required.extend(policy.required);
+            more.check().map_err(|error| Doubt::Rules(error.into()))?;
+            Ok(more)
+        });
+        match with_its {
+            Ok(more) => joined = more,
             Err(why) => {
-                // What nobody has signed demands nothing. The rest did once, and nothing has taken its place.
-                if !matches!(why, Doubt::Malformed | Doubt::Unsigned) {
-                    joined.lapsed.extend(signed.lapsed_names());
-                }
+                joined.lapsed.extend(closed_by(&signed, &why));
                 doubts.push((authority, why));
             }
         }
     }
+    for (authority, block) in damaged {
+        joined.lapsed.push(all_of(block));
+        doubts.push((authority, Doubt::Malformed));
+    }
     (joined, doubts)
+}
+
+/// Names that nobody reaches, since rules that were taken once do not count: those that the rules are about.
+fn closed_by(signed: &SignedChains, why: &Doubt) -> Vec<Prefix> {
+    let names = signed.lapsed_names();
+    // Whoever stole a key may have put rules that demand nothing in the place of those that did. The same of whoever
+    // may write into the store.
+    let is_any = matches!(why, Doubt::Revoked | Doubt::Unsigned | Doubt::Malformed) || names.len() > CHAIN_RULES_MAX;
+    if is_any { vec![all_of(signed.authority)] } else { names }
+}
+
+/// All names of an authority.
+fn all_of(block: [u8; 8]) -> Prefix {
+    let mut id = ServiceId::default();
+    id.0[..8].copy_from_slice(&block);
+    Prefix::new(id, AUTHORITY_BITS)
 }
 
 /// A router signs again what it has signed of chains, before that ends.
 fn sign_again(host: &Host) -> Result<(), Box<dyn Error>> {
     let unix_s = host.clock.unix_s();
-    let mut lines = lineages(&host.keyring, &host.store);
-    let revoked = believed(&host.keyring, &host.store, unix_s);
+    let mut lines = lineages(&host.keyring, &host.store)?;
+    let revoked = believed(&host.keyring, &host.store, unix_s)?;
     let authorities = host.keyring.authorities()?;
     for signed in host.store.chains()? {
         let by = authorities.iter().find(|by| by.block() == signed.authority);
@@ -88,22 +123,35 @@ fn sign_again(host: &Host) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Has the core go by what the disk and the configuration say.
-pub fn renew(agent: &Agent) {
-    let required = agent.config().required();
-    match said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()) {
-        Ok(all) => {
-            let (policy, doubts) = joined(all, required);
-            let is_news = agent.core.0.with_sal(|sal, _| *sal.chain_policy() != policy);
-            for (authority, why) in doubts.iter().filter(|_| is_news) {
-                tracing::error!(authority, %why, "this host does not go by the chains of an authority");
-            }
-            if let Err(error) = agent.core.0.with_sal(|sal, _| sal.set_chain_policy(policy)) {
-                tracing::error!(%error, "the chains of before stay");
-            }
-        }
-        Err(error) => tracing::error!(%error, "chains cannot be read; those of before stay"),
+/// Has the core go by what the disk and the configuration say, for the first time. Where that cannot be read, nobody
+/// reaches any name until it can.
+pub fn begin(agent: &Agent) {
+    if let Err(error) = look(agent) {
+        tracing::error!(%error, "chains cannot be read; no session is taken until they can");
+        let closed = ChainPolicy { lapsed: vec![Prefix::new(ServiceId::default(), 0)], ..ChainPolicy::default() };
+        agent.core.0.with_sal(|sal, _| sal.set_chain_policy(closed)).unwrap_or_else(|error| {
+            tracing::error!(%error, "no name is closed");
+        });
     }
+}
+
+/// The same, from then on.
+pub fn renew(agent: &Agent) {
+    if let Err(error) = look(agent) {
+        tracing::error!(%error, "chains cannot be read; those of before stay");
+    }
+}
+
+fn look(agent: &Agent) -> Result<(), Box<dyn Error>> {
+    let Host { keyring, store, clock, .. } = &agent.host;
+    let all = said(keyring, store, clock.unix_s())?;
+    let (policy, doubts) = joined(all, damaged(keyring, store)?, agent.config().required());
+    let is_news = agent.core.0.with_sal(|sal, _| *sal.chain_policy() != policy);
+    for (authority, why) in doubts.iter().filter(|_| is_news) {
+        tracing::error!(authority, %why, "this host does not go by the chains of an authority");
+    }
+    agent.core.0.with_sal(|sal, _| sal.set_chain_policy(policy))?;
+    Ok(())
 }
 
 /// Goes by what authorities say, whenever that changes or ends; until it is dropped.
@@ -164,6 +212,7 @@ mod test {
     use margay_control::api::v1::{PolicyChain, PolicyRequirement};
     use margay_control::chains::{ChainRules, LIFETIME_S};
     use margay_control::keyring::Authority;
+    use margay_control::store::{Marks, Row, SharedTable};
     use margay_control::warrant::{Request, Warrant, revoke};
     use margay_core::key::SigningKey;
     use margay_core::rng::Rng;
@@ -200,12 +249,12 @@ mod test {
         let config: Config =
             toml::from_str("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\nrequire = [\"fw.infra\"]\n")
                 .expect("a configuration");
-        let (policy, _) = joined(said(&keyring, &store, NOW_S).expect("readable"), config.required());
+        let (policy, _) = joined(said(&keyring, &store, NOW_S).expect("readable"), Vec::new(), config.required());
         assert_eq!((policy.rules.len(), policy.required.len()), (2, 1), "nobody here knows the third authority");
         assert_eq!(policy.check(), Ok(()));
         let too_early = said(&keyring, &store, NOW_S - 7 * 86_400).expect("readable");
         assert!(too_early.iter().all(|said| said.policy == Err(Doubt::Ahead)));
-        let (policy, doubts) = joined(too_early, Vec::new());
+        let (policy, doubts) = joined(too_early, Vec::new(), Vec::new());
         assert_eq!((policy.rules.len(), policy.lapsed.len(), doubts.len()), (0, 2, 2), "nobody gets past them");
     }
 
@@ -230,7 +279,11 @@ mod test {
     }
 
     fn goes_by(keyring: &Keyring, store: &Store, unix_s: u64) -> (usize, Vec<Prefix>) {
-        let (policy, _) = joined(said(keyring, store, unix_s).expect("readable"), Vec::new());
+        let (policy, _) = joined(
+            said(keyring, store, unix_s).expect("readable"),
+            damaged(keyring, store).expect("readable"),
+            Vec::new(),
+        );
         assert_eq!(policy.required.len(), policy.rules.len());
         (policy.rules.len(), policy.lapsed)
     }
@@ -261,10 +314,64 @@ mod test {
         assert!(store.keep_chains(&signed, "shop", NOW_S).expect("written"));
         assert_eq!(goes_by(&keyring, &store, NOW_S).0, 1);
         let revocation = revoke(&by, stolen.public(), NOW_S).expect("made");
+        // Whoever has stolen the key puts rules that demand nothing in the place of those that did.
+        let empty = SignedChains::sign(&router, &ChainRules::default(), Some(&signed), NOW_S * 1000).expect("signed");
+        assert!(store.keep_chains(&empty, "shop", NOW_S).expect("written"));
         assert!(store.revoke_key(&revocation, "shop", NOW_S).expect("written"));
-        let web: Name = "web.shop".parse().expect("literal");
-        assert_eq!(goes_by(&keyring, &store, NOW_S), (0, vec![web.service_prefix()]));
-        assert!(store.keep_chains(&required(&by, Some(&signed)), "shop", NOW_S).expect("written"));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (0, vec![all_of(by.block())]));
+        assert!(store.keep_chains(&required(&by, Some(&empty)), "shop", NOW_S).expect("written"));
         assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+    }
+
+    #[test]
+    fn an_authority_with_many_rules_takes_nothing_from_others_and_closes_its_own_names_alone() {
+        let (_base, keyring, store) = keys();
+        let (shop, lab) =
+            (keyring.create_authority("shop").expect("made"), keyring.create_authority("lab").expect("made"));
+        assert!(store.keep_chains(&required(&shop, None), "shop", NOW_S).expect("written"));
+        let chain = |number: usize| PolicyChain {
+            name: number.to_string(),
+            services: format!("n{number}.lab"),
+            ..PolicyChain::default()
+        };
+        let require =
+            |number: usize| PolicyRequirement { services: format!("n{number}.lab"), boxes: vec!["fw.lab".to_owned()] };
+        let keep = |rules: &ChainRules, ms: u64| {
+            let signed = SignedChains::sign(&lab, rules, None, NOW_S * 1000 + ms).expect("signed");
+            assert!(store.keep_chains(&signed, "lab", NOW_S).expect("written"));
+        };
+        keep(&ChainRules { chains: (0..CHAIN_RULES_MAX).map(chain).collect(), required: Vec::new() }, 0);
+        let all = || said(&keyring, &store, NOW_S).expect("readable");
+        let own = |name: &str| Requirement {
+            services: name.parse::<Name>().expect("literal").service_prefix(),
+            boxes: vec!["fw.lab".parse::<Name>().expect("literal").service_id()],
+        };
+        let (policy, doubts) = joined(all(), Vec::new(), vec![own("web.shop")]);
+        assert_eq!((policy.rules.len(), policy.required.len(), doubts.len()), (CHAIN_RULES_MAX + 1, 2, 0));
+        assert_eq!(policy.check(), Ok(()));
+        // With what the host requires of the same authority's names there is one too many.
+        let by_way = PolicyChain { services: "*.lab".to_owned(), boxes: vec!["fw.lab".to_owned()], ..chain(0) };
+        keep(&ChainRules { chains: vec![by_way], required: (0..600).map(require).collect() }, 1);
+        let many: Vec<Requirement> = (0..600).map(|number| own(&format!("m{number}.lab"))).collect();
+        let (policy, doubts) = joined(all(), Vec::new(), many);
+        assert_eq!((policy.rules.len(), policy.required.len(), doubts.len()), (1, 601, 1));
+        assert_eq!((policy.lapsed.len(), policy.check()), (601, Ok(())));
+    }
+
+    #[test]
+    fn what_nobody_has_signed_in_the_place_of_chains_closes_the_names_of_the_authority() {
+        let (_base, keyring, store) = keys();
+        let by = keyring.create_authority("shop").expect("made");
+        assert!(store.keep_chains(&required(&by, None), "shop", NOW_S).expect("written"));
+        let posing = {
+            let (_base, elsewhere, _) = keys();
+            elsewhere.create_authority("shop").expect("made")
+        };
+        let unsigned = required(&posing, None).encode();
+        for (block, garbage) in [(by.block(), vec![1, 2, 3]), (by.block(), unsigned), ([9; 8], vec![4])] {
+            let row: Row = (SharedTable::Chains, block.to_vec(), Some(garbage));
+            store.follow(&[row], Marks::default()).expect("written");
+            assert_eq!(goes_by(&keyring, &store, NOW_S), (0, vec![all_of(by.block())]));
+        }
     }
 }

@@ -163,7 +163,13 @@ async fn surroundings(agent: &Agent, steps: &mut Steps) {
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
 async fn warrants(host: &Host, steps: &mut Steps) {
     let authorities = host.keyring.authorities().unwrap_or_default();
-    let lines = lineages(&host.keyring, &host.store);
+    let lines = match lineages(&host.keyring, &host.store) {
+        Ok(lines) => lines,
+        Err(error) => {
+            let advice = "the names of its authorities are closed until they can be; `margay id` and the log say more";
+            return steps.say("warrant", Finding::failed(error.to_string(), advice)).await;
+        }
+    };
     let to_sign = authorities.iter().filter_map(|authority| {
         let end_s = authority.warrant.as_ref()?.not_after_s();
         // The key that has signed it may end before it.

@@ -47,7 +47,8 @@ fn check_own(agent: &Agent, config: &HomeConfig) -> Result<(), String> {
     if own.is_none_or(|own| own.warrant.is_some()) {
         return Ok(());
     }
-    let lines = block_in_place(|| lineages(&agent.host.keyring, &agent.host.store));
+    let lines =
+        block_in_place(|| lineages(&agent.host.keyring, &agent.host.store)).map_err(|error| error.to_string())?;
     let line = lines.get(&authority_block(authority)).map(|(_, line)| line);
     if line.is_some_and(|line| line.until_s(authority_key).is_some()) {
         return Ok(());

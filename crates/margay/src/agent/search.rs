@@ -78,7 +78,7 @@ impl Answering {
         let mut ruled = self.ruled.lock();
         for authority in keyring.authorities()?.iter().filter(|authority| authority.is_valid(clock.unix_s())) {
             let prefix = Prefix::from(ServiceId::of_routers(authority.block()));
-            core.set_service_certificate(prefix, issue::service(authority, prefix, host, clock.unix_s()).0);
+            core.set_service_certificate(prefix, issue::router(authority, host, clock.unix_s()).0);
             if ruled.insert(authority.block())
                 && let Err(error) = core.add_rule(prefix, answering(listener))
             {

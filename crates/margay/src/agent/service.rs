@@ -23,6 +23,7 @@ use margay_control::store::{NameError, Store};
 use margay_control::warrant::Permit;
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::Ranges;
+use margay_core::fair_table::Peer;
 use margay_core::give_up::GiveUpAfter;
 use margay_core::name::{Name, Prefix, authority_block};
 use margay_core::table::{Action, Rule, RuleId, TableError};
@@ -299,7 +300,7 @@ impl Services {
     ///
     /// Another written name has the same bits, or the disk refuses.
     pub fn claim(&self, name: &Name) -> Result<(), PublishError> {
-        Ok(self.store.claim_name(name)?)
+        Ok(self.store.claim_name(name, Peer::Own)?)
     }
 
     fn check(&self, name: &Name, listener: &Listener, terms: Terms) -> Result<(), PublishError> {

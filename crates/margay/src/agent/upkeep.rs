@@ -129,8 +129,8 @@ fn renew(agent: &Agent) {
     let joined = agent.publishing.services.joined();
     let host = agent.host.local.host_key.public();
     let adopted = authority::adopt(core, (&agent.host.keyring, &agent.host.store), &host, &agent.host.clock, &joined);
-    let renewed =
-        adopted.and_then(|()| agent.routing.answering.renew(core, &agent.host.keyring, &host, &agent.host.clock));
+    let renewed = adopted
+        .and_then(|()| Ok(agent.routing.answering.renew(core, &agent.host.keyring, &host, &agent.host.clock)?));
     if let Err(error) = renewed {
         tracing::warn!(%error, "memberships cannot be renewed");
     }

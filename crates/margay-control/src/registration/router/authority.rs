@@ -68,10 +68,21 @@ fn is_by_former_key(shared: &Shared, authority: &Authority) -> bool {
     line.until_s(&authority.root()).is_some_and(|until_s| until_s < shared.clock.unix_s())
 }
 
-pub(super) fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {
+/// What a host is shown: that it is a member of the authority, and that this router is one of the authority's. Both
+/// encoded chains.
+pub(super) struct Proofs {
+    pub membership: Vec<u8>,
+    pub router: Vec<u8>,
+}
+
+pub(super) fn proofs_of(shared: &Shared, member: &Member) -> Result<Proofs, No> {
     let block = margay_core::name::authority_block(&member.authority);
     let authority = authority_of(shared, block)?.ok_or_else(|| {
         No(Code::NotAMember, format!("the key of the authority {} is not on this router any more", member.authority))
     })?;
-    Ok(issue::membership(&authority, &member.host, &member.groups, shared.clock.unix_s()).0)
+    let unix_s = shared.clock.unix_s();
+    Ok(Proofs {
+        membership: issue::membership(&authority, &member.host, &member.groups, unix_s).0,
+        router: issue::router(&authority, &shared.local.host_key.public(), unix_s).0,
+    })
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use crate::lineage::LineageError;
 use crate::store::StoreError;
 
 /// Why a router cannot be.
@@ -25,4 +26,7 @@ pub enum RouterError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Whom it knows.
+    #[error(transparent)]
+    Lineage(#[from] LineageError),
 }

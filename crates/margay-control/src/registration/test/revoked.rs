@@ -1,6 +1,6 @@
 //! Routers that may sign for the authority no longer.
 
-use margay_core::certificate::decode_chain;
+use margay_core::certificate::{CertificateError, decode_chain};
 use margay_core::key::VerifyingKey;
 
 use super::*;
@@ -151,4 +151,88 @@ async fn a_revocation_that_the_authority_has_not_signed_is_nobodys_concern() {
     ));
     world.first_at.stop().await;
     world.stolen_at.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_that_does_not_prove_that_it_is_one_is_not_heard() {
+    let (posing, host) = (party(1, "posing"), party(2, "web1"));
+    let invented = posing.keyring.create_authority("shop").expect("made");
+    let at = posing.route(2000).await;
+    let config = HomeConfig {
+        router_address: at.local_address().to_string(),
+        router_key: posing.local.host_key.public(),
+        authority: "shop".to_owned(),
+        authority_key: party(3, "true").keyring.create_authority("shop").expect("made").key.public(),
+        secret: Some(posing.token(1, 9, vec![authority_prefix(&invented)])),
+    };
+    let (store, core) = (Arc::clone(&host.store), Arc::clone(&host.core) as Arc<dyn SalControl>);
+    let home = Home::start(config, host.local.clone(), store, core, clock(), Some(Arc::default()), None);
+    await_phase(&home, Phase::Refused).await;
+    assert!(home.state().why.contains("does not prove that it is a router of shop"), "{}", home.state().why);
+    assert!(host.core.associations.lock().is_empty() && host.core.membership.lock().is_empty());
+    assert!(host.core.rules.lock().is_empty() && host.store.joined().expect("readable").is_empty());
+    home.stop().await;
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn what_others_have_seen_or_may_have_makes_nobody_a_router() {
+    let (router, at, host, home) = shop().await;
+    let authority = router.keyring.authority("shop").expect("readable").expect("made");
+    let other = router.keyring.create_authority("lab").expect("made");
+    let (own, key) = (host.local.host_key.public(), router.local.host_key.public());
+    let check = |membership: &[u8], proof: &[u8]| home.shared.check_proofs(membership, proof);
+    let membership = issue::membership(&authority, &own, &[], NOW_S).0;
+    let proof = issue::router(&authority, &key, NOW_S).0;
+    assert_eq!(check(&membership, &proof), Ok(NOW_S + issue::LIFETIME_S));
+    assert_eq!(check(&membership, &[]), Err(CertificateError::Malformed), "every peer has seen the membership");
+    assert_eq!(check(&[], &proof), Err(CertificateError::Malformed));
+    let of_another = issue::router(&authority, &own, NOW_S).0;
+    assert_eq!(check(&membership, &of_another), Err(CertificateError::WrongHost));
+    let of_all = issue::service(&authority, authority_prefix(&authority), &key, NOW_S).0;
+    assert_eq!(check(&membership, &of_all), Err(CertificateError::WrongPrefix), "a grant for all names");
+    let late = NOW_S - issue::LIFETIME_S - 1;
+    assert_eq!(check(&membership, &issue::router(&authority, &key, late).0), Err(CertificateError::Expired));
+    assert_eq!(check(&issue::membership(&authority, &key, &[], NOW_S).0, &proof), Err(CertificateError::WrongHost));
+    // Its own authority trusts both.
+    home.shared.trust.lock().add(TrustAnchor { authority: other.block(), key: other.key.public() });
+    let by_other = issue::membership(&other, &own, &[], NOW_S).0;
+    assert_eq!(check(&by_other, &proof), Err(CertificateError::WrongPrefix), "a membership of another authority");
+
+    let routers = ServiceId::of_routers(authority.block());
+    let text = format!("sid:{}", margay_core::key::to_hex(&routers.0));
+    home.register(registration(&text, 100));
+    until("the refusal", || state_of(&home, &text) == "refused").await;
+    home.stop().await;
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_whose_proof_has_ended_is_left() {
+    let (router, host) = (party(1, "router"), party(2, "web1"));
+    let authority = router.keyring.create_authority("shop").expect("made");
+    let listen = "127.0.0.1:0".parse().expect("literal");
+    let config = RouterConfig { listen, lease_ms: 2000, heartbeat_ms: 50, cluster: None };
+    let (store, core) = (Arc::clone(&router.store), Arc::clone(&router.core) as Arc<dyn SalControl>);
+    // Its clock stands still: what it signs ends, and ends again.
+    let at = Router::start(config, router.local.clone(), router.keyring.clone(), store, core, clock(), None);
+    let at = at.await.expect("started");
+    let now = Arc::new(std::sync::atomic::AtomicU64::new(NOW_S));
+    let read = Arc::clone(&now);
+    let config = HomeConfig {
+        router_address: at.local_address().to_string(),
+        router_key: router.local.host_key.public(),
+        authority: "shop".to_owned(),
+        authority_key: authority.key.public(),
+        secret: Some(router.token(1, 9, vec![authority_prefix(&authority)])),
+    };
+    let (store, core) = (Arc::clone(&host.store), Arc::clone(&host.core) as Arc<dyn SalControl>);
+    let clock = Clock::from_fn(move || read.load(std::sync::atomic::Ordering::Relaxed));
+    let home = Home::start(config, host.local.clone(), store, core, clock, Some(Arc::default()), None);
+    await_phase(&home, Phase::Connected).await;
+    now.fetch_add(issue::LIFETIME_S + 1, std::sync::atomic::Ordering::Relaxed);
+    await_phase(&home, Phase::Refused).await;
+    assert!(home.state().why.contains("has expired"), "{}", home.state().why);
+    home.stop().await;
+    at.stop().await;
 }

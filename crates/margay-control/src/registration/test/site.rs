@@ -219,7 +219,12 @@ async fn a_router_without_the_authoritys_key_is_proved_by_the_one_that_granted()
     assert_eq!((heard.sites(), heard.origin.id()), (vec!["hub", "berlin"], berlin.id()));
     // Its host was put out of the authority: whatever was signed for it holds no longer, wherever that was heard.
     let origin = berlin.party.local.host_key.public();
-    world.area.revoke(Revocation { authority: authority_block("shop"), host_key: origin.0, until_s: u64::MAX });
+    world.area.revoke(Revocation {
+        authority: authority_block("shop"),
+        host_key: origin.0,
+        until_s: u64::MAX,
+        by: None,
+    });
     assert!(world.hops("web.shop").is_empty());
     berlin.at.set_own(Vec::new());
     until("the retraction", || hub.hops("web.shop").is_empty()).await;

@@ -1,5 +1,6 @@
 //! Which sessions go through which boxes, and which services demand it.
 
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
@@ -11,7 +12,7 @@ use crate::session::flow::Flow;
 use crate::types::key::HostId;
 use crate::types::name::{Prefix, SERVICE_BITS, ServiceId};
 
-/// Rules of one policy.
+/// Rules of one authority, its requirements, and its names whose rules count no longer: so many of each.
 pub const CHAIN_RULES_MAX: usize = 1024;
 const TCP: u8 = 6;
 
@@ -274,6 +275,13 @@ impl ChainRule {
     }
 }
 
+/// How many names there are of the authority that has the most of them.
+fn most_of_one(names: impl Iterator<Item = Prefix>) -> usize {
+    let mut counts: BTreeMap<[u8; 8], usize> = BTreeMap::new();
+    names.for_each(|prefix| *counts.entry(prefix.id.authority()).or_default() += 1);
+    counts.into_values().max().unwrap_or_default()
+}
+
 impl ChainPolicy {
     /// Whether it can be gone by.
     ///
@@ -281,7 +289,10 @@ impl ChainPolicy {
     ///
     /// What is wrong, and in which rule.
     pub fn check(&self) -> Result<(), PolicyError> {
-        let longest = self.rules.len().max(self.required.len()).max(self.lapsed.len());
+        // An authority that has many leaves the others what they have.
+        let of_rules = most_of_one(self.rules.iter().map(|rule| rule.services));
+        let of_required = most_of_one(self.required.iter().map(|one| one.services));
+        let longest = of_rules.max(of_required).max(most_of_one(self.lapsed.iter().copied()));
         if longest > CHAIN_RULES_MAX {
             return Err(PolicyError::Rules(longest));
         }

@@ -152,7 +152,7 @@ fn what_a_host_was_given_before_it_was_put_out_holds_no_longer() {
             trust.verify_member(&member, &HOST, 150).err(),
         )
     };
-    let revocation = Revocation { authority: service().authority(), host_key: HOST, until_s: 200 };
+    let revocation = Revocation { authority: service().authority(), host_key: HOST, until_s: 200, by: None };
     trust.revoke(Revocation { authority: [1; 8], ..revocation }, 150);
     trust.revoke(Revocation { host_key: [1; 32], ..revocation }, 150);
     assert_eq!(answers(&mut trust, 200), (None, None), "others are put out");
@@ -167,9 +167,32 @@ fn what_a_host_was_given_before_it_was_put_out_holds_no_longer() {
         host_key[..8].copy_from_slice(&number.to_be_bytes());
         trust.revoke(Revocation { host_key, until_s: 300, ..revocation }, 150);
     }
-    assert_eq!(trust.revocations(), REVOCATIONS_MAX);
+    assert_eq!(trust.revocations(), REVOCATIONS_MAX + 1, "each authority has its own");
     trust.revoke(revocation, 400);
     assert_eq!(trust.revocations(), 1, "their time is over");
+}
+
+#[test]
+fn a_router_that_lies_has_nothing_forgotten_and_its_word_ends_with_its_key() {
+    let (mut trust, authority) = (store(), service().authority());
+    let shown = one(Certificate { not_after_s: 200, ..certificate(CertificateKind::Member, 64) });
+    let revocation = Revocation { authority, host_key: HOST, until_s: 200, by: None };
+    trust.revoke(revocation, 150);
+    let lie = |trust: &mut TrustStore, from: u64| {
+        for number in from..from + 2 * REVOCATIONS_MAX as u64 {
+            let mut host_key = [9; 32];
+            host_key[..8].copy_from_slice(&number.to_be_bytes());
+            trust.revoke(Revocation { host_key, until_s: u64::MAX, by: Some(key(3).public()), ..revocation }, 150);
+        }
+    };
+    lie(&mut trust, 0);
+    assert_eq!(trust.verify_member(&shown, &HOST, 150).err(), Some(CertificateError::Revoked));
+    assert_eq!(trust.revocations(), REVOCATIONS_MAX);
+    trust.revoke_key(KeyRevocation::new(authority, key(3).public(), 900, &key(1)), 150);
+    assert_eq!(trust.revocations(), 2, "the host's and the key's");
+    lie(&mut trust, 10_000);
+    assert_eq!(trust.revocations(), 2);
+    assert_eq!(trust.verify_member(&shown, &HOST, 150).err(), Some(CertificateError::Revoked));
 }
 
 #[test]
@@ -204,7 +227,7 @@ fn what_a_key_has_signed_holds_no_longer_once_it_is_revoked_and_a_later_word_for
         bytes[..8].copy_from_slice(&number.to_be_bytes());
         trust.revoke_key(KeyRevocation { key: VerifyingKey(bytes), until_s: 1000, ..revocation }, 150);
     }
-    assert_eq!(trust.revocations(), KEY_REVOCATIONS_MAX);
+    assert_eq!(trust.revocations(), KEY_REVOCATIONS_MAX + 1, "each authority has its own");
     trust.revoke_key(revocation, 1001);
     assert_eq!(trust.revocations(), 1, "their time is over");
 }

@@ -23,7 +23,7 @@ const LIFETIME_MAX_S: u64 = 366 * DAY_S;
 pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
     let authorities = agent.host.keyring.authorities().map_err(environment)?;
     let joined = blocking(|| agent.host.store.joined()).map_err(environment)?;
-    let lines = blocking(|| lineages(&agent.host.keyring, &agent.host.store));
+    let lines = blocking(|| lineages(&agent.host.keyring, &agent.host.store)).map_err(environment)?;
     let current = |block| lines.get(&block).map(|(_, line)| succession::current(line, agent.host.clock.unix_s()));
     let of_keyring = |authority: &Authority| AuthorityInfo {
         successions: current(authority.block()).unwrap_or_default(),

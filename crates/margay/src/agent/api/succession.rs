@@ -47,7 +47,8 @@ pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<
 /// Takes what was made on another host.
 pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     let one = read_succession(text).map_err(misuse)?;
-    let known = blocking(|| warrant::lineages(&agent.host.keyring, &agent.host.store)).remove(&one.authority);
+    let mut known = blocking(|| warrant::lineages(&agent.host.keyring, &agent.host.store)).map_err(environment)?;
+    let known = known.remove(&one.authority);
     let (name, line) = known.ok_or_else(|| misuse(WarrantError::Stranger))?;
     if !line.takes(&one) {
         return Err(misuse(WarrantError::OtherRoot(name)));

@@ -65,6 +65,7 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
                 return Err(environment(by.ended()));
             }
             let revoked = blocking(|| warrant::believed(&agent.host.keyring, &agent.host.store, now));
+            let revoked = revoked.map_err(environment)?;
             if revoked.iter().any(|one| (one.authority, one.key) == (by.block(), request.key)) {
                 return Err(misuse(WarrantError::RevokedKey(request.authority)));
             }
@@ -106,9 +107,9 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     let info = info(&warrant);
     let host = agent.host.local.host_key.public();
     let now = agent.host.clock.unix_s();
+    let lines = blocking(|| warrant::lineages(&agent.host.keyring, &agent.host.store)).map_err(environment)?;
     let taken = blocking(|| match warrant {
         Warrant::Authority(delegation) => {
-            let lines = warrant::lineages(&agent.host.keyring, &agent.host.store);
             let line = lines.get(&authority_block(&delegation.authority)).map(|(_, line)| line.successions());
             let heirs: Vec<VerifyingKey> = line.unwrap_or_default().iter().map(|one| one.new).collect();
             agent.host.keyring.accept(delegation, &heirs, now).map(drop)

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_control::permits::Permits;
+use margay_control::permits::{Backlog, Permits};
 use margay_control::relocation::RECORD_MAX;
 use margay_core::{HandOver, Tuple};
 use margay_wire::HANDED_DATA_MAX;
@@ -88,6 +88,8 @@ pub struct Relocations {
     turns: Permits,
     taken_bytes: Permits,
     streams: Permits,
+    /// Those whose givers have shown no right to a name yet.
+    unproved: Backlog,
     /// Cookies of sockets that are on their way.
     moving: Mutex<HashSet<u64>>,
     counts: [AtomicU64; Outcome::ALL.len()],
@@ -117,6 +119,7 @@ impl Relocations {
             turns: Permits::new(TAKEN_MAX as usize, 0),
             taken_bytes: Permits::new(TAKEN_BYTES_MAX, 0),
             streams: Permits::new(STREAMS_MAX, 0),
+            unproved: Backlog::new(STREAMS_MAX),
             moving: Mutex::default(),
             counts: Default::default(),
         }
@@ -144,7 +147,7 @@ impl Relocations {
 
     /// How often another host was refused a stream, or memory for a connection.
     pub fn refused(&self) -> u64 {
-        self.streams.refused() + self.taken_bytes.refused()
+        self.unproved.refused() + self.streams.refused() + self.taken_bytes.refused()
     }
 
     fn note(&self, outcome: Outcome) {

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use margay_control::permits::Permit;
+use margay_control::permits::{BacklogPlace, Permit};
 use margay_core::fair_table::Peer;
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Prefix, ServiceId};
@@ -45,10 +45,11 @@ pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
             }
         };
         let from = from.ip().to_canonical();
-        // Whose it is shows later. Closed at once, so that the giver tries another host.
-        let place = match agent.connections.relocations.streams.take(Peer::Unauthenticated(from), 1) {
+        // Whose it is shows later.
+        let place = match agent.connections.relocations.unproved.enter(from) {
             Ok(place) => place,
             Err(full) => {
+                // Closed at once, so that the giver tries another host.
                 tracing::info!(%from, %full, "a stream of another host's agent was refused");
                 continue;
             }
@@ -70,60 +71,104 @@ struct Undecided {
 }
 
 /// Takes one connection after the other from a stream, and answers questions. Anybody may open a stream: one that has
-/// shown no right to a name is closed with the refusal. `place`: the stream's own.
-async fn serve(agent: &Arc<Agent>, stream: TcpStream, mut place: Permit) -> Result<(), String> {
-    let relocations = &agent.connections.relocations;
-    let mut incoming = Incoming::accept(&agent.host.local.host_key, stream).await?;
-    let mut is_known = false;
-    let mut last: Option<Undecided> = None;
-    while let Some(asked) = incoming.asked(is_known).await? {
-        let offered = match asked {
-            Asked::Connection(offered) => offered,
+/// shown no right to a name is closed with the refusal, and may be closed for another one before it asks for anything.
+async fn serve(agent: &Arc<Agent>, stream: TcpStream, mut place: BacklogPlace) -> Result<(), String> {
+    let first = async {
+        let mut incoming = Incoming::accept(&agent.host.local.host_key, stream).await?;
+        Ok(incoming.asked(false).await?.map(|asked| (incoming, asked)))
+    };
+    let first: Result<_, String> = tokio::select! {
+        first = first => first,
+        () = place.displaced() => Err("too many streams at once of hosts that have shown no right to a name".to_owned()),
+    };
+    let Some((incoming, asked)) = first? else { return Ok(()) };
+    let mut giving = Giving { agent, incoming, place: Place::Unproved(place), last: None };
+    let mut next = Some(asked);
+    while let Some(asked) = next {
+        giving.answer(asked).await?;
+        next = giving.incoming.asked(giving.is_proved()).await?;
+    }
+    Ok(())
+}
+
+/// What a stream takes room of.
+#[expect(dead_code, reason = "a place is given back when it is dropped")]
+enum Place {
+    /// Of those that have shown no right to a name yet.
+    Unproved(BacklogPlace),
+    /// Of its giver's share.
+    Proved(Permit),
+}
+
+/// A stream of a giver.
+struct Giving<'a> {
+    agent: &'a Arc<Agent>,
+    incoming: Incoming,
+    place: Place,
+    last: Option<Undecided>,
+}
+
+impl Giving<'_> {
+    const fn is_proved(&self) -> bool {
+        matches!(self.place, Place::Proved(_))
+    }
+
+    fn giver(&self) -> Peer {
+        Peer::Member(self.incoming.giver.id())
+    }
+
+    /// The giver has shown a right to a name.
+    fn note_proved(&mut self) -> Result<(), String> {
+        if !self.is_proved() {
+            let permit = self.agent.connections.relocations.streams.take(self.giver(), 1);
+            self.place = Place::Proved(permit.map_err(|full| full.to_string())?);
+        }
+        Ok(())
+    }
+
+    /// An error ends the stream.
+    async fn answer(&mut self, asked: Asked) -> Result<(), String> {
+        match asked {
+            Asked::Connection(offered) => self.take_connection(offered).await,
             Asked::Count(question) => {
-                match counting::answer(agent, &incoming.giver, &question).await {
-                    Ok(counted) => {
-                        is_known = true;
-                        incoming.tell_count(counted).await?;
-                    }
-                    Err(why) => {
-                        incoming.refuse(&why).await;
-                        if !is_known {
-                            return Err(why);
-                        }
-                    }
+                let counted = counting::answer(self.agent, &self.incoming.giver, &question).await;
+                match counted.and_then(|counted| self.note_proved().map(|()| counted)) {
+                    Ok(counted) => self.incoming.tell_count(counted).await,
+                    Err(why) => self.refuse(why).await,
                 }
-                continue;
             }
+            // Whoever asks only this would keep its place for ever.
+            Asked::Settle if !self.is_proved() => self.refuse("the stream has brought no connection".to_owned()).await,
             Asked::Settle => {
-                let is_taken = settle(agent, last.take()).await;
-                incoming.tell_settled(is_taken).await?;
-                continue;
+                let is_taken = settle(self.agent, self.last.take()).await;
+                self.incoming.tell_settled(is_taken).await
             }
-        };
-        if let Err(why) = prove(agent, &incoming.giver, &offered) {
-            incoming.refuse(&why).await;
-            if !is_known {
-                return Err(why);
-            }
-            note(agent, Err(why));
-            continue;
         }
-        let giver = Peer::Member(incoming.giver.id());
-        // From here on it takes no room of those who have shown nothing.
-        if let Ok(proved) = relocations.streams.take(giver, 1) {
-            drop(std::mem::replace(&mut place, proved));
+    }
+
+    /// Ends a stream whose giver has shown no right to a name.
+    async fn refuse(&mut self, why: String) -> Result<(), String> {
+        self.incoming.refuse(&why).await;
+        if self.is_proved() { Ok(()) } else { Err(why) }
+    }
+
+    async fn take_connection(&mut self, offered: Offered) -> Result<(), String> {
+        let relocations = &self.agent.connections.relocations;
+        if let Err(why) = prove(self.agent, &self.incoming.giver, &offered).and_then(|()| self.note_proved()) {
+            self.refuse(why.clone()).await?;
+            note(self.agent, Err(why));
+            return Ok(());
         }
-        let turn = relocations.turns.wait(giver).await;
-        // Closed when the agent stops.
-        let Ok(running) = Arc::clone(&relocations.taking).acquire_owned().await else { return Ok(()) };
-        last = None;
+        let turn = relocations.turns.wait(self.giver()).await;
+        let running = Arc::clone(&relocations.taking).acquire_owned().await;
+        let running = running.map_err(|_| "the agent stops".to_owned())?;
+        self.last = None;
         let ticket = offered.ticket;
-        match take(agent, &mut incoming, offered).await {
+        match take(self.agent, &mut self.incoming, offered).await {
             Ok(taken) => {
-                is_known = true;
-                let agent = Arc::clone(agent);
+                let agent = Arc::clone(self.agent);
                 let (decided, is_taken) = oneshot::channel();
-                last = Some(Undecided { ticket, is_taken });
+                self.last = Some(Undecided { ticket, is_taken });
                 // The client's word and the program take their time; the next connection does not wait for them.
                 tokio::spawn(async move {
                     note(&agent, taken.finish(&agent, decided).await);
@@ -131,15 +176,12 @@ async fn serve(agent: &Arc<Agent>, stream: TcpStream, mut place: Permit) -> Resu
                 });
             }
             Err(why) => {
-                incoming.refuse(&why).await;
-                if !is_known {
-                    return Err(why);
-                }
-                note(agent, Err(why));
+                self.incoming.refuse(&why).await;
+                note(self.agent, Err(why));
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The client's host has told the giver that the connection stays. It has told this host that it comes, or it cannot

@@ -32,7 +32,7 @@ use crate::act::moving::rendezvous::SEEKS_MAX;
 use crate::association::Association;
 use crate::association::AssociationTable;
 use crate::association::auth::Verified;
-use crate::association::draft::{Draft, Reply, answered_from, relay_part};
+use crate::association::draft::{Draft, Reply, relay_part, relayed_from};
 use crate::association::location::LocationTable;
 use crate::association::location::Routes;
 use crate::association::location::{
@@ -60,6 +60,8 @@ const DONES_MAX: u32 = 5;
 /// Pairs that are asked over in the second round; the first asks over the best alone, the third over all.
 const SECOND_ROUND: usize = 4;
 const ENTRY_LEN: usize = 20;
+/// How long data is taken from the address that an RSYN came from. RSYN-DONE comes a round trip later.
+const EXPECTED_TIME: Duration = Duration::from_secs(2);
 
 /// The wait before try number `tries` + 1.
 pub(crate) fn wait_for(rtt: Option<Duration>, tries: u32) -> Duration {
@@ -294,6 +296,9 @@ impl Sal {
                 self.judge(now, scope.host);
             } else if is_due(location.keep_alive) {
                 self.keep_alive(now, scope.host);
+            } else if is_due(location.expected.map(|(_, until)| until)) {
+                self.locations.with(scope, |location| location.expected = None);
+                self.locations.announce_paths(&self.associations, &mut self.queue, scope.host);
             } else {
                 self.prove_direct(now, scope.host);
             }
@@ -470,7 +475,7 @@ impl Sal {
         let flags = self.seals(scope, pair);
         let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
-        self.locations.expect(&self.associations, &mut self.queue, scope, Some(reply.direct));
+        self.locations.expect(&self.associations, &mut self.queue, now, scope, reply.direct);
         if let Some(via) = reply.via {
             self.relay_answer(scope, via, reply.direct, answer);
         }
@@ -531,7 +536,12 @@ impl Sal {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let scope = self.flows.scope_of(&self.associations, association, message)?;
-        let source = answered_from(message, from);
+        let source = relayed_from(message).unwrap_or(from);
+        let is_proved = relayed_from(message).is_none() || self.associations.is_own_router_at(from);
+        let named = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous);
+        if !is_proved && named != Some(from) {
+            return Err(DropReason::WrongPath);
+        }
         let arrival = self.arrival;
         if theirs.flags.contains(MoveFlags::STALE) {
             return self.count_on(now, scope, theirs.number);
@@ -552,7 +562,8 @@ impl Sal {
             location.spent = location.spent.max(location.number);
             let rtt = (ask.tries == 1).then(|| now.since(ask.asked));
             (ask.tries, ask.next) = (0, now);
-            let result = (pair, ask.broken && asked.is_some(), ask.cause, rtt);
+            // A router that the peer has named may lie for it: then the peer has to confirm RSYN-DONE first.
+            let result = (pair, ask.broken && is_proved && asked.is_some(), ask.cause, rtt);
             location.take(MoveEvent::Answered);
             Ok(result)
         });
@@ -727,16 +738,25 @@ impl LocationTable {
         });
     }
 
-    /// A mover whose old place is dead sends data right behind its RSYN-DONE, and the data may be looked at first.
+    /// A mover whose old address is dead sends data right behind its RSYN-DONE, and the data may be looked at first. So
+    /// data is taken from the new address for [`EXPECTED_TIME`], and once for each move: a peer that never sends
+    /// RSYN-DONE must not acknowledge for long what goes to an address that it has left.
     fn expect(
         &mut self,
         associations: &AssociationTable,
         queue: &mut OutputQueue,
+        now: Instant,
         scope: Scope,
-        source: Option<SocketAddr>,
+        source: SocketAddr,
     ) {
-        let has_changed = self.with(scope, |location| core::mem::replace(&mut location.expected, source) != source);
-        if has_changed && scope.is_host() {
+        let is_new = self.with(scope, |location| {
+            let is_new = location.expected_in.replace(location.force) != Some(location.force);
+            if is_new {
+                location.expected = Some((source, now + EXPECTED_TIME));
+            }
+            is_new
+        });
+        if is_new && scope.is_host() {
             self.announce_paths(associations, queue, scope.host);
         }
     }

@@ -287,8 +287,10 @@ pub(crate) struct Location {
     /// The greatest number with which this host has said RSYN-DONE: that may still arrive.
     pub spent: u32,
     pub ask: Option<Ask>,
-    /// From where the peer has said last that it is there, until it has proved it.
-    pub expected: Option<SocketAddr>,
+    /// An address that data is taken from although packets still go to another, and for how long.
+    pub expected: Option<(SocketAddr, Instant)>,
+    /// The location that was in force when data was last taken so: once only while that is in force.
+    pub expected_in: Option<Numbered>,
     /// Where else the peer says that it can be reached.
     pub addresses: Vec<SocketAddr>,
     /// The peer's service router.
@@ -329,6 +331,7 @@ impl Default for Location {
             spent: 0,
             ask: None,
             expected: None,
+            expected_in: None,
             addresses: Vec::new(),
             rendezvous: None,
             hold: None,
@@ -393,7 +396,8 @@ impl Location {
         let ask = self.ask.as_ref().map(|ask| ask.next);
         let hold = self.hold.as_ref().map(|hold| hold.next);
         let suspicion = self.suspicion.as_ref().map(|suspicion| suspicion.until);
-        ask.into_iter().chain(hold).chain(suspicion).chain(self.keep_alive).min()
+        let expected = self.expected.map(|(_, until)| until);
+        ask.into_iter().chain(hold).chain(suspicion).chain(self.keep_alive).chain(expected).min()
     }
 }
 

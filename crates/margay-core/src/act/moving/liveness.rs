@@ -170,7 +170,7 @@ impl Sal {
         }
     }
 
-    fn send_probe(&mut self, host: HostId, pair: Pair, probe: MoveRepr, flags: Flags) {
+    pub(crate) fn send_probe(&mut self, host: HostId, pair: Pair, probe: MoveRepr, flags: Flags) {
         // Where else it can be reached, should this pair die.
         let addresses = self.config.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses);
@@ -238,6 +238,14 @@ impl Sal {
             return Ok(());
         }
         let is_known = self.associations.pair_of(host).is_some_and(|known| known.remote == from);
+        if probe.flags.contains(MoveFlags::ELSEWHERE) {
+            // The peer sends to another address than this host sends from, and needs a proof to change that.
+            let is_settled = self.locations.get(Scope::of(host)).is_none_or(|known| known.state == Moving::Settled);
+            if is_known && is_settled && self.associations.is_followed(host) {
+                self.leave(now, Scope::of(host), Cause::Rebound, true, alloc::vec![pair]);
+            }
+            return Ok(());
+        }
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);
         // The first pair that a peer asks over is the one that it uses.

@@ -8,7 +8,7 @@ use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Me
 use super::retry_after;
 use crate::act::moving::rendezvous::ROUTERS_MAX;
 use crate::association::AssociationTable;
-use crate::association::draft::{Draft, answered_from, relay_to_host};
+use crate::association::draft::{Draft, relay_to_host, relayed_from};
 use crate::association::location::Pair;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -140,7 +140,7 @@ impl Sal {
         message: &Message<'_>,
         sender: SocketAddr,
     ) {
-        let from = answered_from(message, sender);
+        let from = relayed_from(message).unwrap_or(sender);
         let is_known = self.associations.get(association).is_some_and(|known| known.remote == from);
         if is_known && from == sender {
             return;

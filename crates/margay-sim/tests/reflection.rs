@@ -10,6 +10,7 @@ use std::time::Duration;
 use margay_core::DropReason;
 use margay_sim::network::Passing;
 use margay_sim::stream::Plan;
+use margay_sim::world::service;
 use margay_sim::{HostId, Weather, World};
 use margay_wire::{Flags, Kind, Message, PORT, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr, kind_of};
 
@@ -135,4 +136,33 @@ fn data_is_taken_from_where_a_peer_says_to_be_for_a_short_time_and_once() {
     site.world.network.losing = None;
     site.world.run_for(20 * SECOND);
     site.assert_well(3);
+}
+
+/// A client says that it can be reached at addresses of others, has the server send, and falls silent.
+#[test]
+fn addresses_that_a_peer_claims_get_no_more_than_the_peer_has_sent() {
+    let mut world = World::new(4, Weather::FAIR);
+    let (server, client) = (world.add_host(false), world.add_host(false));
+    let own = world.host(client).address;
+    let claimed: Vec<_> = (1..8).map(|last| std::net::IpAddr::from([192, 0, 2, last])).collect();
+    world.set_addresses(client, std::iter::once(own).chain(claimed.iter().copied()).collect());
+    world.host(server).serve_streams(service(NAME), 81, BULK);
+    let (at, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(client).forward(service(NAME).into(), at, Some(key));
+    world.recording = Some(Vec::new());
+    world.connect_stream(client, NAME, CHAT);
+    world.run_for(SECOND / 5);
+    let sent = world.recording.replace(Vec::new()).expect("set above");
+    let is_of_client = |from: &SocketAddr| from.ip() == own || claimed.contains(&from.ip());
+    let by_client: usize = sent.iter().filter(|(from, ..)| is_of_client(from)).map(|(.., bytes)| bytes.len()).sum();
+    for address in claimed.iter().chain([&own]) {
+        world.network.cut(at, *address);
+    }
+    world.run_for(60 * SECOND);
+    let sent = world.recording.take().expect("set above");
+    for address in &claimed {
+        let got = sent.iter().filter(|(_, to, _)| to.ip() == *address).map(|(.., bytes)| bytes.len());
+        let (count, bytes) = (got.clone().count(), got.sum::<usize>());
+        assert!((1..=12).contains(&count) && bytes <= by_client, "{address}: {count}, {bytes} of {by_client}");
+    }
 }

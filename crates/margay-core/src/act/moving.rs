@@ -260,14 +260,22 @@ impl Sal {
                 let pairs = core::iter::once(answered).chain(others).take(PAIRS_MAX).collect();
                 self.replace_unconfirmed(now, scope, answered, pairs);
             }
-            Some((_, _, Some((pair, token)), _)) => self.send_done(scope, pair, token),
+            Some((_, _, Some((pair, token)), _)) => {
+                let is_hearsay = |location: &Location| location.ask.as_ref().is_some_and(|ask| ask.is_hearsay);
+                let is_proved = !self.locations.get(scope).is_some_and(is_hearsay);
+                if is_proved || self.locations.may_ask(&self.associations, now, scope.host, pair) {
+                    self.send_done(scope, pair, token);
+                }
+            }
             Some((pairs, tries, None, cause)) => {
                 for pair in pairs {
-                    self.send_rsyn(scope, pair);
+                    if self.locations.may_ask(&self.associations, now, scope.host, pair) {
+                        self.send_rsyn(scope, pair);
+                    }
                 }
                 // Where data alone is lost, a router would bring both together where they are.
                 if tries > 1 && cause != Cause::Unanswered {
-                    self.send_by_rendezvous(scope);
+                    self.send_by_rendezvous(now, scope);
                 }
             }
             None => {}
@@ -305,8 +313,8 @@ impl Sal {
         }
     }
 
-    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there
-    /// before it has answered.
+    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Before it has answered,
+    /// a few messages go there that ask whether it is there (see `Unproved`), and no data.
     pub(crate) fn note_whereabouts(&mut self, association: u32, message: &Message<'_>) {
         let is_last = |known: &&Association| known.is_fresh && known.window.is_newest(message.control_seq);
         let Some(host) = self.associations.get(association).filter(is_last).map(|known| known.host) else { return };
@@ -321,8 +329,13 @@ impl Sal {
         let (has_changed, has_router) = self.locations.with(Scope::of(host), |location| {
             let (before, router) = (location.addresses.clone(), location.rendezvous);
             if let Some(listed) = listed {
-                let usable = listed.iter().map(|(address, _)| address).filter(is_usable);
-                location.addresses = usable.take(ADDRESSES_MAX).collect();
+                location.addresses.clear();
+                for address in listed.iter().map(|(address, _)| address).filter(is_usable) {
+                    let is_new = location.addresses.iter().all(|known| known.ip() != address.ip());
+                    if is_new && location.addresses.len() < ADDRESSES_MAX {
+                        location.addresses.push(address);
+                    }
+                }
             }
             location.rendezvous = message.rendezvous().filter(is_usable).or(location.rendezvous);
             (location.addresses != before, location.rendezvous != router)
@@ -460,6 +473,10 @@ impl Sal {
         self.note_whereabouts(association, message);
         let found = Numbered { number: theirs.number, by: scope.host };
         let pair = Pair { local: self.arrival, remote: reply.direct };
+        if message.resolvable.is_none() {
+            // It has sent as much from there as it may get.
+            self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(pair));
+        }
         self.may_move(now, scope, theirs.flags)?;
         if let Some(answer) = self.refusal_of(scope, found, pair) {
             // Also what is of no use shows where the peer is.
@@ -559,6 +576,7 @@ impl Sal {
             let local = arrival.or_else(|| asked.and_then(|pair| pair.local));
             let pair = Pair { local, remote: source };
             ask.answered = Some((pair, theirs.token));
+            ask.is_hearsay = !is_proved;
             location.spent = location.spent.max(location.number);
             let rtt = (ask.tries == 1).then(|| now.since(ask.asked));
             (ask.tries, ask.next) = (0, now);
@@ -568,6 +586,9 @@ impl Sal {
             Ok(result)
         });
         let (pair, is_placed, cause, rtt) = answered?;
+        // The router has passed it on, or it has come straight from there.
+        let at = if is_proved { pair } else { Pair { remote: from, ..pair } };
+        self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(at));
         if theirs.flags.contains(MoveFlags::SEALED) {
             self.stack_rules.note_peer_demand(&mut self.rng, now, scope);
         }
@@ -732,6 +753,7 @@ impl LocationTable {
                 tries: 0,
                 next: now,
                 answered: None,
+                is_hearsay: false,
                 wish: None,
                 unconfirmed: 0,
             });

@@ -71,7 +71,8 @@ impl Sal {
         pairs.extend(answered.map(|remote| Pair { local: None, remote }).filter(|pair| pair.remote != present.remote));
         if !is_patient {
             // By these nothing passes, it seems: the peer has named others, and a router knows where it is.
-            pairs.extend(self.pairs_for(host).into_iter().filter(|pair| *pair != present));
+            let (now, others) = (self.now, self.pairs_for(host).into_iter().filter(|pair| *pair != present));
+            pairs.extend(others.filter(|pair| self.locations.may_ask(&self.associations, now, host, *pair)));
         }
         for pair in pairs {
             if let Some(ack) = self.write_ack(id, Some(&message_3), None) {

@@ -478,6 +478,10 @@ impl Sal {
             self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(pair));
         }
         self.may_move(now, scope, theirs.flags)?;
+        if !scope.is_host() && self.associations.pair_of(scope.host) != Some(pair) {
+            let by = self.associations.peer_of(scope.host);
+            self.side_paths.check(by, scope.host, pair).map_err(|_| DropReason::Full)?;
+        }
         if let Some(answer) = self.refusal_of(scope, found, pair) {
             // Also what is of no use shows where the peer is.
             self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);

@@ -117,7 +117,7 @@ impl InitiatorSetup {
     }
 
     /// The address that an answer set out from. A router that relays an answer names that address; it is believed if
-    /// the SYN was sent to it, or if this host is registered with it.
+    /// this host is registered with it, or if the SYN was sent to it for it to find an instance.
     ///
     /// # Errors
     ///
@@ -129,9 +129,11 @@ impl InitiatorSetup {
         from: SocketAddr,
     ) -> Result<SocketAddr, DropReason> {
         let Some(source) = relayed_from(message) else { return Ok(from) };
+        let is_resolved = self.pin.is_some() || self.related.is_some() || self.fetch.is_some();
         // Any host of the segment may be the relay.
         let is_asked = [from, SEGMENT].contains(&self.next_hop) || self.beside.contains(&from);
-        if is_asked || associations.is_own_router_at(from) { Ok(source) } else { Err(DropReason::WrongPath) }
+        let is_believed = is_asked && !is_resolved || associations.is_own_router_at(from);
+        if is_believed { Ok(source) } else { Err(DropReason::WrongPath) }
     }
 }
 

@@ -462,6 +462,16 @@ impl AssociationTable {
         self.routers.iter().filter_map(|id| self.by_id.get(id))
     }
 
+    /// What the entries of a host count for in shared tables.
+    pub(crate) fn peer_of(&self, host: HostId) -> Peer {
+        self.by_host(host).map_or(Peer::Member(host), Association::peer)
+    }
+
+    /// Whether a router that this host is registered with is at `address`.
+    pub(crate) fn is_own_router_at(&self, address: SocketAddr) -> bool {
+        self.at_address(address).any(Association::is_with_router)
+    }
+
     /// What a host has shown of its authority.
     pub fn set_membership(&mut self, local_id: u32, membership: Option<Membership>) {
         if let Some(association) = self.by_id.get_mut(&local_id) {

@@ -323,3 +323,24 @@ fn weights_are_told_apart_from_what_is_none() {
     let five: Vec<_> = (1..=5).map(|n| (address(n), 1)).collect();
     assert_eq!((of(&five), of(&five[..4])), (Err(WeightsError::Many), Ok(())));
 }
+
+#[test]
+fn what_one_peer_stripes_leaves_the_hosts_own_orders_their_room() {
+    let mut site = site(31, false);
+    for _ in 0..79 {
+        site.world.connect_stream(site.client, "talk.shop", Plan::LISTEN);
+    }
+    site.world.run_for(SECOND);
+    let flows: Vec<FlowId> = site.world.host(site.client).sal.flows().map(|flow| flow.flow).collect();
+    assert_eq!(flows.len(), 80);
+    flows.into_iter().for_each(|flow| site.order(site.client, flow, Policy::Stripe));
+    site.world.run_for(SECOND);
+    let [striped, not_striped] = [true, false].map(|is_striped| {
+        let flows = site.world.host(site.server).sal.flows().filter(|flow| flow.is_striped == is_striped);
+        flows.map(|flow| flow.flow).collect::<Vec<_>>()
+    });
+    assert_eq!(striped.len(), 64, "a sixteenth of what all peers have");
+    site.order(site.server, not_striped[0], Policy::Stripe);
+    site.world.run_for(SECOND);
+    assert!(site.world.host(site.server).sal.flows().any(|flow| flow.flow == not_striped[0] && flow.is_striped));
+}

@@ -237,7 +237,8 @@ bitflags::bitflags! {
     pub struct MoveFlags: u16 {
         /// The sender's former location is dead: what was in flight is lost.
         const BROKEN = 0x0001;
-        /// What is confirmed came from another place than where the sender knows the receiver to be.
+        /// What is confirmed came from another place than where the sender knows the receiver to be. In a PROBE that
+        /// asks: so did the receiver's ACK, and packets do not go there before the receiver has proved it with RSYN.
         const ELSEWHERE = 0x0002;
         /// A direct packet of the receiver has come by this pair of addresses.
         const DIRECT = 0x0004;

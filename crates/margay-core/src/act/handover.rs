@@ -759,7 +759,8 @@ impl Sal {
         self.associations.hold_flow(association, record.role);
         if let Some(pair) = record.pair() {
             // One too many goes by the pair of all others, as far as this end knows.
-            let side = self.hold_side_path(keys.host, pair, true);
+            let by = self.associations.peer_of(keys.host);
+            let side = self.hold_side_path(by, keys.host, pair, true);
             self.flows.get_mut(record.flow).into_iter().for_each(|flow| flow.side = side);
         }
         if let Some(ports) = ports {

@@ -32,7 +32,7 @@ use crate::act::moving::rendezvous::SEEKS_MAX;
 use crate::association::Association;
 use crate::association::AssociationTable;
 use crate::association::auth::Verified;
-use crate::association::draft::{Draft, Reply, answered_from, relay_part};
+use crate::association::draft::{Draft, Reply, relay_part, relayed_from};
 use crate::association::location::LocationTable;
 use crate::association::location::Routes;
 use crate::association::location::{
@@ -60,6 +60,8 @@ const DONES_MAX: u32 = 5;
 /// Pairs that are asked over in the second round; the first asks over the best alone, the third over all.
 const SECOND_ROUND: usize = 4;
 const ENTRY_LEN: usize = 20;
+/// How long data is taken from the address that an RSYN came from. RSYN-DONE comes a round trip later.
+const EXPECTED_TIME: Duration = Duration::from_secs(2);
 
 /// The wait before try number `tries` + 1.
 pub(crate) fn wait_for(rtt: Option<Duration>, tries: u32) -> Duration {
@@ -258,14 +260,22 @@ impl Sal {
                 let pairs = core::iter::once(answered).chain(others).take(PAIRS_MAX).collect();
                 self.replace_unconfirmed(now, scope, answered, pairs);
             }
-            Some((_, _, Some((pair, token)), _)) => self.send_done(scope, pair, token),
+            Some((_, _, Some((pair, token)), _)) => {
+                let is_hearsay = |location: &Location| location.ask.as_ref().is_some_and(|ask| ask.is_hearsay);
+                let is_proved = !self.locations.get(scope).is_some_and(is_hearsay);
+                if is_proved || self.locations.may_ask(&self.associations, now, scope.host, pair) {
+                    self.send_done(scope, pair, token);
+                }
+            }
             Some((pairs, tries, None, cause)) => {
                 for pair in pairs {
-                    self.send_rsyn(scope, pair);
+                    if self.locations.may_ask(&self.associations, now, scope.host, pair) {
+                        self.send_rsyn(scope, pair);
+                    }
                 }
                 // Where data alone is lost, a router would bring both together where they are.
                 if tries > 1 && cause != Cause::Unanswered {
-                    self.send_by_rendezvous(scope);
+                    self.send_by_rendezvous(now, scope);
                 }
             }
             None => {}
@@ -294,14 +304,17 @@ impl Sal {
                 self.judge(now, scope.host);
             } else if is_due(location.keep_alive) {
                 self.keep_alive(now, scope.host);
+            } else if is_due(location.expected.map(|(_, until)| until)) {
+                self.locations.with(scope, |location| location.expected = None);
+                self.locations.announce_paths(&self.associations, &mut self.queue, scope.host);
             } else {
                 self.prove_direct(now, scope.host);
             }
         }
     }
 
-    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there
-    /// before it has answered.
+    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Before it has answered,
+    /// a few messages go there that ask whether it is there (see `Unproved`), and no data.
     pub(crate) fn note_whereabouts(&mut self, association: u32, message: &Message<'_>) {
         let is_last = |known: &&Association| known.is_fresh && known.window.is_newest(message.control_seq);
         let Some(host) = self.associations.get(association).filter(is_last).map(|known| known.host) else { return };
@@ -316,8 +329,13 @@ impl Sal {
         let (has_changed, has_router) = self.locations.with(Scope::of(host), |location| {
             let (before, router) = (location.addresses.clone(), location.rendezvous);
             if let Some(listed) = listed {
-                let usable = listed.iter().map(|(address, _)| address).filter(is_usable);
-                location.addresses = usable.take(ADDRESSES_MAX).collect();
+                location.addresses.clear();
+                for address in listed.iter().map(|(address, _)| address).filter(is_usable) {
+                    let is_new = location.addresses.iter().all(|known| known.ip() != address.ip());
+                    if is_new && location.addresses.len() < ADDRESSES_MAX {
+                        location.addresses.push(address);
+                    }
+                }
             }
             location.rendezvous = message.rendezvous().filter(is_usable).or(location.rendezvous);
             (location.addresses != before, location.rendezvous != router)
@@ -455,7 +473,15 @@ impl Sal {
         self.note_whereabouts(association, message);
         let found = Numbered { number: theirs.number, by: scope.host };
         let pair = Pair { local: self.arrival, remote: reply.direct };
+        if message.resolvable.is_none() {
+            // It has sent as much from there as it may get.
+            self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(pair));
+        }
         self.may_move(now, scope, theirs.flags)?;
+        if !scope.is_host() && self.associations.pair_of(scope.host) != Some(pair) {
+            let by = self.associations.peer_of(scope.host);
+            self.side_paths.check(by, scope.host, pair).map_err(|_| DropReason::Full)?;
+        }
         if let Some(answer) = self.refusal_of(scope, found, pair) {
             // Also what is of no use shows where the peer is.
             self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
@@ -470,7 +496,7 @@ impl Sal {
         let flags = self.seals(scope, pair);
         let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
-        self.locations.expect(&self.associations, &mut self.queue, scope, Some(reply.direct));
+        self.locations.expect(&self.associations, &mut self.queue, now, scope, reply.direct);
         if let Some(via) = reply.via {
             self.relay_answer(scope, via, reply.direct, answer);
         }
@@ -531,7 +557,12 @@ impl Sal {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let scope = self.flows.scope_of(&self.associations, association, message)?;
-        let source = answered_from(message, from);
+        let source = relayed_from(message).unwrap_or(from);
+        let is_proved = relayed_from(message).is_none() || self.associations.is_own_router_at(from);
+        let named = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous);
+        if !is_proved && named != Some(from) {
+            return Err(DropReason::WrongPath);
+        }
         let arrival = self.arrival;
         if theirs.flags.contains(MoveFlags::STALE) {
             return self.count_on(now, scope, theirs.number);
@@ -549,14 +580,19 @@ impl Sal {
             let local = arrival.or_else(|| asked.and_then(|pair| pair.local));
             let pair = Pair { local, remote: source };
             ask.answered = Some((pair, theirs.token));
+            ask.is_hearsay = !is_proved;
             location.spent = location.spent.max(location.number);
             let rtt = (ask.tries == 1).then(|| now.since(ask.asked));
             (ask.tries, ask.next) = (0, now);
-            let result = (pair, ask.broken && asked.is_some(), ask.cause, rtt);
+            // A router that the peer has named may lie for it: then the peer has to confirm RSYN-DONE first.
+            let result = (pair, ask.broken && is_proved && asked.is_some(), ask.cause, rtt);
             location.take(MoveEvent::Answered);
             Ok(result)
         });
         let (pair, is_placed, cause, rtt) = answered?;
+        // The router has passed it on, or it has come straight from there.
+        let at = if is_proved { pair } else { Pair { remote: from, ..pair } };
+        self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(at));
         if theirs.flags.contains(MoveFlags::SEALED) {
             self.stack_rules.note_peer_demand(&mut self.rng, now, scope);
         }
@@ -721,22 +757,32 @@ impl LocationTable {
                 tries: 0,
                 next: now,
                 answered: None,
+                is_hearsay: false,
                 wish: None,
                 unconfirmed: 0,
             });
         });
     }
 
-    /// A mover whose old place is dead sends data right behind its RSYN-DONE, and the data may be looked at first.
+    /// A mover whose old address is dead sends data right behind its RSYN-DONE, and the data may be looked at first. So
+    /// data is taken from the new address for [`EXPECTED_TIME`], and once for each move: a peer that never sends
+    /// RSYN-DONE must not acknowledge for long what goes to an address that it has left.
     fn expect(
         &mut self,
         associations: &AssociationTable,
         queue: &mut OutputQueue,
+        now: Instant,
         scope: Scope,
-        source: Option<SocketAddr>,
+        source: SocketAddr,
     ) {
-        let has_changed = self.with(scope, |location| core::mem::replace(&mut location.expected, source) != source);
-        if has_changed && scope.is_host() {
+        let is_new = self.with(scope, |location| {
+            let is_new = location.expected_in.replace(location.force) != Some(location.force);
+            if is_new {
+                location.expected = Some((source, now + EXPECTED_TIME));
+            }
+            is_new
+        });
+        if is_new && scope.is_host() {
             self.announce_paths(associations, queue, scope.host);
         }
     }

@@ -14,7 +14,7 @@ use margay_wire::{Message, ResolvableRepr};
 
 use crate::act::setup::Start;
 use crate::association::auth;
-use crate::association::draft::{Arrival, answered_from};
+use crate::association::draft::Arrival;
 use crate::machine::sal::Sal;
 use crate::resolve::segment::SEGMENT;
 use crate::resolve::way::Sender;
@@ -112,7 +112,7 @@ impl Sal {
     pub(crate) fn hear_router(
         &mut self,
         now: Instant,
-        from: SocketAddr,
+        at: SocketAddr,
         message: &Message<'_>,
     ) -> Result<(), DropReason> {
         let id = message.dst_flow;
@@ -136,7 +136,6 @@ impl Sal {
         // Nobody is asked any more; others may still answer.
         self.flows.set_deadline(id, Some(until));
         self.counters.routers_found += 1;
-        let at = answered_from(message, from);
         self.events.push(Event::RouterFound { authority: service.authority(), key, at });
         Ok(())
     }

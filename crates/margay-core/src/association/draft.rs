@@ -30,12 +30,20 @@ impl Reply {
     pub fn straight(from: SocketAddr) -> Self {
         Self { direct: from, via: None, is_detour: false, is_copy: false }
     }
+
+    /// The address at which the initiator has shown to be, by an ACK that came straight from `sender` or through a
+    /// router. An ACK proves that an answer was received, and answers went to [`Self::direct`]. A NAT may use another
+    /// port towards this host than towards the router; another IP address has proved nothing.
+    pub fn proved(&self, sender: Option<SocketAddr>) -> Option<SocketAddr> {
+        let is_proved = |sender: &SocketAddr| self.is_detour || sender.ip() == self.direct.ip();
+        sender.filter(is_proved).or_else(|| (!self.is_detour).then_some(self.direct))
+    }
 }
 
-/// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.
-pub(crate) fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
-    let via = message.resolvable.and_then(|resolvable| resolvable.via);
-    if message.flags.contains(Flags::RELAY) { via.unwrap_or(from) } else { from }
+/// The address from which a router that has relayed a message got it, as the message says. The tag of the message does
+/// not cover that: any sender can name any address, so what it names is proved only if the router itself is known.
+pub(crate) fn relayed_from(message: &Message<'_>) -> Option<SocketAddr> {
+    message.resolvable.and_then(|resolvable| resolvable.via).filter(|_| message.flags.contains(Flags::RELAY))
 }
 
 /// A message before it is written: who, what, and the tag that goes on it.

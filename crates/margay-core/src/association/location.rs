@@ -11,10 +11,12 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use hashbrown::HashMap;
-use margay_wire::FlowId;
+use margay_wire::{FlowId, MoveRepr};
 
+use crate::association::AssociationTable;
 use crate::types::key::HostId;
 use crate::types::keyed_hash::KeyedHash;
+use crate::types::rng::Rng;
 use crate::types::state::Machine;
 use crate::types::time::Instant;
 
@@ -25,6 +27,12 @@ pub(crate) type Routes = HashMap<IpAddr, Option<IpAddr>, KeyedHash>;
 pub(crate) const ADDRESSES_MAX: usize = 8;
 /// Pairs that one move is tried over.
 pub(crate) const PAIRS_MAX: usize = 16;
+/// Pairs that are asked and have not answered, of one peer.
+const UNPROVED_MAX: usize = 2 * PAIRS_MAX;
+/// So many messages go by such a pair at once; then the waits begin, and double up to the longest.
+const UNPROVED_AT_ONCE: u32 = 2;
+const UNPROVED_WAIT: Duration = Duration::from_millis(500);
+const UNPROVED_WAIT_MAX: Duration = Duration::from_secs(64);
 /// A peer that moves more often than this is left where it is for a while.
 const COMMITS_MAX: usize = 8;
 const COMMITS_TIME: Duration = Duration::from_secs(10);
@@ -219,11 +227,69 @@ pub(crate) struct Ask {
     pub next: Instant,
     /// Which one the peer has answered over, with its token.
     pub answered: Option<(Pair, u64)>,
+    /// That it is there is the word of a router that the peer has named.
+    pub is_hearsay: bool,
     /// The peer has found this host where it leaves, or a move before this one was not confirmed: by this pair it
     /// shall find it instead.
     pub wish: Option<Pair>,
     /// Moves to the pair that is wished that were answered, and not confirmed.
     pub unconfirmed: u8,
+}
+
+/// How often this host has sent to addresses that a peer has named, or says to be at, and that have not answered: the
+/// peer may have named somebody else's. Counted by IP address, because all ports of it are one victim's.
+#[derive(Debug, Default)]
+pub(crate) struct Unproved(Vec<Asked>);
+
+#[derive(Debug)]
+struct Asked {
+    local: Option<IpAddr>,
+    remote: IpAddr,
+    times: u32,
+    /// It may be asked again.
+    next: Instant,
+}
+
+impl Unproved {
+    /// Whether one more message may go by a pair; it counts as sent. The waits between them double.
+    pub fn may_ask(&mut self, now: Instant, pair: Pair) -> bool {
+        let at = self.0.iter().position(|asked| asked.is_of(pair));
+        let Some(at) = at.or_else(|| self.make_room(now, pair)) else { return false };
+        let asked = &mut self.0[at];
+        if now < asked.next {
+            return false;
+        }
+        asked.times = asked.times.saturating_add(1);
+        let doublings = asked.times.checked_sub(UNPROVED_AT_ONCE);
+        let wait =
+            doublings.map(|doublings| UNPROVED_WAIT.saturating_mul(1 << doublings.min(8)).min(UNPROVED_WAIT_MAX));
+        asked.next = now + wait.unwrap_or_default();
+        true
+    }
+
+    /// The peer has shown that it receives what goes by a pair.
+    pub fn answered(&mut self, pair: Pair) {
+        self.0.retain(|asked| !asked.is_of(pair));
+    }
+
+    /// Begins to count for a pair. A pair that has not been asked for long gives way to it.
+    fn make_room(&mut self, now: Instant, pair: Pair) -> Option<usize> {
+        if self.0.len() >= UNPROVED_MAX {
+            let (oldest, asked) = self.0.iter().enumerate().min_by_key(|(_, asked)| asked.next)?;
+            if now < asked.next + UNPROVED_WAIT_MAX {
+                return None;
+            }
+            self.0.swap_remove(oldest);
+        }
+        self.0.push(Asked { local: pair.local, remote: pair.remote.ip(), times: 0, next: now });
+        Some(self.0.len() - 1)
+    }
+}
+
+impl Asked {
+    fn is_of(&self, pair: Pair) -> bool {
+        (self.local, self.remote) == (pair.local, pair.remote.ip())
+    }
 }
 
 /// A path record is held until a direct packet has come by the new pair.
@@ -233,15 +299,21 @@ pub(crate) struct Hold {
     pub next: Instant,
 }
 
+/// A pair that is asked over whether it works.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    pub pair: Pair,
+    /// Random, so that only a peer that receives what goes by this pair can answer for it.
+    pub number: u32,
+}
+
 /// The pair in use may be dead.
 #[derive(Debug)]
 pub(crate) struct Suspicion {
-    /// Number of its probes.
-    pub number: u32,
     pub asked: Instant,
     pub until: Instant,
     pub tries: u32,
-    pub pairs: Vec<Pair>,
+    pub questions: Vec<Question>,
     /// Other pairs that were answered over, the quickest first.
     pub answered: Vec<Pair>,
     /// It is data that goes unanswered: that probes are answered acquits nobody.
@@ -252,18 +324,26 @@ pub(crate) struct Suspicion {
 
 impl Suspicion {
     /// Of the pair that is the first of `pairs`; nothing is asked yet.
-    pub fn new(now: Instant, number: u32, pairs: Vec<Pair>, of_data: bool) -> Self {
+    pub fn new(now: Instant, pairs: impl IntoIterator<Item = Pair>, rng: &mut Rng, of_data: bool) -> Self {
         let (asked, until, answered) = (now, now, Vec::new());
-        Self { number, asked, until, tries: 0, pairs, answered, of_data, is_alive: false }
+        let mut new = Self { asked, until, tries: 0, questions: Vec::new(), answered, of_data, is_alive: false };
+        new.extend(pairs, rng);
+        new
     }
 
     /// More pairs to ask, after those that are asked.
-    pub fn extend(&mut self, others: impl IntoIterator<Item = Pair>) {
+    pub fn extend(&mut self, others: impl IntoIterator<Item = Pair>, rng: &mut Rng) {
         for pair in others {
-            if self.pairs.len() <= PAIRS_MAX && !self.pairs.contains(&pair) {
-                self.pairs.push(pair);
+            if self.questions.len() <= PAIRS_MAX && self.questions.iter().all(|asked| asked.pair != pair) {
+                self.questions.push(Question { pair, number: rng.u32() });
             }
         }
+    }
+
+    /// The pair that an answer speaks for: the number is that of the question by that pair.
+    pub fn pair_of(&self, answer: &MoveRepr) -> Option<Pair> {
+        let question = usize::try_from(answer.token).ok().and_then(|place| self.questions.get(place))?;
+        (question.number == answer.number).then_some(question.pair)
     }
 }
 
@@ -287,10 +367,13 @@ pub(crate) struct Location {
     /// The greatest number with which this host has said RSYN-DONE: that may still arrive.
     pub spent: u32,
     pub ask: Option<Ask>,
-    /// From where the peer has said last that it is there, until it has proved it.
-    pub expected: Option<SocketAddr>,
-    /// Where else the peer says that it can be reached.
+    /// An address that data is taken from although packets still go to another, and for how long.
+    pub expected: Option<(SocketAddr, Instant)>,
+    /// The location that was in force when data was last taken so: once only while that is in force.
+    pub expected_in: Option<Numbered>,
+    /// Where else the peer says that it can be reached; one port of each IP address.
     pub addresses: Vec<SocketAddr>,
+    pub unproved: Unproved,
     /// The peer's service router.
     pub rendezvous: Option<SocketAddr>,
     pub hold: Option<Hold>,
@@ -329,7 +412,9 @@ impl Default for Location {
             spent: 0,
             ask: None,
             expected: None,
+            expected_in: None,
             addresses: Vec::new(),
+            unproved: Unproved::default(),
             rendezvous: None,
             hold: None,
             watches: false,
@@ -393,7 +478,8 @@ impl Location {
         let ask = self.ask.as_ref().map(|ask| ask.next);
         let hold = self.hold.as_ref().map(|hold| hold.next);
         let suspicion = self.suspicion.as_ref().map(|suspicion| suspicion.until);
-        ask.into_iter().chain(hold).chain(suspicion).chain(self.keep_alive).min()
+        let expected = self.expected.map(|(_, until)| until);
+        ask.into_iter().chain(hold).chain(suspicion).chain(self.keep_alive).chain(expected).min()
     }
 }
 
@@ -429,6 +515,15 @@ impl LocationTable {
         result
     }
 
+    /// Whether one more message may go to where a peer may be. Its address in use has proved itself, and this host's
+    /// own routers are no word of the peer's; for others see [`Unproved`].
+    pub fn may_ask(&mut self, associations: &AssociationTable, now: Instant, host: HostId, pair: Pair) -> bool {
+        let is_in_use = associations.pair_of(host).is_some_and(|present| present.remote == pair.remote);
+        is_in_use
+            || associations.is_own_router_at(pair.remote)
+            || self.with(Scope::of(host), |location| location.unproved.may_ask(now, pair))
+    }
+
     pub fn remove(&mut self, scope: Scope) {
         if let Some(location) = self.locations.remove(&scope)
             && let Some(due) = location.due
@@ -453,6 +548,8 @@ impl LocationTable {
 
 #[cfg(test)]
 mod tests {
+    use margay_wire::MoveFlags;
+
     use super::*;
 
     #[test]
@@ -488,6 +585,36 @@ Closing Leave Asking\nClosing Answered -\nClosing Confirmed Settled\nClosing Dro
         assert!(!location.may_commit(Instant::from_millis(900)));
         assert_eq!(location.flapping, Some(Instant::from_millis(10_000)));
         assert!(location.may_commit(Instant::from_millis(10_000)));
+    }
+
+    #[test]
+    fn a_peer_that_gets_one_probe_cannot_answer_for_another_pair() {
+        let pair = |last: u8| Pair { local: None, remote: SocketAddr::from(([192, 0, 2, last], 54_324)) };
+        let suspicion = Suspicion::new(Instant::ZERO, [pair(1), pair(2), pair(1)], &mut Rng::new([1; 32]), false);
+        let numbers: Vec<u32> = suspicion.questions.iter().map(|question| question.number).collect();
+        assert_eq!(numbers.len(), 2, "a pair is asked once");
+        let speaks_for = |token, number| {
+            suspicion.pair_of(&MoveRepr { number, token, address: pair(1).remote, flags: MoveFlags::empty() })
+        };
+        assert_eq!([speaks_for(0, numbers[0]), speaks_for(1, numbers[1])], [Some(pair(1)), Some(pair(2))]);
+        assert_eq!([speaks_for(1, numbers[0]), speaks_for(0, numbers[1])], [None, None]);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_is_asked_ever_more_seldom() {
+        let pair = |last: u8, port| Pair { local: None, remote: SocketAddr::from(([192, 0, 2, last], port)) };
+        let (mut unproved, victim) = (Unproved::default(), pair(1, 54_324));
+        let asked = |unproved: &mut Unproved, pair, seconds: u64| {
+            (0..seconds * 10).filter(|tenth| unproved.may_ask(Instant::from_millis(tenth * 100), pair)).count()
+        };
+        assert_eq!(asked(&mut unproved, victim, 30), 7, "at 0 and 0.1 s, and then after 0.5, 1, 2, 4 and 8 s");
+        // Another port of it is the same address.
+        assert!(!unproved.may_ask(Instant::from_millis(30_000), pair(1, 7)));
+        // A peer that names one address after another has them all asked no more often.
+        let others = (2..=200).filter(|last| unproved.may_ask(Instant::from_millis(30_000), pair(*last, 7))).count();
+        assert_eq!(others, UNPROVED_MAX - 1);
+        unproved.answered(victim);
+        assert!(unproved.may_ask(Instant::from_millis(30_000), victim));
     }
 
     #[test]

@@ -19,7 +19,8 @@ use crate::act::grant::Grants;
 use crate::act::moving::twin::Twins;
 use crate::act::path::loss::Losses;
 use crate::act::path::policy::{Policy, Share};
-use crate::act::path::side_path::SidePath;
+use crate::act::path::side_path::SidePaths;
+use crate::act::path::striping::{PEERS_STRIPED_MAX, STRIPED_MAX};
 use crate::act::reconfiguration::Reconfigurations;
 use crate::act::secure::Demands;
 use crate::act::stack_change::StackChanges;
@@ -54,6 +55,7 @@ use crate::trust::handshake_rate::HandshakeRate;
 use crate::types::config::Config;
 use crate::types::direction::Direction;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::FairTable;
 use crate::types::key::HostId;
 use crate::types::keyed_hash::KeyedHash;
 use crate::types::name::{Prefix, ServiceId};
@@ -128,11 +130,11 @@ pub struct Sal {
     /// Whether the host's addresses are known: none may be what they are.
     pub(crate) has_looked: bool,
     /// Pairs of addresses that single flows use.
-    pub(crate) side_paths: Vec<SidePath>,
+    pub(crate) side_paths: SidePaths,
     /// What flows do with several addresses, by their names; the longest prefixes first.
     pub(crate) policies: Vec<(Prefix, Policy)>,
     /// Flows that go by several pairs at once.
-    pub(crate) striped: BTreeSet<FlowId>,
+    pub(crate) striped: FairTable<FlowId, ()>,
     /// How flows are shared out that this host has striped otherwise than by arrival.
     pub(crate) shares: BTreeMap<FlowId, Share>,
     /// Makes the tokens of RSYN-ACK.
@@ -226,9 +228,9 @@ impl Sal {
             locations,
             routes,
             has_looked: false,
-            side_paths: Vec::new(),
+            side_paths: SidePaths::new(),
             policies: Vec::new(),
-            striped: BTreeSet::new(),
+            striped: FairTable::new(PEERS_STRIPED_MAX, STRIPED_MAX),
             shares: BTreeMap::new(),
             move_secret: rng.bytes(),
             arrival: None,

@@ -14,7 +14,7 @@ use crate::association::AssociationTable;
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::association::location::LocationTable;
-use crate::association::location::{Cause, Location, Moving, PAIRS_MAX, Pair, Scope, Suspicion, Trouble};
+use crate::association::location::{Cause, Location, Moving, PAIRS_MAX, Pair, Question, Scope, Suspicion, Trouble};
 use crate::machine::sal::Sal;
 use crate::session::event::Event;
 use crate::session::flow::FlowTable;
@@ -130,22 +130,20 @@ impl Sal {
         let mut pairs = alloc::vec![present];
         let others = found.into_iter().chain(self.pairs_for(host));
         pairs.extend(others.filter(|pair| *pair != present));
-        let number = self.rng.u32();
-        self.locations.with(Scope::of(host), |location| {
-            location.suspicion = Some(Suspicion::new(now, number, pairs, of_data));
-        });
+        let suspicion = Suspicion::new(now, pairs, &mut self.rng, of_data);
+        self.locations.with(Scope::of(host), |location| location.suspicion = Some(suspicion));
         self.ask_pairs(now, host);
     }
 
     /// Asks whether the pair in use is alive, and how the peer sees this host; the others only if there is no answer.
     pub(crate) fn ask_present(&mut self, now: Instant, host: HostId) {
         let Some(present) = self.associations.pair_of(host) else { return };
-        let number = self.rng.u32();
+        let rng = &mut self.rng;
         let is_begun = self.locations.with(Scope::of(host), |location| {
             if location.suspicion.is_some() {
                 return false;
             }
-            location.suspicion = Some(Suspicion::new(now, number, alloc::vec![present], false));
+            location.suspicion = Some(Suspicion::new(now, [present], rng, false));
             true
         });
         if is_begun {
@@ -161,16 +159,17 @@ impl Sal {
             suspicion.asked = now;
             suspicion.until = now + wait.saturating_mul(1 << suspicion.tries.min(4)).min(WAIT_MAX);
             suspicion.tries += 1;
-            Some((suspicion.number, suspicion.pairs.clone()))
+            Some(suspicion.questions.clone())
         });
-        let Some((number, pairs)) = asked else { return };
-        for (place, pair) in pairs.into_iter().enumerate() {
-            let probe = MoveRepr { number, token: place as u64, address: pair.remote, flags: MoveFlags::empty() };
-            self.send_probe(host, pair, probe, Flags::empty());
+        for (place, Question { pair, number }) in asked.into_iter().flatten().enumerate() {
+            if self.locations.may_ask(&self.associations, now, host, pair) {
+                let probe = MoveRepr { number, token: place as u64, address: pair.remote, flags: MoveFlags::empty() };
+                self.send_probe(host, pair, probe, Flags::empty());
+            }
         }
     }
 
-    fn send_probe(&mut self, host: HostId, pair: Pair, probe: MoveRepr, flags: Flags) {
+    pub(crate) fn send_probe(&mut self, host: HostId, pair: Pair, probe: MoveRepr, flags: Flags) {
         // Where else it can be reached, should this pair die.
         let addresses = self.config.own_addresses();
         let own = Addresses::parse(&addresses).map(Extension::Addresses);
@@ -214,9 +213,9 @@ impl Sal {
                 self.twins.note_twin(&mut self.events, now, host, probe.address);
             }
         }
-        let asked =
-            self.locations.get(Scope::of(host)).and_then(|location| location.suspicion.as_ref()).map(|s| s.number);
-        if message.flags.contains(Flags::CONFIRM) && asked.is_some() && asked == probe.map(|probe| probe.number) {
+        let asked = self.locations.get(Scope::of(host)).and_then(|location| location.suspicion.as_ref());
+        let is_asked = |probe: &MoveRepr| asked.is_some_and(|asked| asked.pair_of(probe).is_some());
+        if message.flags.contains(Flags::CONFIRM) && probe.as_ref().is_some_and(is_asked) {
             self.associations.note_fresh(association);
         }
         self.note_whereabouts(association, message);
@@ -238,6 +237,14 @@ impl Sal {
             return Ok(());
         }
         let is_known = self.associations.pair_of(host).is_some_and(|known| known.remote == from);
+        if probe.flags.contains(MoveFlags::ELSEWHERE) {
+            // The peer sends to another address than this host sends from, and needs a proof to change that.
+            let is_settled = self.locations.get(Scope::of(host)).is_none_or(|known| known.state == Moving::Settled);
+            if is_known && is_settled && self.associations.is_followed(host) {
+                self.leave(now, Scope::of(host), Cause::Rebound, true, alloc::vec![pair]);
+            }
+            return Ok(());
+        }
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);
         // The first pair that a peer asks over is the one that it uses.
@@ -260,12 +267,12 @@ impl Sal {
     /// The peer has answered a probe of a suspicion.
     fn handle_alive(&mut self, now: Instant, host: HostId, probe: &MoveRepr) -> Result<(), DropReason> {
         let scope = Scope::of(host);
-        let Some(place) = usize::try_from(probe.token).ok() else { return Err(DropReason::Malformed) };
         let judged = self.locations.with(scope, |location| {
-            let suspicion = location.suspicion.as_mut().filter(|suspicion| suspicion.number == probe.number)?;
-            let pair = *suspicion.pairs.get(place)?;
+            let suspicion = location.suspicion.as_mut()?;
+            let pair = suspicion.pair_of(probe)?;
+            location.unproved.answered(pair);
             let (rtt, was_silent) = (now.since(suspicion.asked), suspicion.tries > SILENT_ROUNDS);
-            if place == 0 {
+            if probe.token == 0 {
                 suspicion.is_alive = true;
                 if !suspicion.of_data {
                     location.suspicion = None;
@@ -317,9 +324,10 @@ impl Sal {
                     return self.seek(now, host);
                 }
                 let others = if self.associations.is_followed(host) { Some(self.pairs_for(host)) } else { None };
+                let rng = &mut self.rng;
                 self.locations.with(scope, |location| match (&mut location.suspicion, others) {
                     // Those that there are now.
-                    (Some(suspicion), Some(others)) => suspicion.extend(others),
+                    (Some(suspicion), Some(others)) => suspicion.extend(others, rng),
                     (suspicion, _) => *suspicion = None,
                 });
                 self.ask_pairs(now, host);
@@ -339,7 +347,8 @@ impl Sal {
             let is_better = |pair: &Pair| *pair != present && !location.tried.contains(pair);
             let better: Vec<Pair> = suspicion.answered.iter().copied().filter(is_better).collect();
             // One that may be better is not there because a probe was lost.
-            let is_over = suspicion.tries >= DATA_ROUNDS || !suspicion.pairs.iter().any(is_better);
+            let is_over =
+                suspicion.tries >= DATA_ROUNDS || !suspicion.questions.iter().any(|asked| is_better(&asked.pair));
             if better.is_empty() && !is_over {
                 return Some(Doubt::Open);
             }

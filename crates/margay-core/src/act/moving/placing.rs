@@ -32,7 +32,7 @@ impl Sal {
         if scope.is_host() {
             self.place_host(now, scope.host, pair, broken, cause);
         } else {
-            self.place_flow(now, scope, pair, broken);
+            self.place_flow(now, scope, pair, broken, cause);
         }
         self.locations.with(scope, |location| {
             location.looked = Some(now);

@@ -45,7 +45,7 @@ impl Sal {
 
     /// By the routers that may know where the peer is: its own, if it has named one, and this host's, which may be the
     /// same, or which the peer knows by another address. They read the peer's host-ID where SYNs have a service.
-    pub(crate) fn send_by_rendezvous(&mut self, scope: Scope) {
+    pub(crate) fn send_by_rendezvous(&mut self, now: Instant, scope: Scope) {
         let named = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous);
         let usable = |remote: SocketAddr| {
             let local = self.routes.get(&remote.ip()).copied().flatten()?;
@@ -66,7 +66,9 @@ impl Sal {
             hop_tag: [0; 8],
         };
         for way in ways {
-            self.write_rsyn(scope, way, Some(resolvable));
+            if self.locations.may_ask(&self.associations, now, scope.host, way) {
+                self.write_rsyn(scope, way, Some(resolvable));
+            }
         }
     }
 

@@ -15,11 +15,11 @@ use crate::leg::carriage::{Carriage, Why};
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::session::{Act, LockError};
-use crate::types::fair_table::Peer;
+use crate::types::fair_table::{FairTable, Full, Peer};
 use crate::types::key::HostId;
 use crate::types::time::Instant;
 
-/// Pairs of addresses beside those of the associations, all peers together.
+/// Pairs of addresses beside those of the associations: so many that peers have chosen, and as many that this host has.
 pub(crate) const SIDE_PATHS_MAX: usize = 4096;
 
 /// A pair that some flows use beside their association's.
@@ -31,6 +31,36 @@ pub(crate) struct SidePath {
     pub flows: usize,
     /// Direct flows may name it.
     wired: bool,
+}
+
+/// The pairs that flows use beside their associations', each counted for whoever has chosen it.
+pub(crate) struct SidePaths(FairTable<PathId, SidePath>);
+
+impl SidePaths {
+    pub const fn new() -> Self {
+        Self(FairTable::new(SIDE_PATHS_MAX, SIDE_PATHS_MAX))
+    }
+
+    pub fn get(&self, id: PathId) -> Option<&SidePath> {
+        self.0.get(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &SidePath> {
+        self.0.values()
+    }
+
+    /// Whether `by` may have one more flow go by a pair.
+    ///
+    /// # Errors
+    ///
+    /// What is full.
+    pub fn check(&mut self, by: Peer, host: HostId, pair: Pair) -> Result<(), Full> {
+        if self.find(host, pair).is_some() { Ok(()) } else { self.0.check(by) }
+    }
+
+    fn find(&mut self, host: HostId, pair: Pair) -> Option<&mut SidePath> {
+        self.0.values_mut().find(|side| side.host == host && side.pair == pair)
+    }
 }
 
 /// What an order to move names.
@@ -70,7 +100,7 @@ pub enum MoveRefused {
     )]
     OnePlace(&'static str, ListOf),
     /// Too many.
-    #[error("{STRIPED_MAX} flows are striped already; end some, or give them another policy")]
+    #[error("this host has striped {STRIPED_MAX} flows already; end some, or give them another policy")]
     ManyStriped,
     /// Its stack is being changed.
     #[error("the flow's stack is being changed; try again in a moment")]
@@ -109,7 +139,7 @@ pub enum MoveRefused {
     #[error("a flow with a plain place is sealed by the others, and this one is not sealed yet")]
     NotSealed,
     /// Too many.
-    #[error("{SIDE_PATHS_MAX} pairs of addresses are in use beside those of the peers already")]
+    #[error("this host has flows on {SIDE_PATHS_MAX} pairs of addresses of their own already")]
     Full,
 }
 
@@ -165,9 +195,8 @@ impl Sal {
         let scope = Scope { host, flow: id };
         let present = self.pair_in_use(scope).ok_or(MoveRefused::NotAlive(id))?;
         let pairs = self.pairs_towards(host, present, towards)?;
-        if self.side_paths.len() >= SIDE_PATHS_MAX {
-            return Err(MoveRefused::Full);
-        }
+        let first = pairs.first().copied().unwrap_or(present);
+        self.side_paths.check(Peer::Own, host, first).map_err(|_| MoveRefused::Full)?;
         self.may_lock_flow(now, id, Act::Move)?;
         self.leave(now, scope, Cause::Operator, false, pairs);
         Ok(())
@@ -199,15 +228,16 @@ impl Sal {
 
     /// The record of a flow's own path.
     pub(crate) fn side_path(&self, id: PathId) -> Option<&SidePath> {
-        self.side_paths.iter().find(|side| side.id == id)
+        self.side_paths.get(id)
     }
 
     /// From now on one flow goes by this pair. It is encapsulated until it has proved itself there, like a new one.
-    pub(crate) fn place_flow(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool) {
+    pub(crate) fn place_flow(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool, cause: Cause) {
+        let by = if cause == Cause::Peer { self.associations.peer_of(scope.host) } else { Peer::Own };
         let side = if self.associations.pair_of(scope.host) == Some(pair) {
             None
         } else {
-            self.hold_side_path(scope.host, pair, true)
+            self.hold_side_path(by, scope.host, pair, true)
         };
         let Some(flow) = self.flows.get_mut(scope.flow) else { return };
         let former = core::mem::replace(&mut flow.side, side);
@@ -227,9 +257,10 @@ impl Sal {
         self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, scope.flow);
     }
 
-    /// The record of a pair, which is made if there is none. `wired`: direct flows may name it.
-    pub(crate) fn hold_side_path(&mut self, host: HostId, pair: Pair, wired: bool) -> Option<PathId> {
-        if let Some(known) = self.side_paths.iter_mut().find(|side| side.host == host && side.pair == pair) {
+    /// The record of a pair that `by` has chosen, which is made if there is none and room for it. `wired`: direct flows
+    /// may name it.
+    pub(crate) fn hold_side_path(&mut self, by: Peer, host: HostId, pair: Pair, wired: bool) -> Option<PathId> {
+        if let Some(known) = self.side_paths.find(host, pair) {
             known.flows += 1;
             let (id, is_more) = (known.id, wired && !known.wired);
             known.wired |= wired;
@@ -238,16 +269,13 @@ impl Sal {
             }
             return Some(id);
         }
-        if self.side_paths.len() >= SIDE_PATHS_MAX {
-            return None;
-        }
         let id = loop {
             let id = PathId(self.associations.fresh_id(&mut self.rng));
             if self.side_path(id).is_none() {
                 break id;
             }
         };
-        self.side_paths.push(SidePath { id, host, pair, flows: 1, wired });
+        self.side_paths.0.insert(by, id, SidePath { id, host, pair, flows: 1, wired }).ok()?;
         self.announce_side_path(id);
         Some(id)
     }
@@ -271,11 +299,11 @@ impl Sal {
 
     /// A flow is gone, or goes another way.
     pub(crate) fn let_side_path_go(&mut self, side: Option<PathId>) {
-        let Some(at) = side.and_then(|id| self.side_paths.iter().position(|side| side.id == id)) else { return };
-        self.side_paths[at].flows -= 1;
-        if self.side_paths[at].flows == 0 {
-            let gone = self.side_paths.swap_remove(at);
-            self.queue.update(EntryUpdate::RemovePath(gone.id));
+        let Some((id, known)) = side.and_then(|id| Some((id, self.side_paths.0.get_mut(&id)?))) else { return };
+        known.flows -= 1;
+        if known.flows == 0 {
+            self.side_paths.0.remove(&id);
+            self.queue.update(EntryUpdate::RemovePath(id));
         }
     }
 
@@ -304,5 +332,26 @@ impl Sal {
             self.leave(now, scope, cause, true, alloc::vec![pair]);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pairs_that_one_peer_has_chosen_leave_room_for_others_and_for_this_host() {
+        let mut sides = SidePaths::new();
+        let [host, other] = [1, 2].map(|number| HostId([number; 16]));
+        let pair = |port| Pair { local: None, remote: SocketAddr::from(([192, 0, 2, 1], port)) };
+        let place = |sides: &mut SidePaths, port: u16| {
+            let side = SidePath { id: PathId(port.into()), host, pair: pair(port), flows: 1, wired: true };
+            let may = sides.check(Peer::Member(host), host, side.pair);
+            may.and_then(|()| sides.0.insert(Peer::Member(host), side.id, side)).is_ok()
+        };
+        assert_eq!((0..5000).filter(|port| place(&mut sides, *port)).count(), SIDE_PATHS_MAX / 16);
+        assert_eq!(sides.check(Peer::Member(host), host, pair(0)), Ok(()), "more flows go by one that there is");
+        assert_eq!(sides.check(Peer::Member(other), other, pair(0)), Ok(()));
+        assert_eq!(sides.check(Peer::Own, host, pair(5000)), Ok(()));
     }
 }

@@ -13,7 +13,6 @@ use core::time::Duration;
 use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, Sharing, StripeRepr};
 
 use crate::act::path::side_path::MoveRefused;
-use crate::association::Association;
 use crate::association::draft::Draft;
 use crate::association::location::{Pair, Scope};
 use crate::cache::entry::{EntryUpdate, PathId, Place, Places, StripeNews};
@@ -25,12 +24,15 @@ use crate::session::event::StripePlace;
 use crate::session::flow::Flow;
 use crate::session::flow::FlowTable;
 use crate::types::drop_reason::DropReason;
+use crate::types::fair_table::Peer;
 use crate::types::key::HostId;
 use crate::types::role::Role;
 use crate::types::time::Instant;
 
-/// Flows that are striped, at most.
+/// Flows that this host has striped, at most.
 pub(crate) const STRIPED_MAX: usize = 256;
+/// Flows that peers have striped; one of them has 64.
+pub(crate) const PEERS_STRIPED_MAX: usize = 1024;
 /// A place that works is asked again after so long, while the flow is active.
 const ASK: Duration = Duration::from_millis(250);
 /// One that does not, at first, and at most; doubled each time.
@@ -190,13 +192,11 @@ impl Sal {
     ///
     /// Too many are striped, or the flow carries no data.
     pub(crate) fn begin_stripe(&mut self, now: Instant, id: FlowId, leads: bool) -> Result<(), MoveRefused> {
-        if self.striped.len() >= STRIPED_MAX {
-            return Err(MoveRefused::ManyStriped);
-        }
         let flow = self.flows.get(id).filter(|flow| flow.carries_data()).ok_or(MoveRefused::NotAlive(id))?;
-        if self.associations.get(flow.association).is_none_or(Association::is_self) {
-            return Err(MoveRefused::SameHost);
-        }
+        let association = self.associations.get(flow.association).filter(|association| !association.is_self());
+        let by = association.map(|association| if leads { Peer::Own } else { association.peer() });
+        let by = by.ok_or(MoveRefused::SameHost)?;
+        self.striped.check(by).map_err(|_| MoveRefused::ManyStriped)?;
         if self.stack_rules.has_floor_for(&flow.service) {
             return Err(MoveRefused::Floor);
         }
@@ -213,6 +213,7 @@ impl Sal {
             return Err(MoveRefused::NotSealed);
         }
         self.release_stripe(id);
+        self.striped.insert(by, id, ()).map_err(|_| MoveRefused::ManyStriped)?;
         // Only user space can stripe.
         self.direct_event(now, id, DirectEvent::Stalled, Why::Striped);
         self.direct_event(now, id, DirectEvent::PeerBack, Why::Striped);
@@ -226,7 +227,6 @@ impl Sal {
             peers: Sharing::default(),
             is_able: false,
         }));
-        self.striped.insert(id);
         self.counters.stripes += 1;
         self.share_out(now, id);
         self.flows.install_again(&mut self.queue, id);
@@ -270,7 +270,7 @@ impl Sal {
     /// When the next question is due.
     pub(crate) fn stripes_deadline(&self) -> Option<Instant> {
         let of = |id: &FlowId| self.flows.get(*id).and_then(|flow| flow.stripe.as_ref()).map(|striping| striping.next);
-        self.striped.iter().filter_map(of).min()
+        self.striped.iter().map(|(id, ())| id).filter_map(of).min()
     }
 
     pub(crate) fn stripes_due(&mut self, now: Instant) {
@@ -278,7 +278,7 @@ impl Sal {
             let striping = self.flows.get(**id).and_then(|flow| flow.stripe.as_ref());
             striping.is_some_and(|striping| striping.next <= now)
         };
-        let due: Vec<FlowId> = self.striped.iter().filter(is_due).copied().collect();
+        let due: Vec<FlowId> = self.striped.iter().map(|(id, ())| id).filter(is_due).copied().collect();
         due.into_iter().for_each(|id| self.ask_places(now, id));
     }
 
@@ -392,7 +392,11 @@ impl Sal {
 
     /// A place is this pair now, or none; nothing is known of it yet.
     fn set_leg(&mut self, now: Instant, id: FlowId, place: usize, pair: Option<(HostId, Pair)>) {
-        let leg = pair.and_then(|(host, pair)| Some((pair, self.hold_side_path(host, pair, false)?)));
+        let leads = self.flows.get(id).and_then(|flow| flow.stripe.as_ref()).is_some_and(|striping| striping.leads);
+        let leg = pair.and_then(|(host, pair)| {
+            let by = if leads { Peer::Own } else { self.associations.peer_of(host) };
+            Some((pair, self.hold_side_path(by, host, pair, false)?))
+        });
         let leg = leg.map(|(pair, path)| Leg {
             pair,
             path,

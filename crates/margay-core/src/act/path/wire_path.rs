@@ -55,7 +55,10 @@ impl LocationTable {
             datagram_max: association.datagram_max,
             passage: self.passage_of(association.host),
             wired: association.wire_path == 0 || association.wire_path == local_id,
-            expected: self.get(Scope::of(association.host)).and_then(|location| location.expected),
+            expected: self
+                .get(Scope::of(association.host))
+                .and_then(|location| location.expected)
+                .map(|(from, _)| from),
             watched: self.is_watched(association.host),
             peer: association.peer(),
         };

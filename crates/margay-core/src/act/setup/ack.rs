@@ -8,7 +8,7 @@ use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Me
 use super::retry_after;
 use crate::act::moving::rendezvous::ROUTERS_MAX;
 use crate::association::AssociationTable;
-use crate::association::draft::{Draft, answered_from, relay_to_host};
+use crate::association::draft::{Draft, relay_to_host, relayed_from};
 use crate::association::location::Pair;
 use crate::cache::entry::RemoveReason;
 use crate::machine::sal::Sal;
@@ -71,7 +71,8 @@ impl Sal {
         pairs.extend(answered.map(|remote| Pair { local: None, remote }).filter(|pair| pair.remote != present.remote));
         if !is_patient {
             // By these nothing passes, it seems: the peer has named others, and a router knows where it is.
-            pairs.extend(self.pairs_for(host).into_iter().filter(|pair| *pair != present));
+            let (now, others) = (self.now, self.pairs_for(host).into_iter().filter(|pair| *pair != present));
+            pairs.extend(others.filter(|pair| self.locations.may_ask(&self.associations, now, host, *pair)));
         }
         for pair in pairs {
             if let Some(ack) = self.write_ack(id, Some(&message_3), None) {
@@ -140,7 +141,7 @@ impl Sal {
         message: &Message<'_>,
         sender: SocketAddr,
     ) {
-        let from = answered_from(message, sender);
+        let from = relayed_from(message).unwrap_or(sender);
         let is_known = self.associations.get(association).is_some_and(|known| known.remote == from);
         if is_known && from == sender {
             return;

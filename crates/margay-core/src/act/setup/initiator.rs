@@ -20,7 +20,8 @@ use crate::act::grant::Asks;
 use crate::act::path::related::Related;
 use crate::act::secure::Verdict;
 use crate::act::stack_rule::guard;
-use crate::association::draft::{Draft, answered_from};
+use crate::association::draft::Draft;
+use crate::association::location::Pair;
 use crate::association::{Association, auth};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
@@ -375,8 +376,8 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let id = message.dst_flow;
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Initiator).ok_or(DropReason::UnknownFlow)?;
-        match &flow.setup {
-            Setup::Initiator(_) => {}
+        let answered = match &flow.setup {
+            Setup::Initiator(setup) => setup.source_of_answer(&self.associations, message, from)?,
             // A refusal of a copy of our SYN, which somebody has changed on its way: no instance stands behind it.
             Setup::Late(_) if message.error().is_some() => return Err(DropReason::Unexpected),
             Setup::Late(_) => {
@@ -389,19 +390,19 @@ impl Sal {
                 };
             }
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
-        }
+        };
         // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is
         // none.
-        if message.error().is_none() && !self.config.has_family_of(answered_from(message, from).ip()) {
+        if message.error().is_none() && !self.config.has_family_of(answered.ip()) {
             return Err(DropReason::WrongPath);
         }
         if self.flows.get(id).is_some_and(Self::is_search) {
-            return self.hear_router(now, from, message);
+            return self.hear_router(now, answered, message);
         }
         if let Some(error) = message.error() {
-            return self.hear_refusal(now, from, message, error.code);
+            return self.hear_refusal(now, answered, message, error.code);
         }
-        let answer = match self.prove_answer(now, message, from) {
+        let answer = match self.prove_answer(now, message, answered) {
             Err(DropReason::UnknownAssociation) => {
                 self.ask_full_handshake(now, id);
                 return Err(DropReason::UnknownAssociation);
@@ -412,7 +413,7 @@ impl Sal {
             }
             other => other?,
         };
-        self.accept_answer(now, from, message, answer)
+        self.accept_answer(now, answered, message, answer)
     }
 
     /// The peer tags with a key that we no longer hold: ask once for a full handshake.
@@ -424,13 +425,13 @@ impl Sal {
     }
 
     /// Checks who answered: by the association's tag, or by finishing the handshake.
-    fn prove_answer(&mut self, now: Instant, message: &Message<'_>, from: SocketAddr) -> Result<Answer, DropReason> {
+    fn prove_answer(&mut self, now: Instant, message: &Message<'_>, at: SocketAddr) -> Result<Answer, DropReason> {
         let Some(exchange) = message.key_exchange() else {
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
             return Ok(Answer { association, message_3: None });
         };
         let (local_id, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
-        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, answered_from(message, from), true)?;
+        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, at, true)?;
         Ok(Answer { association: local_id, message_3: Some(message_3) })
     }
 
@@ -462,7 +463,7 @@ impl Sal {
     fn accept_answer(
         &mut self,
         now: Instant,
-        from: SocketAddr,
+        answered: SocketAddr,
         message: &Message<'_>,
         answer: Answer,
     ) -> Result<(), DropReason> {
@@ -474,7 +475,6 @@ impl Sal {
                 return Err(reason);
             }
         };
-        let answered = answered_from(message, from);
         self.place_association(answer.association, answered, message);
         self.locations.announce_path(&self.associations, &mut self.queue, answer.association);
         self.associations.hold_flow(answer.association, Role::Initiator);
@@ -598,7 +598,7 @@ impl Sal {
         }
         // A relayed answer says less about the path than what an older association already knows.
         if !message.flags.contains(Flags::RELAY) {
-            self.find_peer(local_id, remote);
+            self.find_peer(local_id, Pair { local: self.arrival, remote });
         } else if !has_flows {
             self.associations.set_remote(local_id, remote);
         }

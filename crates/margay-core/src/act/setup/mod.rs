@@ -32,7 +32,7 @@ use crate::act::grant::{Asks, Granted, Offer};
 use crate::act::path::related::Related;
 use crate::act::secure::Demands;
 use crate::association::AssociationTable;
-use crate::association::draft::{Arrival, Reply};
+use crate::association::draft::{Arrival, Reply, relayed_from};
 use crate::association::location::Pair;
 use crate::association::{FEC, SCTP};
 use crate::cache::packet;
@@ -41,10 +41,12 @@ use crate::leg::flow_ports::FlowPorts;
 use crate::leg::seal::Cipher;
 use crate::machine::sal::Sal;
 use crate::resolve::instance::Pin;
+use crate::resolve::segment::SEGMENT;
 use crate::session::flow::FlowTable;
 use crate::table::Allow;
 use crate::trust::handshake::{Introduction, Keys, Responder};
 use crate::types::config::Config;
+use crate::types::drop_reason::DropReason;
 use crate::types::hop;
 use crate::types::key::{HostId, HostPublic};
 use crate::types::name::ServiceId;
@@ -117,6 +119,26 @@ impl InitiatorSetup {
         let taker = self.fetch.map(|fetch| fetch.taker);
         let anchor = || self.begin.filter(|_| self.pin == Some(Pin::Only)).map(|begin| HostId(begin.host));
         taker.or_else(anchor)
+    }
+
+    /// The address that an answer set out from. A router that relays an answer names that address; it is believed if
+    /// this host is registered with it, or if the SYN was sent to it for it to find an instance.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else says to have relayed it.
+    pub fn source_of_answer(
+        &self,
+        associations: &AssociationTable,
+        message: &Message<'_>,
+        from: SocketAddr,
+    ) -> Result<SocketAddr, DropReason> {
+        let Some(source) = relayed_from(message) else { return Ok(from) };
+        let is_resolved = self.pin.is_some() || self.related.is_some() || self.fetch.is_some();
+        // Any host of the segment may be the relay.
+        let is_asked = [from, SEGMENT].contains(&self.next_hop) || self.beside.contains(&from);
+        let is_believed = is_asked && !is_resolved || associations.is_own_router_at(from);
+        if is_believed { Ok(source) } else { Err(DropReason::WrongPath) }
     }
 }
 
@@ -358,24 +380,23 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 }
 
 impl Sal {
-    /// A proved message of set-up came straight from here. A peer without flows is wherever it is; with flows, also
+    /// A proved message of set-up has shown the peer to be here. A peer without flows is wherever it is; with flows, also
     /// such as belong to an older association, it moves by RSYN alone, since it is not proved that it can be reached
     /// there.
-    pub(crate) fn find_peer(&mut self, local_id: u32, remote: SocketAddr) {
-        let arrival = self.arrival;
+    pub(crate) fn find_peer(&mut self, local_id: u32, found: Pair) {
+        let Pair { local, remote } = found;
         let Some(host) = self.associations.get(local_id).map(|association| association.host) else { return };
         let has_flows = self.associations.has_flows_with(host);
         let Some(association) = self.associations.get_mut(local_id) else { return };
         if has_flows {
             if association.remote != remote {
                 // Somebody sends on what it saw, from elsewhere; or did so before, and this is where the peer is.
-                let found = Pair { local: arrival, remote };
                 self.counters.elsewhere += 1;
                 self.suspect(self.now, host, Some(found));
             }
             return;
         }
-        association.local = arrival.or(association.local);
+        association.local = local.or(association.local);
         self.associations.set_remote(local_id, remote);
     }
 

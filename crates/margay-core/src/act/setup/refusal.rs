@@ -7,7 +7,6 @@ use margay_wire::{ErrorCode, FlowId, Message};
 
 use super::error_text;
 use crate::association::auth;
-use crate::association::draft::answered_from;
 use crate::cache::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::cache::queue::OutputQueue;
 use crate::machine::sal::Sal;
@@ -30,7 +29,7 @@ impl Sal {
     pub(super) fn hear_refusal(
         &mut self,
         now: Instant,
-        from: SocketAddr,
+        answered: SocketAddr,
         message: &Message<'_>,
         code: ErrorCode,
     ) -> Result<(), DropReason> {
@@ -39,8 +38,7 @@ impl Sal {
             Some(exchange) => {
                 let (local_id, (peer, theirs, _, keys)) = self.prove_handshake(message, exchange.message)?;
                 if code != ErrorCode::ListenerSilent && self.associations.by_host(peer.id()).is_none() {
-                    let from = answered_from(message, from);
-                    self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, from, true)?;
+                    self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, answered, true)?;
                 }
                 Ok(())
             }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    AuthRepr, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
-    NextProtocol, SessionId, StackRepr,
+    AuthRepr, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, MoveFlags,
+    MoveRepr, NextProtocol, SessionId, StackRepr,
 };
 
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
@@ -14,7 +14,8 @@ use crate::act::chain::{Refused, Ruling};
 use crate::act::fetch::check_fetch;
 use crate::act::secure::Verdict;
 use crate::association::AssociationTable;
-use crate::association::draft::{Arrival, Draft, Reply, answered_from, relay_part};
+use crate::association::draft::{Arrival, Draft, Reply, relay_part, relayed_from};
+use crate::association::location::Pair;
 use crate::association::{Association, auth};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::packet::{self, AppPacket, Parsed};
@@ -58,6 +59,8 @@ struct Proof {
     syn_seen: Option<[u8; 32]>,
     /// It may pass on the session that it has: its own, or such as has passed a box that it may speak for.
     is_neighbour: bool,
+    /// The pair of addresses by which the initiator has had an answer.
+    answered: Pair,
 }
 
 impl Sal {
@@ -510,8 +513,6 @@ impl Sal {
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
             return self.handle_confirm(now, message, association);
         }
-        // A router may have passed it on.
-        let (sender, from) = (from, answered_from(message, from));
         let id = message.dst_flow;
         if let Some((given, peer_grant)) = self.grants.given_by(id) {
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
@@ -524,8 +525,14 @@ impl Sal {
         }
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
         let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
+        // A router may have passed it on. Which address that names decides nothing: see `relayed_from`.
+        let straight = Some(from).filter(|_| relayed_from(message).is_none());
+        let at = match &flow.setup {
+            Setup::Responder(setup) => setup.reply.proved(straight),
+            _ => straight,
+        };
         let association = if fresh {
-            self.finish_handshake(now, from, message)?
+            self.finish_handshake(now, at.ok_or(DropReason::WrongPath)?, message)?
         } else {
             auth::authenticate(&mut self.associations, message, now)?.association()
         };
@@ -535,9 +542,11 @@ impl Sal {
                 return Err(DropReason::Unexpected);
             }
             let peer_flow = flow.peer_flow;
-            self.find_peer(association, from);
+            if let Some(remote) = straight {
+                self.find_peer(association, Pair { local: self.arrival, remote });
+            }
             self.confirm((id, peer_flow), association, false);
-            self.confirm_where_asked((id, peer_flow), association, message, sender);
+            self.confirm_where_asked((id, peer_flow), association, message, from);
             return Ok(());
         }
         if !fresh && flow.association != association {
@@ -551,21 +560,33 @@ impl Sal {
             self.drop_half_open(id);
             return Ok(());
         }
+        let at = at.ok_or(DropReason::WrongPath)?;
+        let answered = Pair { local: self.arrival.filter(|_| straight == Some(at)), remote: at };
         let claimed = message.source_service().map(ServiceId);
         let is_neighbour = self.is_neighbour(id, association, message);
         self.note_whereabouts(association, message);
         self.associations.note_abilities(association, message);
         let (starts, asks, syn_seen) = (starts_direct(message), message.grant(), message.syn_seen());
         let peer_flow = message.src_flow;
-        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour })?;
+        let proof = Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour, answered };
+        self.admit(now, id, proof)?;
         if self.flows.get(id).is_some() {
-            self.confirm_where_asked((id, peer_flow), association, message, sender);
+            self.confirm_where_asked((id, peer_flow), association, message, from);
+            let known = self.associations.get(association).map(|known| (known.host, known.remote));
+            if let Some(((host, known), remote)) = known.zip(straight)
+                && known != remote
+            {
+                // It has to prove by RSYN that it is there, before anything but this goes there.
+                let number = self.rng.u32();
+                let probe = MoveRepr { number, token: 0, address: remote, flags: MoveFlags::ELSEWHERE };
+                self.send_probe(host, Pair { local: self.arrival, remote }, probe, Flags::empty());
+            }
         }
         Ok(())
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
-    fn finish_handshake(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<u32, DropReason> {
+    fn finish_handshake(&mut self, now: Instant, at: SocketAddr, message: &Message<'_>) -> Result<u32, DropReason> {
         let exchange = message.key_exchange().ok_or(DropReason::Untagged)?;
         let flow = self.flows.get_mut(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
         let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
@@ -579,9 +600,9 @@ impl Sal {
         if peer.id() != claimed || peer.id().0 != exchange.host_id {
             return Err(DropReason::BadHandshake);
         }
-        let adopted = self.adopt_peer(now, &peer, &theirs, reserved, &keys, message, from, false);
+        let adopted = self.adopt_peer(now, &peer, &theirs, reserved, &keys, message, at, false);
         if let Err(reason) = adopted {
-            self.put_newcomer_off(from, message, reserved, (peer, theirs, keys), reason);
+            self.put_newcomer_off(at, message, reserved, (peer, theirs, keys), reason);
             return Err(reason);
         }
         if let Some(association) = self.associations.get_mut(reserved) {
@@ -619,8 +640,8 @@ impl Sal {
     }
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
-    fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
-        let Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour } = proof;
+    fn admit(&mut self, now: Instant, id: FlowId, proof: Proof) -> Result<(), DropReason> {
+        let Proof { association, fresh, starts, claimed, asks, syn_seen, is_neighbour, answered: pair } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         // A greeting is over at once, and nothing needs the association for its sake.
         let flow_is_connection = flow.app.protocol != GREETING;
@@ -628,7 +649,7 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let answered = setup.answered;
         let client = setup.reply.direct.ip();
-        self.find_peer(association, from);
+        self.find_peer(association, pair);
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }

@@ -359,7 +359,7 @@ mod test {
         let name = |number| ServiceId::at_host(host, number);
         let own = [name(own_number(b"secret", Cookie(1))), name(4000)];
         let of_another = [name(own_number(b"secret", Cookie(2))), name(4001), name(9)];
-        let user = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1 };
+        let user = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1, process: None };
         let root = Caller { uid: Uid::from_raw(0), ..user };
         let check = |caller: &Caller, asked: ServiceId| {
             check_source(&Rights::default(), caller, (asked, &asked.to_string()), own)

@@ -34,6 +34,7 @@ use super::request;
 use super::rights::Caller;
 use super::splice;
 use crate::agent::Agent;
+use crate::agent::health::processes::Process;
 
 /// Programs at one time.
 const CONNECTIONS_MAX: usize = 1024;
@@ -160,7 +161,8 @@ async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
     let (connection, _) = listener.accept().await?;
     let peer = connection.peer_cred()?;
     let (uid, gid) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
-    Ok((connection, Caller { uid, gid, pid: peer.pid().unwrap_or_default() }))
+    let pid = peer.pid().unwrap_or_default();
+    Ok((connection, Caller { uid, gid, pid, process: Process::of(pid) }))
 }
 
 /// What a connection is for after a reply.

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 
+use margay_core::fair_table::Peer;
 use margay_core::name::Prefix;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 
@@ -22,6 +23,15 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Whose share it takes of what is bounded. The agent's own user counts as root.
+    pub fn peer(&self) -> Peer {
+        if self.is_root() { Peer::Own } else { Peer::User(self.uid.as_raw()) }
+    }
+
+    fn is_root(&self) -> bool {
+        self.uid.is_root() || self.uid == Uid::effective()
+    }
+
     /// For people: `alice (pid 12, server)`.
     pub fn describe(&self) -> String {
         let program = std::fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
@@ -69,7 +79,7 @@ impl Rights {
     ///
     /// Not; the message says who could grant it, and how.
     pub fn check(&self, who: &Caller, prefix: &Prefix, written: &str) -> Result<(), String> {
-        if who.uid.is_root() || who.uid == Uid::effective() {
+        if who.is_root() {
             return Ok(());
         }
         let covers = |section: &&BindSection| section.names.iter().any(|name| name.0.prefix().covers(prefix));

@@ -44,6 +44,7 @@ pub mod sctp;
 pub mod seal;
 pub mod segments;
 pub mod service_router;
+pub mod sock_diag;
 pub mod socket_table;
 pub mod stillness;
 pub mod striped;

@@ -5,7 +5,8 @@
 //! host-ID that nobody vouches for costs nothing, so such a peer is counted by where it is: by its address (a /64 of
 //! IPv6), by its network (a /24, or a /48 of IPv6), and all of them together, who never get the half that is left to
 //! members. What comes through the middlebox of another host is known by its client's signature alone: it counts for
-//! that client, and for the middlebox's host, behind which no more than a quarter is.
+//! that client, and for the middlebox's host, behind which no more than a quarter is. Of what this host gives to its own
+//! users, one of them has a quarter at most, and root room of its own.
 //!
 //! Where honest members may need much more than a sixteenth, shares are elastic: a member may have as much as is free.
 //! One alone has at most half of all, a second one at most half of the rest, and so on.
@@ -20,7 +21,7 @@ use super::site::Site;
 
 /// A peer has at most one of so many places.
 const PEER_SHARE: usize = 16;
-/// The same of a network of unauthenticated hosts, and of all that are behind the middlebox of one host.
+/// The same of a network of unauthenticated hosts, of all that are behind the middlebox of one host, and of a local user.
 const GROUP_SHARE: usize = 4;
 /// The same of all unauthenticated hosts.
 const UNAUTHENTICATED_SHARE: usize = 2;
@@ -30,6 +31,8 @@ const UNAUTHENTICATED_SHARE: usize = 2;
 pub enum Peer {
     /// This host's: of its operator, its agent, or its programs.
     Own,
+    /// A user of this host but root.
+    User(u32),
     /// A host that an authority vouches for which this host trusts.
     Member(HostId),
     /// Any other host, at the address that it has shown.
@@ -84,6 +87,7 @@ impl Full {
 pub(crate) enum Account {
     Own,
     Peers,
+    User(u32),
     Member(HostId),
     Site(Site),
     Behind(HostId),
@@ -95,6 +99,7 @@ impl Peer {
     fn accounts(self) -> impl Iterator<Item = Account> {
         let accounts = match self {
             Self::Own => [Some(Account::Own), None, None, None],
+            Self::User(uid) => [Some(Account::User(uid)), Some(Account::Peers), None, None],
             Self::Member(host) => [Some(Account::Member(host)), Some(Account::Peers), None, None],
             Self::Unauthenticated(address) => {
                 let [at, network] = Site::both(address).map(|site| Some(Account::Site(site)));
@@ -215,6 +220,7 @@ impl FairShares {
                 Full::Peer { share: share(PEER_SHARE).max(free) }
             }
             Account::Member(_) | Account::Site(Site::Address(_)) => Full::Peer { share: share(PEER_SHARE) },
+            Account::User(_) => Full::Peer { share: share(GROUP_SHARE) },
             Account::Site(Site::Network(_)) | Account::Behind(_) => Full::Group { share: share(GROUP_SHARE) },
             Account::Unauthenticated => Full::Group { share: share(UNAUTHENTICATED_SHARE) },
         }
@@ -470,6 +476,14 @@ mod tests {
     }
 
     #[test]
+    fn a_local_user_has_a_quarter_and_takes_nothing_of_roots() {
+        let mut shares = FairShares::new(1024, 8);
+        let mut fill = |peer| (0..1025).filter(|_| shares.take(peer, 1).is_ok()).count();
+        assert_eq!([1, 2, 3, 4, 5].map(|uid| fill(Peer::User(uid))), [256, 256, 256, 256, 0]);
+        assert_eq!(fill(Peer::Own), 8);
+    }
+
+    #[test]
     fn the_addresses_of_one_ipv6_link_are_one() {
         let mut shares = FairShares::new(160, 0);
         let address = |link, host| Peer::Unauthenticated([0x2001, 0xdb8, 0, link, 0, 0, 0, host].into());
@@ -539,6 +553,7 @@ mod tests {
     fn peers() -> impl Strategy<Value = Peer> {
         prop_oneof![
             1 => Just(Peer::Own),
+            2 => (0..3_u32).prop_map(Peer::User),
             3 => (0..4_u8).prop_map(member),
             4 => (0..3_u8, 0..4_u8).prop_map(|(network, host)| at(network, host)),
             2 => (3..9_u8, 0..2_u8).prop_map(|(host, by)| behind(host, by)),
@@ -573,6 +588,7 @@ mod tests {
         let of_peers = count(&|one| one != Peer::Own) < limit;
         match peer {
             Peer::Own => count(&|one| one == Peer::Own) < own,
+            Peer::User(_) => count(&|one| one == peer) < share(4) && of_peers,
             Peer::Member(_) => count(&|one| host(one) == host(peer)) < share(16) && of_peers,
             Peer::Behind { .. } => {
                 count(&|one| host(one) == host(peer)) < share(16)

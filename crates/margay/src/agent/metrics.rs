@@ -1,5 +1,6 @@
 //! What the agent counts, as OpenMetrics text: `/metrics`, and `margay` itself.
 
+mod admitted;
 pub(super) mod ensembles;
 
 use std::fmt::Error;
@@ -28,6 +29,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
+use self::admitted::Admitted;
 use super::{Agent, rebalance, relocation};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -96,7 +98,7 @@ async fn serve(agent: &Arc<Agent>, listen: SocketAddr) -> Result<JoinHandle<()>>
     };
     let app = Router::new().route("/metrics", get(answer));
     Ok(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
+        if let Err(error) = axum::serve(Admitted::new(listener), app).await {
             tracing::warn!(%error, "metrics are no longer served");
         }
     }))

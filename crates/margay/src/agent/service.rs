@@ -34,7 +34,7 @@ use self::checks::Checks;
 use self::datagrams::EndDatagrams;
 use self::drained::Drained;
 use self::fitness::Fitness;
-pub use self::published::Published;
+pub use self::published::{Published, served_prefix};
 use super::listening::{self, Listener, Listening, Origin};
 use super::lookup::{self, LookUp};
 use crate::config::ServiceSection;
@@ -763,6 +763,13 @@ impl Services {
     /// One of them.
     pub fn find(&self, name: &Name) -> Option<Published> {
         self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
+    }
+
+    /// That by which a name is served: itself, or the service or prefix with the most bits that it is under.
+    pub fn serving(&self, name: &Name) -> Option<Published> {
+        let published = self.published.lock();
+        let covering = published.iter().filter(|service| service.prefix().covers(&name.prefix()));
+        covering.max_by_key(|service| service.prefix().bits).cloned()
     }
 }
 

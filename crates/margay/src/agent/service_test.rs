@@ -232,6 +232,13 @@ fn a_service_with_partitions_is_served_with_all_that_is_under_it() {
     services.keyring.create_authority("shop").expect("made");
     let divided = Terms { partition_bits: 4, exclusive: false, ..TERMS };
     services.publish(Publication { terms: divided, ..publication("cache.shop", "0.0.0.0:8080") }).expect("published");
+    let serving = |services: &Services, name: &str| {
+        let found = services.serving(&name.parse().expect("a name"))?;
+        Some((found.name.to_string(), found.listeners[0].address.port()))
+    };
+    let whole = Some(("cache.shop".to_owned(), 8080));
+    assert_eq!([serving(&services, "cache.shop"), serving(&services, "cache.shop/key:one")], [whole.clone(), whole]);
+    assert_eq!(serving(&services, "web.shop"), None);
     let prefixes = |host: &Host| host.core.rules.lock().values().map(|(prefix, _)| prefix.bits).collect::<Vec<_>>();
     assert_eq!(prefixes(&host), [96]);
     assert_eq!(host.core.certificates.lock().iter().map(|(prefix, _)| prefix.bits).collect::<Vec<_>>(), [96]);
@@ -243,6 +250,7 @@ fn a_service_with_partitions_is_served_with_all_that_is_under_it() {
     // Without partitions it is the one name again.
     services.publish(publication("cache.shop", "0.0.0.0:8080")).expect("published");
     assert_eq!(prefixes(&host), [256]);
+    assert_eq!(serving(&services, "cache.shop/key:one"), None);
 }
 
 #[test]

@@ -14,9 +14,14 @@ const JOURNAL: &str = "/var/lib/margay/host-changes.json";
 /// not there fail, and do no harm.
 pub fn script() -> String {
     let fixed = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
-    // The agent, the DNS responder and its keeper: whoever listens in the runtime directory.
+    // The agent, and the DNS responder's keeper, with which the responder ends: what root runs in this network
+    // namespace. Nothing is read that a user chooses: the path of a socket may be `/run/margay/pid=1`.
     let mut lines = fixed(&[
-        "ss -Hxlp | grep -F ' /run/margay/' | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u | xargs -r kill -9",
+        "for p in $(find /proc -maxdepth 1 -uid 0 -name '[0-9]*'); do",
+        "  case $(readlink $p/exe) in */margay|*/'margay (deleted)')",
+        "    [ \"$(readlink $p/ns/net)\" = \"$(readlink /proc/self/ns/net)\" ] && kill -9 ${p#/proc/};;",
+        "  esac",
+        "done",
         "rm -rf /run/margay/bpf/*",
         "umount /run/margay/bpf",
         "umount /run/margay/cgroup",

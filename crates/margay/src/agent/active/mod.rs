@@ -197,14 +197,21 @@ impl Active {
         self.0.as_ref().is_ok_and(|followed| followed.lock().set_weight(name, weight))
     }
 
-    /// Where cgroups are, and those of programs that were started for a name.
+    /// Where cgroups are, and those of programs that were started for a name, or for the service or prefix with the most
+    /// bits that it is under.
     ///
     /// # Errors
     ///
     /// There are no cgroups.
     pub fn cgroups(&self, name: &Name) -> Result<(Hierarchy, Vec<PathBuf>), String> {
         let followed = self.0.as_ref().map_err(Clone::clone)?.lock();
-        let serves = |owner: &&Owner| owner.program.offers.iter().any(|offer| offer.name.prefix() == name.prefix());
+        let prefix = name.prefix();
+        let bits = |owner: &Owner| {
+            let served = owner.program.offers.iter().map(Offer::served);
+            served.filter(|served| served.covers(&prefix)).map(|served| served.bits).max()
+        };
+        let most = followed.owners.values().filter_map(bits).max();
+        let serves = |owner: &&Owner| most.is_some() && bits(owner) == most;
         let cgroups = followed.owners.values().filter(serves).map(|owner| owner.program.cgroup.clone()).collect();
         Ok((followed.hierarchy.clone(), cgroups))
     }

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use margay_control::registration::Terms;
-use margay_core::name::Name;
+use margay_core::name::{Name, Prefix};
 use margay_datapath::active_sockets::{Cookie, Executable, NamespaceCookie, OwnerId};
 use nix::net::if_::if_indextoname;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::listening::{Listener, Origin};
+use crate::agent::service::served_prefix;
 use crate::listener::{MiddleboxKind, Protocol, is_loopback, name_and_port, port_number};
 
 /// Whose sockets a rule is about.
@@ -73,6 +74,11 @@ impl Offer {
         let Self { weight, priority, partition_bits, exclusive, fenced, sticky, give_up_after_ms, quiet_ms, .. } =
             *self;
         Terms { weight, priority, partition_bits, exclusive, fenced, sticky, give_up_after_ms, quiet_ms }
+    }
+
+    /// Which names it serves.
+    pub fn served(&self) -> Prefix {
+        served_prefix(&self.name, &self.terms())
     }
 }
 

@@ -1,73 +1,156 @@
 //! Which processes of this host serve a name.
 
 use std::collections::{BTreeSet, HashSet};
-use std::net::SocketAddr;
 use std::path::Path;
 
 use margay_core::name::Name;
-use margay_datapath::socket_table::{self, Socket, Table};
+use margay_datapath::sock_diag::{self, Described};
+use margay_datapath::socket_table;
 
 use crate::agent::Agent;
+use crate::agent::listening::{Listener, Place};
+use crate::listener::Protocol;
 
-/// Addresses at which this host serves a name; none where it does not.
-pub fn listeners(agent: &Agent, name: &Name) -> Vec<SocketAddr> {
-    let found = agent.publishing.services.find(name);
-    found.into_iter().flat_map(|found| found.listeners).map(|listener| listener.address).collect()
+/// A process and when it was started: the kernel gives its number to another one later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pid: u32,
+    /// In ticks of the clock since the host was booted.
+    started: u64,
+}
+
+impl Process {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> Option<Self> {
+        let pid = u32::try_from(pid).ok()?;
+        Some(Self { pid, started: started(pid)? })
+    }
+
+    /// Whether its number is still its own. What was read of the number before that was of this process.
+    fn is_there(self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+}
+
+/// `proc_pid_stat(5)`: field 22, behind the program's name in parentheses, which may contain any character.
+fn started(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// Where this host serves a name, also as one of a service with partitions; nowhere where it does not.
+pub fn listeners(agent: &Agent, name: &Name) -> Vec<Listener> {
+    agent.publishing.services.serving(name).map(|found| found.listeners).unwrap_or_default()
 }
 
 /// Processes whose sockets take what comes to these listeners.
-pub fn listening(listeners: &[SocketAddr]) -> BTreeSet<u32> {
+pub fn listening(listeners: &[Listener]) -> BTreeSet<u32> {
     socket_table::holders(&sockets(listeners)).into_values().map(|holder| holder.pid).collect()
 }
 
 /// Whether a process serves a name: it has a socket that takes what comes to the name, or it belongs to a program that
 /// was started for the name.
-pub fn serves(agent: &Agent, name: &Name, pid: u32) -> bool {
-    let Ok((hierarchy, started)) = agent.publishing.active.cgroups(name) else {
-        return has_listener(pid, &listeners(agent, name));
+pub fn serves(agent: &Agent, name: &Name, process: Process) -> bool {
+    let is_of_program = match agent.publishing.active.cgroups(name) {
+        Ok((hierarchy, started)) => hierarchy.of(process.pid).is_ok_and(|own| is_below(&own, &started)),
+        Err(_) => false,
     };
-    let own = hierarchy.of(pid);
-    own.is_ok_and(|own| is_below(&own, &started)) || has_listener(pid, &listeners(agent, name))
+    (is_of_program || has_listener(process.pid, &listeners(agent, name))) && process.is_there()
 }
 
 fn is_below(own: &Path, cgroups: &[std::path::PathBuf]) -> bool {
     cgroups.iter().any(|cgroup| own.starts_with(cgroup))
 }
 
-fn has_listener(pid: u32, listeners: &[SocketAddr]) -> bool {
+fn has_listener(pid: u32, listeners: &[Listener]) -> bool {
     socket_table::has_one(pid, &sockets(listeners))
 }
 
-/// Sockets of this network namespace that take what comes to these listeners, by their inodes.
-fn sockets(listeners: &[SocketAddr]) -> HashSet<u64> {
-    let takes = |socket: &Socket| {
-        let local = SocketAddr::new(socket.local.ip().to_canonical(), socket.local.port());
-        let is_it = |listener: &SocketAddr| {
-            let is_any = local.ip().is_unspecified() || listener.ip().is_unspecified();
-            listener.port() == local.port() && (listener.ip() == local.ip() || is_any)
-        };
-        socket.remote.port() == 0 && listeners.iter().any(is_it)
+/// Sockets of this network namespace that take what comes to these listeners, by their inodes. Any user may have a
+/// socket of another protocol or family on the same port: it takes nothing of theirs.
+fn sockets(listeners: &[Listener]) -> HashSet<u64> {
+    let ports = |protocol: Protocol| {
+        let carried = listeners.iter().filter(move |listener| !listener.is_passed() && listener.carries(protocol));
+        carried.map(|listener| listener.address.port()).collect::<BTreeSet<u16>>()
     };
-    let tables = [Table::Tcp, Table::Tcp6, Table::Udp, Table::Udp6];
-    tables.into_iter().flat_map(Table::sockets).filter(takes).map(|socket| socket.inode).collect()
+    let mut found = HashSet::new();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for port in ports(protocol) {
+            let open = sock_diag::open_on(protocol.number(), port).unwrap_or_else(|error| {
+                tracing::warn!(%error, port, "the kernel does not say what listens; is its module inet_diag there?");
+                Vec::new()
+            });
+            let takes = |socket: &&Described| {
+                let Described { local: address, takes_both, interface, .. } = **socket;
+                let place = Place { address, protocol, takes_both };
+                interface == 0 && listeners.iter().any(|listener| listener.is_taken_by(&place))
+            };
+            found.extend(open.iter().filter(takes).map(|socket| socket.inode));
+        }
+    }
+    found
 }
 
 #[cfg(test)]
 mod test {
-    use std::net::TcpListener;
+    use std::net::{Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+
+    use rustix::net::sockopt::set_ipv6_v6only;
+    use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
+    use crate::agent::listening::Origin;
+
+    fn at(address: SocketAddr) -> Listener {
+        Listener {
+            address,
+            service_port: None,
+            protocol: Some(Protocol::Tcp),
+            allow: Vec::new(),
+            middlebox: None,
+            origin: Origin::Socket,
+            takes_both: false,
+        }
+    }
 
     #[test]
     fn whoever_listens_is_found_by_its_socket() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let at = listener.local_addr().expect("bound");
-        let any = SocketAddr::new([0, 0, 0, 0].into(), at.port());
+        let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
+        let any = at(listener.local_addr().expect("bound"));
+        let card = at(SocketAddr::new([127, 0, 0, 1].into(), any.address.port()));
         let own = std::process::id();
-        assert_eq!(listening(&[at]), [own].into());
-        assert_eq!(listening(&[any]), [own].into());
-        assert!(listening(&[]).is_empty());
-        assert!(has_listener(own, &[at]) && has_listener(own, &[any]) && !has_listener(own, &[]));
+        for listener in [any, card] {
+            assert_eq!(listening(std::slice::from_ref(&listener)), [own].into());
+            assert!(has_listener(own, &[listener]));
+        }
+        assert!(listening(&[]).is_empty() && !has_listener(own, &[]));
+    }
+
+    #[test]
+    fn a_socket_beside_the_listener_on_its_port_takes_nothing_of_it() {
+        let own = std::process::id();
+        // The listener itself is nobody's: its socket is closed, and its port taken in all other ways.
+        let datagrams = UdpSocket::bind("0.0.0.0:0").expect("a port");
+        let listener = at(datagrams.local_addr().expect("bound"));
+        assert!(!has_listener(own, std::slice::from_ref(&listener)), "a datagram socket takes no connections");
+        let both = Listener { protocol: None, ..listener };
+        assert!(has_listener(own, &[both]), "where datagrams are meant, too, it does");
+        let socket = rustix::net::socket(AddressFamily::INET6, SocketType::STREAM, None).expect("IPv6");
+        set_ipv6_v6only(&socket, true).expect("not bound yet");
+        rustix::net::bind(&socket, &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0)).expect("a port");
+        rustix::net::listen(&socket, 1).expect("it listens");
+        let bound = SocketAddr::try_from(rustix::net::getsockname(&socket).expect("bound")).expect("an address");
+        let of_v4 = at(SocketAddr::new([0, 0, 0, 0].into(), bound.port()));
+        assert!(!has_listener(own, &[of_v4]), "it takes the other family alone");
+        assert!(has_listener(own, &[at(bound)]));
+    }
+
+    #[test]
+    fn a_process_is_told_from_the_next_one_of_its_number() {
+        let own = Process::of(std::process::id().cast_signed()).expect("it runs");
+        assert!(own.is_there());
+        assert!(!Process { started: own.started + 1, ..own }.is_there());
+        assert_eq!((Process::of(-1), Process::of(i32::MAX)), (None, None));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use std::{io, net};
 
 use margay_core::Tuple;
-use margay_core::name::Prefix;
+use margay_core::name::{Name, Prefix, ServiceId};
 use margay_wire::{HANDED_DATA_MAX, TAKE_OVER_GIVES};
 use nix::errno::Errno;
 use nix::unistd::Uid;
@@ -26,11 +26,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::give::{Asking, Wish};
 use super::message::{Kind, Reply, Request};
-use super::next::check_right;
+use super::next;
 use super::request::{No, canonical, handed, prefix, written};
-use super::rights::{Caller, OtherUser};
+use super::rights::{Caller, OtherUser, Rights};
 use super::socket::{receive, receive_now, transmit};
-use crate::agent::relocation::giver;
+use crate::agent::relocation::giver::{self, ServedFlow};
 use crate::agent::{Agent, core::CoreHandle};
 use crate::listener::Protocol;
 
@@ -262,10 +262,10 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
         let passed = passed_socket(agent, request, passed)?;
         let name = passed.gift.name;
         if goes_elsewhere(agent, caller, &passed, &request.text) {
-            check_giver(agent, caller, &passed).inspect_err(|(_, why)| {
+            let flow = given_flow(agent, caller, &passed).inspect_err(|(_, why)| {
                 tracing::info!(program = caller.describe(), why, "a program is refused to hand over a connection");
             })?;
-            giver::give(agent, passed.gift, &request.text).await?;
+            giver::give(agent, passed.gift, flow, &request.text).await?;
         } else {
             agent.connections.programs.takers.give(Some(caller), passed.gift).await?;
         }
@@ -295,14 +295,35 @@ fn goes_elsewhere(agent: &Agent, caller: &Caller, passed: &Passed, host: &str) -
     host != agent.host.local.host_name && host != agent.host.identity.host_id().to_string()
 }
 
-/// Whether this program may give this connection to another host: the socket is the flow's own, and the program or its
-/// user has a right to the name of the flow, whatever name the request has.
-fn check_giver(agent: &Agent, caller: &Caller, passed: &Passed) -> Result<(), No> {
+/// The flow that a program gives to another host: the socket is the flow's own, and the program or its user has a right
+/// to the name of the flow, whatever name the request has.
+fn given_flow(agent: &Agent, caller: &Caller, passed: &Passed) -> Result<ServedFlow, No> {
     check_namespace(passed.is_here)?;
-    // A socket without a flow goes nowhere; `giver` says why.
-    let Some(app) = tuple_of(passed.gift.socket.as_fd()) else { return Ok(()) };
-    let Some((_, service)) = giver::served_flow(agent, &app) else { return Ok(()) };
-    check_right(agent, caller, &written(agent, &Prefix::from(service))?)
+    let app = tuple_of(passed.gift.socket.as_fd()).ok_or_else(|| {
+        let text = "only a connection goes to another host; a socket that listens is bound there anew";
+        (Errno::EOPNOTSUPP, text.to_owned())
+    })?;
+    let flow = giver::served_flow(agent, &app).map(|(id, service)| ServedFlow { app, id, service });
+    let rights = agent.connections.programs.rights.read().clone();
+    let written = |service: ServiceId| written(agent, &Prefix::from(service));
+    check_flow(&rights, caller, flow, written, |name| next::serves(agent, caller, name))
+}
+
+/// A flow that a program may give; `None` is a socket to which no client has come.
+fn check_flow(
+    rights: &Rights,
+    caller: &Caller,
+    flow: Option<ServedFlow>,
+    written: impl FnOnce(ServiceId) -> Result<Name, No>,
+    serves: impl FnOnce(&Name) -> bool,
+) -> Result<ServedFlow, No> {
+    let flow = flow.ok_or_else(|| {
+        let text =
+            "no client has come to this socket by a name; only accepted connections of a name go to another host";
+        (Errno::ENOTCONN, text.to_owned())
+    })?;
+    next::check_speaker(rights, caller, &written(flow.service)?, serves)?;
+    Ok(flow)
 }
 
 fn check_namespace(is_here: bool) -> Result<(), No> {
@@ -441,6 +462,7 @@ fn is_answer(received: Option<(Vec<u8>, Vec<OwnedFd>)>) -> bool {
 mod test {
     use std::io::{IoSliceMut, Write as _};
     use std::mem::MaybeUninit;
+    use std::net::SocketAddr;
 
     use margay_wire::ProgramRequestRepr;
     use nix::unistd::Gid;
@@ -452,7 +474,7 @@ mod test {
 
     use super::*;
 
-    const GIVER: Caller = Caller { uid: Uid::from_raw(1000), gid: Gid::from_raw(1000), pid: 7 };
+    const GIVER: Caller = Caller { uid: Uid::from_raw(1000), gid: Gid::from_raw(1000), pid: 7, process: None };
     const NEXT: Caller = Caller { pid: 8, ..GIVER };
 
     fn shop() -> Prefix {
@@ -507,6 +529,38 @@ mod test {
 
     fn answer(theirs: &OwnedFd) -> rustix::io::Result<usize> {
         send(theirs, &ProgramRequestRepr::new(Kind::Handed).emit(), SendFlags::NOSIGNAL)
+    }
+
+    #[test]
+    fn a_connection_is_given_by_whoever_may_serve_its_name_or_does() {
+        let nobody = nix::unistd::User::from_name("nobody").expect("users").expect("every system has it");
+        let caller = Caller { uid: nobody.uid, gid: nobody.gid, ..GIVER };
+        let granted = |name: &str| {
+            let text = format!("[[bind]]\nuser = \"nobody\"\nnames = [\"{name}\"]");
+            Rights::new(&crate::config::Config::parse(&text, std::path::Path::new("margay.toml")).expect("sound"))
+        };
+        let web: Name = "web.shop".parse().expect("literal");
+        let app: SocketAddr = "198.18.0.1:80".parse().expect("literal");
+        let app = Tuple { protocol: 6, source: app, destination: app };
+        let flow = ServedFlow { app, id: margay_wire::FlowId(7), service: web.service_id() };
+        let check = |rights: &Rights, flow, serves: bool| {
+            let written = |service| {
+                assert_eq!(service, web.service_id());
+                Ok(web.clone())
+            };
+            let of_name = |name: &Name| serves && *name == web;
+            check_flow(rights, &caller, flow, written, of_name).map_err(|(errno, _)| errno)
+        };
+        let none = Rights::default();
+        assert_eq!(check(&none, Some(flow), false), Err(Errno::EACCES), "a stranger");
+        assert_eq!(check(&granted("web.shop"), Some(flow), false), Ok(flow));
+        assert_eq!(
+            check(&granted("adm.shop"), Some(flow), false),
+            Err(Errno::EACCES),
+            "the name that it says counts not"
+        );
+        assert_eq!(check(&none, Some(flow), true), Ok(flow), "a process of the server");
+        assert_eq!(check(&granted("web.shop"), None, true), Err(Errno::ENOTCONN), "no client has come to it");
     }
 
     #[tokio::test]

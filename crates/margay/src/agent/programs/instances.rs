@@ -334,7 +334,7 @@ mod test {
     #[test]
     fn a_user_follows_so_many_names_and_root_any() {
         let followers = Followers::default();
-        let caller = |uid| Caller { uid: Uid::from_raw(uid), gid: Gid::from_raw(uid), pid: 1 };
+        let caller = |uid| Caller { uid: Uid::from_raw(uid), gid: Gid::from_raw(uid), pid: 1, process: None };
         let mut seats: Vec<Seat> = (0..FOLLOWERS_OF_USER_MAX).filter_map(|_| followers.take(&caller(7))).collect();
         assert_eq!(seats.len(), FOLLOWERS_OF_USER_MAX);
         assert!(followers.take(&caller(7)).is_none() && followers.take(&caller(8)).is_some());

@@ -13,7 +13,7 @@ use super::message::{Kind, Reply, Request};
 use super::request::{No, prefix, written};
 use super::rights::Caller;
 use crate::agent::Agent;
-use crate::agent::health::processes;
+use crate::agent::health::processes::{self, Process};
 use crate::agent::health::reports::{NAMES_OF_REPORTER_MAX, Reporter};
 
 /// A program may report as soon as it listens. The agent hears of its socket by an event of the kernel, some
@@ -48,8 +48,8 @@ impl Reporting {
         let name = written(agent, &prefix)?;
         let denied = |text| (Errno::EACCES, text);
         agent.connections.programs.rights.read().check(caller, &prefix, name.written()).map_err(denied)?;
-        let pid = u32::try_from(caller.pid).unwrap_or_default();
-        if !serves_soon(agent, &name, pid).await {
+        let pid = caller.pid;
+        if !serves_soon(agent, &name, caller.process).await {
             let text = format!(
                 "{name} is not served by this process, pid {pid}; report the load from the process that listens, or \
                  from one that was started for the name, while it listens"
@@ -77,10 +77,11 @@ impl Drop for Reporting {
 }
 
 /// Whether a process serves a name, or does within [`HEARD_OF`].
-async fn serves_soon(agent: &Agent, name: &Name, pid: u32) -> bool {
+async fn serves_soon(agent: &Agent, name: &Name, process: Option<Process>) -> bool {
+    let Some(process) = process else { return false };
     let end = Instant::now() + HEARD_OF;
     loop {
-        if block_in_place(|| processes::serves(agent, name, pid)) {
+        if block_in_place(|| processes::serves(agent, name, process)) {
             return true;
         }
         if Instant::now() >= end {

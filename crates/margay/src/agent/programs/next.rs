@@ -11,7 +11,7 @@ use tokio::task::block_in_place;
 
 use super::message::{Kind, Reply, Request};
 use super::request::{No, written};
-use super::rights::Caller;
+use super::rights::{Caller, Rights};
 use crate::agent::Agent;
 use crate::agent::health::processes;
 use crate::listener::Protocol;
@@ -44,12 +44,24 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply
 
 /// The program is the name's: it belongs to what was started as the name's service or box, or its user may serve the
 /// name.
-pub(super) fn check_right(agent: &Agent, caller: &Caller, name: &Name) -> Result<(), No> {
-    let checked = agent.connections.programs.rights.read().check(caller, &name.prefix(), name.written());
-    let pid = u32::try_from(caller.pid).unwrap_or_default();
-    checked.or_else(|text| {
-        if block_in_place(|| processes::serves(agent, name, pid)) { Ok(()) } else { Err((Errno::EACCES, text)) }
-    })
+fn check_right(agent: &Agent, caller: &Caller, name: &Name) -> Result<(), No> {
+    check_speaker(&agent.connections.programs.rights.read().clone(), caller, name, |name| serves(agent, caller, name))
+}
+
+/// Whether the program of a caller serves a name.
+pub(super) fn serves(agent: &Agent, caller: &Caller, name: &Name) -> bool {
+    caller.process.is_some_and(|process| block_in_place(|| processes::serves(agent, name, process)))
+}
+
+/// Whether a program may speak for a name; without a right of its user only where it `serves` the name.
+pub(super) fn check_speaker(
+    rights: &Rights,
+    caller: &Caller,
+    name: &Name,
+    serves: impl FnOnce(&Name) -> bool,
+) -> Result<(), No> {
+    let checked = rights.check(caller, &name.prefix(), name.written());
+    checked.or_else(|text| if serves(name) { Ok(()) } else { Err((Errno::EACCES, text)) })
 }
 
 /// The five-tuple of the first packet as it comes to the box.

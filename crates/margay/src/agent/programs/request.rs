@@ -279,13 +279,18 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
                     SO_REUSEADDR before the socket is bound";
         return Err((Errno::EINVAL, text.to_owned()));
     }
-    agent.publishing.active.hold(socket.cookie).map_err(|error| match error {
-        BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
-        _ => (Errno::ENOSPC, error.to_string()),
-    })?;
     let bound = bound_to(socket.protocol.number(), socket.local, socket.takes_both);
-    let set = agent.connections.programs.sources.set(&agent.core, (socket.cookie, caller.uid), bound, reply.id);
+    let sources = &agent.connections.programs.sources;
+    let set = sources.set(&agent.core, (socket.cookie, caller), bound, reply.id);
     set.map_err(|error| (Errno::ENOSPC, error.to_string()))?;
+    // After the share is taken: else one user holds all sockets that the kernel reports, also those that are bound.
+    agent.publishing.active.hold(socket.cookie).map_err(|error| {
+        sources.forget(&agent.core, &[socket.cookie]);
+        match error {
+            BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
+            _ => (Errno::ENOSPC, error.to_string()),
+        }
+    })?;
     Ok(reply)
 }
 
@@ -359,7 +364,7 @@ mod test {
         let name = |number| ServiceId::at_host(host, number);
         let own = [name(own_number(b"secret", Cookie(1))), name(4000)];
         let of_another = [name(own_number(b"secret", Cookie(2))), name(4001), name(9)];
-        let user = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1 };
+        let user = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1, process: None };
         let root = Caller { uid: Uid::from_raw(0), ..user };
         let check = |caller: &Caller, asked: ServiceId| {
             check_source(&Rights::default(), caller, (asked, &asked.to_string()), own)

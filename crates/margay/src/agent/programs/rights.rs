@@ -2,9 +2,11 @@
 
 use std::ffi::CString;
 
+use margay_core::fair_table::Peer;
 use margay_core::name::Prefix;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 
+use crate::agent::health::processes::Process;
 use crate::config::{BindSection, Config};
 
 /// Who is at the other end of a connection, as the kernel says it.
@@ -16,9 +18,20 @@ pub struct Caller {
     pub gid: Gid,
     /// Process, at the time when it connected.
     pub pid: i32,
+    /// The process that had this number when the connection was accepted; `None`: it had ended.
+    pub process: Option<Process>,
 }
 
 impl Caller {
+    /// Whose share it takes of what is bounded. The agent's own user counts as root.
+    pub fn peer(&self) -> Peer {
+        if self.is_root() { Peer::Own } else { Peer::User(self.uid.as_raw()) }
+    }
+
+    fn is_root(&self) -> bool {
+        self.uid.is_root() || self.uid == Uid::effective()
+    }
+
     /// For people: `alice (pid 12, server)`.
     pub fn describe(&self) -> String {
         let program = std::fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
@@ -66,7 +79,7 @@ impl Rights {
     ///
     /// Not; the message says who could grant it, and how.
     pub fn check(&self, who: &Caller, prefix: &Prefix, written: &str) -> Result<(), String> {
-        if who.uid.is_root() || who.uid == Uid::effective() {
+        if who.is_root() {
             return Ok(());
         }
         let covers = |section: &&BindSection| section.names.iter().any(|name| name.0.prefix().covers(prefix));
@@ -123,7 +136,7 @@ mod test {
 
     fn nobody() -> Caller {
         let user = User::from_name("nobody").expect("users").expect("every system has it");
-        Caller { uid: user.uid, gid: user.gid, pid: 1 }
+        Caller { uid: user.uid, gid: user.gid, pid: 1, process: None }
     }
 
     fn may(rights: &Rights, who: &Caller, name: &str) -> bool {
@@ -132,7 +145,8 @@ mod test {
 
     #[test]
     fn root_may_all_and_others_nothing_unless_it_is_granted() {
-        let (none, root) = (Rights::default(), Caller { uid: Uid::from_raw(0), gid: Gid::from_raw(0), pid: 1 });
+        let (none, root) =
+            (Rights::default(), Caller { uid: Uid::from_raw(0), gid: Gid::from_raw(0), pid: 1, process: None });
         assert!(may(&none, &root, "web.shop") && may(&none, &root, "sid:/0"));
         let refused = none.check(&nobody(), &"web.shop".parse().expect("a name"), "web.shop").expect_err("refused");
         assert!(refused.contains("user nobody") && refused.contains("names = [\"web.shop\"]"), "{refused}");
@@ -159,7 +173,7 @@ mod test {
         let text = "[[bind]]\nuser = \"nobody\"\nnames = [\"web.shop\"]\ntakes_from = [\"root\", \"no-such-user\"]\n\
                     [[bind]]\nuser = \"nobody\"\nnames = [\"db.shop\"]";
         let granted = rights(text);
-        let root = Caller { uid: Uid::from_raw(0), gid: Gid::from_raw(0), pid: 1 };
+        let root = Caller { uid: Uid::from_raw(0), gid: Gid::from_raw(0), pid: 1, process: None };
         let givers = granted.givers_for(&nobody());
         let may = |giver: &Caller, name: &str| {
             let name: Prefix = name.parse().expect("a name");
@@ -176,7 +190,7 @@ mod test {
         let group = Group::from_gid(nobody().gid).expect("groups").expect("it has a name").name;
         let granted = rights(&format!("[[bind]]\ngroup = \"{group}\"\nnames = [\"web.shop\"]"));
         assert!(may(&granted, &nobody(), "web.shop"));
-        let other = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1 };
+        let other = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1, process: None };
         assert!(!may(&granted, &other, "web.shop"));
         assert!(may(&granted, &Caller { gid: nobody().gid, ..other }, "web.shop"));
         let operators = rights(&format!("[host]\ngroup = \"{group}\""));

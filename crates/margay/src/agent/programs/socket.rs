@@ -1,6 +1,5 @@
 //! Connections: who is there, one request after the other, bounded.
 
-use std::collections::HashMap;
 use std::fs;
 use std::future::pending;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -12,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use margay_control::permits::Permits;
 use margay_control::quantity::count_of;
+use margay_core::fair_table::Full;
 use miette::Diagnostic;
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid};
@@ -34,11 +35,12 @@ use super::request;
 use super::rights::Caller;
 use super::splice;
 use crate::agent::Agent;
+use crate::agent::health::processes::Process;
 
-/// Programs at one time.
+/// Connections of all users but root at one time; one user has at most a quarter of them.
 const CONNECTIONS_MAX: usize = 1024;
-/// Of one user but root.
-const CONNECTIONS_OF_USER_MAX: usize = 256;
+/// The same of root, beside those of others.
+const CONNECTIONS_OF_ROOT_MAX: usize = 1024;
 const BACKLOG: i32 = 128;
 /// More than one is refused, and must be seen for that.
 const PASSED_MAX: usize = 4;
@@ -99,16 +101,12 @@ pub fn open_by_name(path: &Path) -> Option<UnixListener> {
 
 /// Takes connections until it is aborted; with it, they end.
 pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<UnixListener>) {
-    let mut tasks: JoinSet<Uid> = JoinSet::new();
-    let mut by_user: HashMap<Uid, usize> = HashMap::new();
+    let mut tasks = JoinSet::new();
+    let open = Permits::new(CONNECTIONS_MAX, CONNECTIONS_OF_ROOT_MAX);
     loop {
         let ended = async { if tasks.is_empty() { pending().await } else { tasks.join_next().await } };
         let accepted = tokio::select! {
-            ended = ended => {
-                if let Some(Ok(uid)) = ended && let Some(count) = by_user.get_mut(&uid) {
-                    *count -= 1;
-                    by_user.retain(|_, count| *count > 0);
-                }
+            _ = ended => {
                 agent.connections.programs.connections.store(tasks.len(), Ordering::Relaxed);
                 continue;
             }
@@ -124,29 +122,32 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<Unix
                 continue;
             }
         };
-        let of_user = by_user.entry(caller.uid).or_default();
-        let is_too_many =
-            tasks.len() >= CONNECTIONS_MAX || (!caller.uid.is_root() && *of_user >= CONNECTIONS_OF_USER_MAX);
-        if is_too_many {
-            let text = format!(
-                "programs have {} to the agent, {of_user} of them of this user; close some",
-                count_of(tasks.len(), "connection")
-            );
-            by_user.retain(|_, count| *count > 0);
-            // Whoever does not read it finds the connection closed.
-            let _ = send(&connection, &Reply::refused(0, Errno::EUSERS, text).emit(), SendFlags::NOSIGNAL);
-            continue;
-        }
-        *of_user += 1;
+        let permit = match open.take(caller.peer(), 1) {
+            Ok(permit) => permit,
+            Err(full) => {
+                // Whoever does not read it finds the connection closed.
+                let _ = send(&connection, &too_many(full).emit(), SendFlags::NOSIGNAL);
+                continue;
+            }
+        };
         let agent_of_task = Arc::clone(&agent);
         tasks.spawn(async move {
             if let Err(error) = serve(&agent_of_task, &connection, caller).await {
                 tracing::trace!(%error, pid = caller.pid, "a program's connection has ended");
             }
-            caller.uid
+            drop(permit);
         });
         agent.connections.programs.connections.store(tasks.len(), Ordering::Relaxed);
     }
+}
+
+fn too_many(full: Full) -> Reply {
+    let whose = match full {
+        Full::Peer { .. } => "this user has",
+        Full::Group { .. } | Full::Table { .. } => "programs have",
+    };
+    let text = format!("{whose} {} to the agent already; close some", count_of(full.limit(), "connection"));
+    Reply::refused(0, Errno::EUSERS, text)
 }
 
 async fn accept_by_name(listener: Option<&UnixListener>) -> io::Result<(UnixStream, Caller)> {
@@ -160,7 +161,8 @@ async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
     let (connection, _) = listener.accept().await?;
     let peer = connection.peer_cred()?;
     let (uid, gid) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
-    Ok((connection, Caller { uid, gid, pid: peer.pid().unwrap_or_default() }))
+    let pid = peer.pid().unwrap_or_default();
+    Ok((connection, Caller { uid, gid, pid, process: Process::of(pid) }))
 }
 
 /// What a connection is for after a reply.

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use margay_core::fair_table::{FairShares, Full, Peer};
 use margay_core::name::ServiceId;
-use margay_core::source::SourcesFull;
+use margay_core::source::{SOURCES_MAX, SourcesFull};
 use margay_datapath::active_sockets::Cookie;
 use nix::unistd::Uid;
 use parking_lot::Mutex;
 
+use super::rights::Caller;
 use crate::agent::core::CoreHandle;
 
 /// What a socket is bound to: its protocol and address.
@@ -20,20 +22,44 @@ pub fn bound_to(protocol: u8, local: SocketAddr, takes_both: bool) -> Vec<Local>
     [Some(local), v4].into_iter().flatten().map(|local| (protocol, local)).collect()
 }
 
+/// Addresses with a name of root's programs; what the core has room for beyond these is for all other users, and a
+/// quarter of it for one. A socket for both families has two addresses.
+const OF_ROOT_MAX: usize = 4096;
+
 /// Which socket has which address, as far as they have names.
 #[derive(Debug, Default)]
 pub struct Sources(Mutex<Known>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     by_socket: HashMap<Cookie, Vec<Local>>,
     by_local: HashMap<Local, Named>,
+    shares: FairShares,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        let shares = FairShares::new(SOURCES_MAX - OF_ROOT_MAX, OF_ROOT_MAX);
+        Self { by_socket: HashMap::new(), by_local: HashMap::new(), shares }
+    }
 }
 
 #[derive(Debug)]
 struct Named {
     cookie: Cookie,
     uid: Uid,
+    peer: Peer,
+}
+
+/// Why a socket gets no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Those that may have one have all there is.
+    #[error("{} addresses of sockets of this user, or of all users but root, have a name already; close some", .0.limit())]
+    Full(Full),
+    /// The core has no room.
+    #[error(transparent)]
+    Core(#[from] SourcesFull),
 }
 
 impl Sources {
@@ -41,24 +67,18 @@ impl Sources {
     ///
     /// # Errors
     ///
-    /// There are too many.
+    /// The user has too many, or all have.
     pub fn set(
         &self,
         core: &CoreHandle,
-        (cookie, uid): (Cookie, Uid),
+        (cookie, caller): (Cookie, &Caller),
         bound: Vec<Local>,
         name: ServiceId,
-    ) -> Result<(), SourcesFull> {
+    ) -> Result<(), SourceError> {
         let mut known = self.0.lock();
+        known.check(caller.peer(), &bound).map_err(SourceError::Full)?;
         core.0.with_sal(|sal, _| bound.iter().try_for_each(|local| sal.set_source(local.0, local.1, name)))?;
-        for local in &bound {
-            // The address's earlier socket is gone, even if nobody has said so yet.
-            let earlier = known.by_local.insert(*local, Named { cookie, uid });
-            if let Some(earlier) = earlier.filter(|earlier| earlier.cookie != cookie) {
-                known.forget_one(earlier.cookie, local);
-            }
-        }
-        known.by_socket.insert(cookie, bound);
+        known.insert(cookie, caller, bound);
         Ok(())
     }
 
@@ -72,24 +92,88 @@ impl Sources {
 
     /// These sockets are gone.
     pub fn forget(&self, core: &CoreHandle, gone: &[Cookie]) {
+        // Held until the core knows: the next socket at an address may get its name meanwhile.
         let mut known = self.0.lock();
-        let bound: Vec<Local> = gone.iter().filter_map(|cookie| known.by_socket.remove(cookie)).flatten().collect();
-        if bound.is_empty() {
-            return;
+        let bound = known.remove(gone);
+        if !bound.is_empty() {
+            core.0.with_sal(|sal, _| bound.iter().for_each(|local| sal.forget_source(local.0, local.1)));
         }
-        for local in &bound {
-            known.by_local.remove(local);
-        }
-        core.0.with_sal(|sal, _| bound.iter().for_each(|local| sal.forget_source(local.0, local.1)));
     }
 }
 
 impl Known {
+    /// Whether those that share with `peer` may have names at these addresses.
+    fn check(&self, peer: Peer, bound: &[Local]) -> Result<(), Full> {
+        let is_counted = |local: &&Local| self.by_local.get(*local).is_some_and(|named| named.peer == peer);
+        let more = bound.len() - bound.iter().filter(is_counted).count();
+        self.shares.check(peer, more)
+    }
+
+    fn insert(&mut self, cookie: Cookie, caller: &Caller, bound: Vec<Local>) {
+        let (uid, peer) = (caller.uid, caller.peer());
+        for local in &bound {
+            self.shares.add(peer, 1);
+            // The address's earlier socket is gone, even if nobody has said so yet.
+            let Some(earlier) = self.by_local.insert(*local, Named { cookie, uid, peer }) else { continue };
+            self.shares.give_back(earlier.peer, 1);
+            if earlier.cookie != cookie {
+                self.forget_one(earlier.cookie, local);
+            }
+        }
+        self.by_socket.insert(cookie, bound);
+    }
+
+    /// Gives the addresses that have no name any more.
+    fn remove(&mut self, gone: &[Cookie]) -> Vec<Local> {
+        let bound: Vec<Local> = gone.iter().filter_map(|cookie| self.by_socket.remove(cookie)).flatten().collect();
+        for local in &bound {
+            if let Some(named) = self.by_local.remove(local) {
+                self.shares.give_back(named.peer, 1);
+            }
+        }
+        bound
+    }
+
     fn forget_one(&mut self, cookie: Cookie, local: &Local) {
         let Some(bound) = self.by_socket.get_mut(&cookie) else { return };
         bound.retain(|one| one != local);
         if bound.is_empty() {
             self.by_socket.remove(&cookie);
         }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use nix::unistd::Gid;
+
+    use super::*;
+
+    #[test]
+    fn one_user_leaves_names_to_others_and_to_root() {
+        let caller = |uid| Caller { uid: Uid::from_raw(uid), gid: Gid::from_raw(uid), pid: 1, process: None };
+        let [root, one, other] = [0, 54_321, 54_322].map(caller);
+        let local = |number: usize| {
+            let [.., high, low] = number.to_be_bytes();
+            vec![(17, SocketAddr::new([10, 0, high, low].into(), 4000))]
+        };
+        let cookie = |number: usize| Cookie(number as u64);
+        let mut known = Known::default();
+        let most = (SOURCES_MAX - OF_ROOT_MAX) / 4;
+        for number in 0..most {
+            assert_eq!(known.check(one.peer(), &local(number)), Ok(()));
+            known.insert(cookie(number), &one, local(number));
+        }
+        assert_eq!(known.check(one.peer(), &local(most)), Err(Full::Peer { share: most }));
+        assert_eq!(known.check(one.peer(), &local(0)), Ok(()), "it has that address");
+        known.insert(cookie(most), &one, local(0));
+        for caller in [root, other] {
+            assert_eq!(known.check(caller.peer(), &local(most)), Ok(()));
+        }
+        known.insert(cookie(most + 1), &other, local(1));
+        assert_eq!(known.check(one.peer(), &local(most)), Ok(()), "another user's socket has the address now");
+        let all: Vec<Cookie> = (0..most + 2).map(cookie).collect();
+        assert_eq!(known.remove(&all).len(), most);
+        assert!(known.by_local.is_empty() && known.by_socket.is_empty() && known.shares.used() == 0);
     }
 }

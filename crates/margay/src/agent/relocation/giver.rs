@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::mailbox::{HandOverKey, Mailbox};
 use super::transfer::{Answer, Outgoing};
 use super::{Outcome, Relocations};
-use crate::agent::programs::hand_over::{Gift, tuple_of};
+use crate::agent::programs::hand_over::Gift;
 use crate::agent::programs::request::No;
 use crate::agent::{Agent, home, naming};
 
@@ -100,13 +100,12 @@ impl Drop for Claim<'_> {
 /// # Errors
 ///
 /// The program still has it, but for `ECONNABORTED`: nobody has it.
-pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -> Result<(), No> {
+pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, flow: ServedFlow, host: &str) -> Result<(), No> {
     let (agent, host) = (Arc::clone(agent), host.to_owned());
     // A task of its own: the end of the program's connection to the agent does not stop it in the middle.
     let giving = tokio::spawn(async move {
-        let app = tuple_of(gift.socket.as_fd());
-        let given = give_whole(&agent, gift, &host).await;
-        app.iter().for_each(|app| agent.connections.rebalances.hear(app, &given));
+        let given = give_whole(&agent, gift, flow, &host).await;
+        agent.connections.rebalances.hear(&flow.app, &given);
         agent.connections.relocations.note(match &given {
             Ok(()) => Outcome::Gone,
             Err((Errno::ECONNABORTED, _)) => Outcome::Lost,
@@ -117,11 +116,11 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
     giving.await.unwrap_or_else(|_| Err((Errno::EIO, "the agent has failed; see its log".to_owned())))
 }
 
-async fn give_whole(agent: &Agent, gift: Gift, host: &str) -> Result<(), No> {
+async fn give_whole(agent: &Agent, gift: Gift, flow: ServedFlow, host: &str) -> Result<(), No> {
     let cookie = socket_cookie(&gift.socket).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?;
     let _claim = Claim::new(&agent.connections.relocations, cookie)?;
     let _turn = turn(agent).await?;
-    let connection = connection(agent, gift)?;
+    let connection = connection(agent, gift, flow)?;
     let places = places(agent, &connection.service, host).await?;
     let until = Instant::now() + PREPARE_LIMIT;
     let mut reasons = Vec::new();
@@ -159,23 +158,26 @@ async fn turn(agent: &Agent) -> Result<tokio::sync::OwnedSemaphorePermit, No> {
     }
 }
 
-fn connection(agent: &Agent, gift: Gift) -> Result<Connection, No> {
+fn connection(agent: &Agent, gift: Gift, flow: ServedFlow) -> Result<Connection, No> {
     let Gift { socket, data, .. } = gift;
-    let app = tuple_of(socket.as_fd()).ok_or_else(|| {
-        let text = "only a connection goes to another host; a socket that listens is bound there anew";
-        (Errno::EOPNOTSUPP, text.to_owned())
-    })?;
-    let Some((flow, service)) = served_flow(agent, &app) else {
-        let text =
-            "no client has come to this socket by a name; only accepted connections of a name go to another host";
-        return Err((Errno::ENOTCONN, text.to_owned()));
-    };
+    let ServedFlow { id: flow, service, .. } = flow;
     let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
     let client = found.and_then(|found| Some((found.peer?, found.session, found.port)));
     let (client, session, port) = client.ok_or((Errno::ENOTCONN, "the connection has just ended".to_owned()))?;
     let of = HandedSession { giver: agent.host.identity.host_id(), client, session, service, port };
     let data = data.as_ref().map_or_else(|| Ok(Vec::new()), |file| block_in_place(|| read(file)))?;
     Ok(Connection { flow, service, of, socket, data })
+}
+
+/// A connection that a program here has accepted by a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::agent) struct ServedFlow {
+    /// As the program's packets have it.
+    pub app: Tuple,
+    /// The flow.
+    pub id: FlowId,
+    /// The name by which the client has come.
+    pub service: ServiceId,
 }
 
 /// The flow of a connection that a program here has accepted by a name, and the name.

@@ -8,6 +8,11 @@ use super::Listener;
 use super::fitness::Fitness;
 use super::tenancy::Tenancy;
 
+/// What a name and its terms serve.
+pub fn served_prefix(name: &Name, terms: &Terms) -> Prefix {
+    if terms.partition_bits > 0 { name.service_prefix() } else { name.prefix() }
+}
+
 /// A published service.
 #[derive(Clone, Debug)]
 pub struct Published {
@@ -97,6 +102,6 @@ impl Published {
 
     /// What is served: a service that has partitions with all that is under it.
     pub fn prefix(&self) -> Prefix {
-        if self.terms.partition_bits > 0 { self.name.service_prefix() } else { self.name.prefix() }
+        served_prefix(&self.name, &self.terms)
     }
 }

@@ -18,6 +18,7 @@ use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::time::Instant;
+use crate::types::tuple::GREETING;
 
 /// A SYN's chain as its receiver sees it.
 #[derive(Default)]
@@ -185,8 +186,8 @@ impl Sal {
         Ok(read.ruled(refusal).map_err(|refused| Refused { unnamed, ..refused }))
     }
 
-    /// Whether a session may be had here, now that its sender is proved; `is_neighbour`: the sender is who may pass it
-    /// on.
+    /// Whether a session may be had here, now that its sender is proved: also whether that has its share of flows.
+    /// `is_neighbour`: the sender is who may pass it on.
     ///
     /// # Errors
     ///
@@ -195,6 +196,9 @@ impl Sal {
         let flow = self.flows.get_mut(id).ok_or(ErrorCode::UnknownFlow)?;
         let Setup::Responder(setup) = &flow.setup else { return Err(ErrorCode::Closed) };
         setup.ruling?;
+        if flow.app.protocol != GREETING {
+            self.associations.check_flow_share(association).map_err(|_| ErrorCode::Overloaded)?;
+        }
         let allow = setup.allow.clone();
         let change = setup.begin.map_or(0, |begin| begin.number);
         let service = flow.service;

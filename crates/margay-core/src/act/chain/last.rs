@@ -18,6 +18,7 @@ use crate::types::drop_reason::DropReason;
 use crate::types::key::HostId;
 use crate::types::name::ServiceId;
 use crate::types::time::Instant;
+use crate::types::tuple::GREETING;
 
 /// A SYN's chain as its receiver sees it.
 #[derive(Default)]
@@ -183,8 +184,8 @@ impl Sal {
         Ok(read.ruled(refusal).map_err(|refused| Refused { unnamed, ..refused }))
     }
 
-    /// Whether a session may be had here, now that its sender is proved; `syn_seen`: what the ACK says that its SYN has
-    /// asked for; `is_neighbour`: the sender is who may pass it on.
+    /// Whether a session may be had here, now that its sender is proved: also whether that has its share of flows.
+    /// `syn_seen`: what the ACK says that its SYN has asked for; `is_neighbour`: the sender is who may pass it on.
     ///
     /// # Errors
     ///
@@ -203,6 +204,9 @@ impl Sal {
             return Err(ErrorCode::SynChanged);
         }
         setup.ruling?;
+        if flow.app.protocol != GREETING {
+            self.associations.check_flow_share(association).map_err(|_| ErrorCode::Overloaded)?;
+        }
         let allow = setup.allow.clone();
         let change = setup.begin.map_or(0, |begin| begin.number);
         let service = flow.service;

@@ -653,11 +653,7 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
         }
-        let ruling = self.rule_on_proved(id, association, syn_seen, is_neighbour).and_then(|()| {
-            let has_share_left = !flow_is_connection || self.associations.check_flow_share(association).is_ok();
-            if has_share_left { Ok(()) } else { Err(ErrorCode::Overloaded) }
-        });
-        if let Err(code) = ruling {
+        if let Err(code) = self.rule_on_proved(id, association, syn_seen, is_neighbour) {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
             }

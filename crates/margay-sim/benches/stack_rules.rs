@@ -65,6 +65,7 @@ fn record(number: u32) -> HandoverRecord {
         flow: FlowId(number),
         peer_flow: FlowId(number),
         session: SessionId([middle ^ low; 16]),
+        key_session: None,
         service: ServiceId([4; 32]),
         port: 0,
         source: None,

@@ -54,7 +54,7 @@ impl Listed {
     const fn stranger_at(&self) -> Option<IpAddr> {
         match self.peer {
             Peer::Unauthenticated(address) => Some(address),
-            Peer::Own | Peer::Member(_) | Peer::Behind { .. } => None,
+            Peer::Own | Peer::User(_) | Peer::Member(_) | Peer::Behind { .. } => None,
         }
     }
 

@@ -12,8 +12,7 @@ use margay_core::stack_rule::{Expression, Fact, FactValue, Kind as FactKind, Sta
 use margay_core::{Stack, Towards, Trouble};
 use margay_sim::HostId;
 use margay_wire::{
-    DATA_HEADER_LEN, DataRepr, Extension, Flags, Kind, Message, MoveFlags, PORT, STACK_SECURE_AES, is_sealed,
-    kind_of,
+    DATA_HEADER_LEN, DataRepr, Extension, Flags, Kind, Message, MoveFlags, PORT, STACK_SECURE_AES, is_sealed, kind_of,
 };
 use pair::{CHAT, OUTSIDE, Pair, SECOND, floor, pair, slow};
 
@@ -368,8 +367,7 @@ fn an_answer_that_was_held_back_frees_nothing_after_a_move() {
     let flow = pair.flow(client).flow;
     let [client, server] = [client, server].map(|host| SocketAddr::new(pair.world.host(host).address, PORT));
     let mut strange = [0; 64];
-    let header =
-        DataRepr { stack: STACK_SECURE_AES, flags: 0, dst_flow: flow, packet_number: 1, index: 0, count: 1 };
+    let header = DataRepr { stack: STACK_SECURE_AES, flags: 0, dst_flow: flow, packet_number: 1, index: 0, count: 1 };
     header.emit(&mut strange);
     pair.world.inject(server, client, strange.to_vec());
     pair.chat(SECOND / 2);

@@ -666,9 +666,8 @@ impl Config {
     /// What may demand that connections to a name are encrypted.
     fn demand_of(&self, name: &ServiceName) -> Option<&'static str> {
         let prefix = name.0.prefix();
-        let demands = |rule: &StackRuleSection| {
-            rule.floor && rule.names.iter().any(|ruled| ruled.0.prefix().overlaps(&prefix))
-        };
+        let demands =
+            |rule: &StackRuleSection| rule.floor && rule.names.iter().any(|ruled| ruled.0.prefix().overlaps(&prefix));
         let is_ruled = self.stack_rule.iter().map(Spanned::get_ref).any(demands);
         self.secure.then_some("`secure`").or(is_ruled.then_some("a [[stack_rule]] with `floor`"))
     }

@@ -235,11 +235,12 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         },
     );
     let some = all.prop_flat_map(|all| subsequence(all, 0..=29)).prop_shuffle();
-    let auth = (any::<u32>(), any::<u32>(), any::<u32>(), bytes(16)).prop_map(|(assoc_id, epoch, receiver_epoch, tag)| {
-        json!({
-            "type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "receiver_epoch": receiver_epoch, "tag": tag,
-        })
-    });
+    let auth =
+        (any::<u32>(), any::<u32>(), any::<u32>(), bytes(16)).prop_map(|(assoc_id, epoch, receiver_epoch, tag)| {
+            json!({
+                "type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "receiver_epoch": receiver_epoch, "tag": tag,
+            })
+        });
     (some, option::of(auth)).prop_map(|(mut some, auth)| {
         some.extend(auth);
         some

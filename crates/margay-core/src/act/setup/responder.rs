@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    AuthRepr, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, MoveFlags,
-    MoveRepr, NextProtocol, SessionId, StackRepr,
+    AuthRepr, Chain, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message,
+    MoveFlags, MoveRepr, NextProtocol, SessionId, StackRepr,
 };
 
 use super::{LISTENER_PATIENCE, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct};
@@ -481,10 +481,12 @@ impl Sal {
             }
             let epoch = self.config.epoch;
             let sealed = match (first_contact, self.associations.get_mut(known)) {
-                (Some((tag_key, assoc_id)), _) => copy.write(Some(first_tag(assoc_id, epoch))).and_then(|mut datagram| {
-                    auth::sign_with_key(&tag_key, &mut datagram).ok()?;
-                    Some(datagram)
-                }),
+                (Some((tag_key, assoc_id)), _) => {
+                    copy.write(Some(first_tag(assoc_id, epoch))).and_then(|mut datagram| {
+                        auth::sign_with_key(&tag_key, &mut datagram).ok()?;
+                        Some(datagram)
+                    })
+                }
                 (None, Some(association)) => copy.seal(association, epoch),
                 (None, None) => None,
             };

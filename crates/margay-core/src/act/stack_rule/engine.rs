@@ -251,7 +251,8 @@ impl Sal {
         let floor = followed.floor(rules).map(|rule| ChangeCause::Rule(rule.number));
         let ended = followed.acted.filter(|number| !followed.has_in_force(rules, *number));
         if let Some(order) = self.order_of(flow.id) {
-            let ordered = ended.map(|number| (order.stack.sealed_if(flow.is_demanded()), ChangeCause::RuleEnded(number)));
+            let ordered =
+                ended.map(|number| (order.stack.sealed_if(flow.is_demanded()), ChangeCause::RuleEnded(number)));
             return floor.map(|cause| (self.under_seal(flow, order.stack), cause)).or(ordered);
         }
         if let Some(rule) = followed.wish(rules) {

@@ -2,6 +2,7 @@
 //! client's end of a flow is called at the server's.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::certificate::{CertificateKind, TrustAnchor};
@@ -68,7 +69,7 @@ impl Shop {
     }
 
     fn set_source(&mut self, port: u16, source: ServiceId) {
-        self.world.host(self.client).sal.set_source(UDP, anywhere(port), source).expect("room");
+        self.world.host(self.client).sal.set_source(UDP, anywhere(port), source, Arc::new(|_| true)).expect("room");
     }
 
     fn host_id(&mut self, host: HostId) -> margay_core::key::HostId {
@@ -186,11 +187,25 @@ fn a_name_is_of_one_socket_and_not_of_all_with_its_port() {
     let elsewhere = SocketAddr::new("fd01::77".parse().expect("literal"), 4001);
     for (bound, is_named) in [(elsewhere, false), (SocketAddr::new(host.into(), 4001), true)] {
         let client = shop.client;
-        shop.world.host(client).sal.set_source(UDP, bound, own).expect("room");
+        shop.world.host(client).sal.set_source(UDP, bound, own, Arc::new(|_| true)).expect("room");
         let flow = shop.ask("dns.shop", 4001);
         assert_eq!(flow.source, is_named.then_some(own), "{bound}");
         shop.world.host(client).sal.forget_source(UDP, bound);
         shop.world.run_for(SECOND * 200);
+    }
+}
+
+/// A container's packets may be translated to the port, or another program may have bound it since.
+#[test]
+fn what_another_socket_sends_from_the_port_has_no_name() {
+    let mut shop = shop(3);
+    shop.publish(service("dns.shop").into(), UDP, 53, None);
+    let own = ServiceId::at_host(shop.host_id(shop.client), 0x8000_0001);
+    for (port, is_its) in [(4001, true), (4002, false)] {
+        let client = shop.client;
+        let owner = Arc::new(move |app: &Tuple| is_its && app.source.port() == port);
+        shop.world.host(client).sal.set_source(UDP, anywhere(port), own, owner).expect("room");
+        assert_eq!(shop.ask("dns.shop", port).source, is_its.then_some(own));
     }
 }
 

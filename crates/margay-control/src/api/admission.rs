@@ -16,7 +16,7 @@ use crate::permits::{Backlog, UNWELCOMED_MAX};
 /// From the first byte to the end of the handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// After an error of the system, which is that there are no more descriptors most often.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// What `shake` makes of a listener's streams, until what is given here is dropped.
 pub(super) fn admitted<T, F>(

@@ -8,9 +8,13 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Group, chown};
 use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Server};
 
+use super::admission::PAUSE;
 use super::client_over;
 use super::v1::agent_client::AgentClient;
 use super::v1::agent_server::{Agent, AgentServer};
@@ -88,8 +92,30 @@ fn find_group(name: &str, path: &Path) -> Result<Group, ApiError> {
 /// The transport fails.
 pub async fn serve(listener: UnixListener, agent: impl Agent, until: impl Future<Output = ()>) -> Result<(), ApiError> {
     let service = AgentServer::new(agent);
-    let incoming = UnixListenerStream::new(listener);
-    Ok(Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, until).await?)
+    Ok(Server::builder().add_service(service).serve_with_incoming_shutdown(accepted(listener), until).await?)
+}
+
+/// A listener's connections, until what is given here is dropped. The server would ask again at once for one that an
+/// error of the system has kept away.
+fn accepted(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            let accepted = tokio::select! {
+                () = sender.closed() => return,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                // Nobody takes it where the agent goes down.
+                Ok((stream, _)) => drop(sender.send(Ok(stream)).await),
+                Err(error) => {
+                    tracing::warn!(%error, "an operator on this host cannot be heard");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
 }
 
 /// A client of the agent at `path`.
@@ -108,7 +134,42 @@ pub async fn connect(path: &Path) -> Result<AgentClient<Channel>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use tokio::time::timeout;
+    use tokio_stream::StreamExt;
+
     use super::*;
+
+    /// The limit is the whole process's, so another process lowers it: this test, run once more.
+    #[test]
+    fn without_a_descriptor_the_next_connection_waits() {
+        const VARIABLE: &str = "MARGAY_TEST_LOWERS_LIMIT";
+        if std::env::var_os(VARIABLE).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+            command.args(["without_a_descriptor_the_next_connection_waits", "--nocapture"]);
+            let output = command.env(VARIABLE, "1").output().expect("a process");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            return;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let base = tempfile::tempdir().expect("a directory");
+            let path = base.path().join("api.sock");
+            let listener = bind(&path, None).expect("made");
+            let _client = UnixStream::connect(&path).await.expect("it listens");
+            let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+            // Descriptors 0 to 2 are taken.
+            setrlimit(Resource::RLIMIT_NOFILE, 3, hard).expect("less is always allowed");
+            let mut accepted = std::pin::pin!(accepted(listener));
+            let early = timeout(Duration::from_millis(200), accepted.next()).await;
+            setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as it was");
+            assert!(early.is_err(), "the server would ask again at once: {early:?}");
+            let next = timeout(Duration::from_secs(5), accepted.next()).await.expect("in time");
+            next.expect("it goes on").expect("there are descriptors again");
+        });
+    }
 
     #[tokio::test]
     async fn who_may_and_what_is_in_the_way() {

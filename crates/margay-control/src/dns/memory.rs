@@ -1,6 +1,7 @@
-//! The last answers about names of the zone, for as long as the agent is dead: virtual addresses are never wrong, and
-//! packets to them wait for the next agent as those of flows do. Whatever else was answered (there is no such name, or
-//! its plain addresses while nobody serves it) may change at any moment, and is remembered for [`PASSING_FOR`] alone.
+//! The last answers about names of the zone, for while the agent is dead: virtual addresses stay right for
+//! [`LASTING_FOR`], and packets to them wait for the next agent as those of flows do. Whatever else was answered (there
+//! is no such name, none of a type, or its plain addresses while nobody serves it) may change at any moment, and is
+//! remembered for [`PASSING_FOR`] alone. That a name has no address of one family holds for as long as the other one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,11 +13,16 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Carrier, answer};
+use crate::lease::QUARANTINE_S;
 
 /// Questions whose answers are remembered.
 const REMEMBERED_MAX: usize = 4096;
 /// How long an answer is given again that may have become wrong: enough for a restart of the agent.
 const PASSING_FOR: Duration = Duration::from_secs(30);
+
+/// How long a virtual address is given again: the agent gives it to no other name in this time, and whoever asked last
+/// has forgotten it by the end of the quarantine.
+const LASTING_FOR: Duration = Duration::from_secs(QUARANTINE_S - 60 * 60);
 
 type Key = (LowerName, RecordType);
 
@@ -30,8 +36,14 @@ struct Remembered {
     code: ResponseCode,
     answers: Vec<Record>,
     authorities: Vec<Record>,
-    /// `None`: as long as the responder lives.
-    until: Option<Instant>,
+    is_passing: bool,
+    until: Instant,
+}
+
+impl Remembered {
+    fn is_of_no_such_type(&self) -> bool {
+        self.code == ResponseCode::NoError && self.answers.is_empty()
+    }
 }
 
 impl Memory {
@@ -46,25 +58,27 @@ impl Memory {
         if !matches!(code, ResponseCode::NoError | ResponseCode::NXDomain) || reply.metadata.truncation {
             return;
         }
-        let now = Instant::now();
-        let until = self.is_passing(&reply).then(|| now + PASSING_FOR);
-        let remembered = Remembered { code, answers: reply.answers, authorities: reply.authorities, until };
+        let is_passing = self.is_passing(&reply);
+        let until = Instant::now() + if is_passing { PASSING_FOR } else { LASTING_FOR };
+        let remembered = Remembered { code, answers: reply.answers, authorities: reply.authorities, is_passing, until };
         let mut known = self.known.lock();
         let key = key(query);
-        if known.len() >= REMEMBERED_MAX && !known.contains_key(&key) && !make_room(&mut known, until.is_some()) {
+        if known.len() >= REMEMBERED_MAX && !known.contains_key(&key) && !make_room(&mut known, is_passing) {
             return;
         }
         known.insert(key, remembered);
     }
 
-    /// Whether an answer says more than that a name has virtual addresses, or none of a type.
+    /// Whether an answer says anything else than that a name has virtual addresses.
     fn is_passing(&self, reply: &Message) -> bool {
         let is_plain = |record: &Record| match &record.data {
             RData::A(address) => !self.ranges.is_virtual(address.0.into()),
             RData::AAAA(address) => !self.ranges.is_virtual(address.0.into()),
             _ => false,
         };
-        reply.metadata.response_code == ResponseCode::NXDomain || reply.answers.iter().any(is_plain)
+        reply.metadata.response_code == ResponseCode::NXDomain
+            || reply.answers.is_empty()
+            || reply.answers.iter().any(is_plain)
     }
 
     /// The last answer to the question that these bytes are, as the agent would give it.
@@ -73,11 +87,11 @@ impl Memory {
         let now = Instant::now();
         let mut known = self.known.lock();
         let key = key(&query);
-        if known.get(&key)?.until.is_some_and(|until| until <= now) {
+        let mut found = known.get(&key).cloned()?;
+        if found.until <= now && !(found.is_of_no_such_type() && has_lasting(&known, &key.0, now)) {
             known.remove(&key);
             return None;
         }
-        let mut found = known.get(&key).cloned()?;
         drop(known);
         for record in &mut found.answers {
             // In the letters that were asked with.
@@ -92,12 +106,18 @@ impl Memory {
     }
 }
 
-/// Takes out the answer that would end first; only for a lasting one also some answer that would not end: whoever asks
-/// for names that do not exist pushes out no others. False where there is no room.
+/// Whether virtual addresses of a name are remembered.
+fn has_lasting(known: &HashMap<Key, Remembered>, name: &LowerName, now: Instant) -> bool {
+    let of_type = |kind| known.get(&(name.clone(), kind));
+    let mut found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of_type);
+    found.any(|one| !one.is_passing && one.until > now)
+}
+
+/// Takes out the answer that would end first; a lasting one only for another: whoever asks for names that do not exist
+/// pushes out no others. False where there is no room.
 fn make_room(known: &mut HashMap<Key, Remembered>, is_for_passing: bool) -> bool {
-    let first = known.iter().filter_map(|(key, one)| Some((one.until?, key))).min_by_key(|(until, _)| *until);
-    let some = || if is_for_passing { None } else { known.keys().next() };
-    let Some(key) = first.map(|(_, key)| key).or_else(some).cloned() else { return false };
+    let may_go = known.iter().filter(|(_, one)| one.is_passing || !is_for_passing);
+    let Some(key) = may_go.min_by_key(|(_, one)| one.until).map(|(key, _)| key.clone()) else { return false };
     known.remove(&key);
     true
 }
@@ -144,7 +164,7 @@ mod test {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_virtual_addresses_are_remembered_for_good() {
+    async fn only_virtual_addresses_are_remembered_until_another_name_may_have_them() {
         let memory = Memory::new(Ranges::USUAL);
         let [served, plain, none] = ["web.shop.test.", "old.shop.test.", "no.shop.test."].map(query);
         memory.note(&served, &reply(&served, Some("198.18.1.7")));
@@ -155,9 +175,27 @@ mod test {
         assert_eq!(recalled(&memory, &none), Some(ResponseCode::NXDomain));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!((recalled(&memory, &plain), recalled(&memory, &none)), (None, None));
-        tokio::time::advance(Duration::from_secs(86_400)).await;
+        tokio::time::advance(LASTING_FOR - PASSING_FOR - Duration::from_secs(1)).await;
         assert_eq!(recalled(&memory, &served), Some(ResponseCode::NoError));
         assert_eq!(memory.known.lock().len(), 1, "what is over is forgotten");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(recalled(&memory, &served), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_there_is_none_of_a_type_holds_while_the_name_has_a_virtual_address() {
+        let memory = Memory::new(Ranges::USUAL);
+        let [served, other] = ["web.shop.test.", "db.shop.test."].map(query);
+        memory.note(&served, &reply(&served, Some("198.18.1.7")));
+        let of_v6 = |query: &Query| Query::query(query.name.clone(), RecordType::AAAA);
+        for query in [of_v6(&served), of_v6(&other)] {
+            let none = answer::response(&asked(&query), query.clone());
+            memory.note(&query, &none.to_vec().expect("it fits"));
+            assert_eq!(recalled(&memory, &query), Some(ResponseCode::NoError));
+        }
+        tokio::time::advance(PASSING_FOR).await;
+        assert_eq!(recalled(&memory, &of_v6(&other)), None);
+        assert_eq!(recalled(&memory, &of_v6(&served)), Some(ResponseCode::NoError));
     }
 
     #[tokio::test(start_paused = true)]

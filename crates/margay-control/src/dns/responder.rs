@@ -17,9 +17,10 @@ use tokio::time::{Instant, interval, timeout_at};
 
 use super::channel::{AgentChannel, Ended};
 use super::memory::Memory;
+use super::transport::{self, OwnAddresses};
 use super::upstream::{Forwarded, Servers, Upstreams};
 use super::zone::{Place, Zones};
-use super::{Carrier, DnsError, HEADER, ResponderCounters, transport};
+use super::{Carrier, DnsError, HEADER, ResponderCounters};
 
 /// So long an agent may think, or be away, before a name that was asked before has its last answer.
 const THINKS: Duration = Duration::from_millis(2_500);
@@ -85,8 +86,9 @@ impl Responder {
         });
         let (running, stopped) = watch::channel(());
         let mut tasks = JoinSet::new();
-        tasks.spawn(transport::serve_udp(udp, Arc::clone(&desk), stopped.clone()));
-        tasks.spawn(transport::serve_tcp(tcp, Arc::clone(&desk), stopped.clone()));
+        let own = OwnAddresses::new(local.ip(), ranges);
+        tasks.spawn(transport::serve_udp(udp, own, Arc::clone(&desk), stopped.clone()));
+        tasks.spawn(transport::serve_tcp(tcp, own, Arc::clone(&desk), stopped.clone()));
         tasks.spawn(report(Arc::clone(&desk), stopped));
         Ok(Self { local, desk, running, tasks })
     }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::Ranges;
 use margay_core::fair_table::Peer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -48,20 +49,28 @@ pub(super) async fn ended(stopped: &mut watch::Receiver<()>) {
     while stopped.changed().await.is_ok() {}
 }
 
-/// Who asks: this host where the question comes from the address that it goes to, as the kernel sends it for programs
-/// here.
-fn asker(from: IpAddr, own: Option<IpAddr>) -> Peer {
-    let from = from.to_canonical();
-    let is_own = from.is_loopback() || own.is_some_and(|own| own.to_canonical() == from);
-    if is_own { Peer::Own } else { Peer::Unauthenticated(from) }
+/// The addresses that programs of this host ask from: that of the responder itself, where it is on the host, and the
+/// host's end of the way to a responder in a namespace of its own. Users of the host are not told apart here: a
+/// question does not say whose it is, and the host's sockets are not seen from that namespace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnAddresses([IpAddr; 2]);
+
+impl OwnAddresses {
+    pub(super) fn new(local: IpAddr, ranges: Ranges) -> Self {
+        Self([local.to_canonical(), ranges.responder_client_v4().into()])
+    }
+
+    fn asker(self, from: IpAddr) -> Peer {
+        let from = from.to_canonical();
+        if from.is_loopback() || self.0.contains(&from) { Peer::Own } else { Peer::Unauthenticated(from) }
+    }
 }
 
 fn reap(tasks: &mut JoinSet<()>) {
     while tasks.try_join_next().is_some() {}
 }
 
-pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
-    let own = socket.local_addr().map(|local| local.ip()).ok();
+pub(super) async fn serve_udp(socket: UdpSocket, own: OwnAddresses, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
     let (socket, waiting) = (Arc::new(socket), Permits::new(2 * WAITING_MAX, WAITING_MAX));
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; QUESTION_MAX];
@@ -79,7 +88,7 @@ pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: w
                 continue;
             }
         };
-        let Ok(permit) = waiting.take(asker(from.ip(), own), 1) else {
+        let Ok(permit) = waiting.take(own.asker(from.ip()), 1) else {
             desk.note_crowded();
             continue;
         };
@@ -96,8 +105,12 @@ pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: w
     tasks.shutdown().await;
 }
 
-pub(super) async fn serve_tcp(listener: TcpListener, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
-    let own = listener.local_addr().map(|local| local.ip()).ok();
+pub(super) async fn serve_tcp(
+    listener: TcpListener,
+    own: OwnAddresses,
+    desk: Arc<Desk>,
+    mut stopped: watch::Receiver<()>,
+) {
     let open = Permits::new(2 * CONNECTIONS_MAX, CONNECTIONS_MAX);
     let mut tasks = JoinSet::new();
     loop {
@@ -114,7 +127,7 @@ pub(super) async fn serve_tcp(listener: TcpListener, desk: Arc<Desk>, mut stoppe
                 continue;
             }
         };
-        let Ok(permit) = open.take(asker(from.ip(), own), 1) else {
+        let Ok(permit) = open.take(own.asker(from.ip()), 1) else {
             desk.note_crowded();
             continue;
         };
@@ -160,15 +173,24 @@ mod test {
 
     #[test]
     fn programs_of_this_host_are_never_refused_for_what_a_container_asks() {
-        let own = Some(IpAddr::from([198, 18, 0, 1]));
-        let container = asker(IpAddr::from([172, 17, 0, 2]), own);
+        let own = OwnAddresses::new(IpAddr::from([198, 18, 0, 1]), Ranges::USUAL);
+        let container = own.asker(IpAddr::from([172, 17, 0, 2]));
         let waiting = Permits::new(2 * WAITING_MAX, WAITING_MAX);
         let of_one: Vec<_> = (0..2 * WAITING_MAX).map_while(|_| waiting.take(container, 1).ok()).collect();
         assert_eq!(of_one.len(), WAITING_MAX / 8);
         for from in [IpAddr::from([127, 0, 0, 1]), IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc612, 1])] {
-            assert_eq!(asker(from, own), Peer::Own);
+            assert_eq!(own.asker(from), Peer::Own);
         }
-        let other = asker(IpAddr::from([172, 17, 0, 3]), own);
+        let other = own.asker(IpAddr::from([172, 17, 0, 3]));
         assert!(waiting.take(other, 1).is_ok() && waiting.take(Peer::Own, WAITING_MAX).is_ok());
+    }
+
+    #[test]
+    fn programs_that_ask_a_responder_in_a_namespace_of_its_own_are_this_hosts() {
+        let own = OwnAddresses::new(IpAddr::from([0, 0, 0, 0]), Ranges::USUAL);
+        assert_eq!(own.asker(IpAddr::from([198, 18, 0, 3])), Peer::Own);
+        for container in [[198, 18, 0, 4], [172, 17, 0, 2], [0, 0, 0, 1]].map(IpAddr::from) {
+            assert_eq!(own.asker(container), Peer::Unauthenticated(container));
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::{POOL, QUARANTINE_S};
 
@@ -10,6 +10,8 @@ use super::{POOL, QUARANTINE_S};
 pub(super) const NEW_PER_S: u64 = 10;
 /// New leases at once, where none were made for a while.
 pub(super) const NEW_BURST: u64 = 256;
+/// Of these, one asker but an operator has at most half, so that others get theirs.
+const ASKER_SHARE: u64 = 2;
 /// New leases that one asker may have at once.
 pub(super) const ASKER_BURST: u64 = POOL as u64 / 16;
 /// How long it takes until an asker that has had those gets another.
@@ -25,7 +27,8 @@ const _: () = assert!(ASKER_BURST + QUARANTINE_S / ASKER_EVERY_S <= POOL as u64 
 /// Who asks for the address of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Asker {
-    /// Questions of DNS from this address: of all programs here that ask by it, or of a container.
+    /// Questions of DNS from this address: of all programs here that ask by it, or of a container. Those of one /64 are
+    /// one.
     Address(IpAddr),
     /// The programs of a user of this host that ask at the program socket.
     User(u32),
@@ -46,10 +49,26 @@ impl fmt::Display for Asker {
     }
 }
 
+impl Asker {
+    /// What it is counted as.
+    fn account(self) -> Self {
+        const LINK: u128 = !0 << 64;
+        let counted = |address: IpAddr| match address.to_canonical() {
+            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6) & LINK).into(),
+            v4 => v4,
+        };
+        match self {
+            Self::Address(address) => Self::Address(counted(address)),
+            Self::Boxes(address) => Self::Boxes(counted(address)),
+            Self::User(_) | Self::Operator => self,
+        }
+    }
+}
+
 /// What there is too much of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// New names of all askers within some seconds.
+    /// New names of all askers, or more than its share of one, within some seconds.
     All,
     /// New names of this asker within a day.
     OfAsker,
@@ -79,20 +98,43 @@ impl Bucket {
     }
 }
 
+/// What one asker may have: within seconds, and within days.
+#[derive(Clone, Copy, Debug)]
+struct OfAsker {
+    pace: Bucket,
+    long: Bucket,
+}
+
+impl OfAsker {
+    const fn full(long: Bucket, now_s: u64) -> Self {
+        Self { pace: Bucket::full(NEW_BURST / ASKER_SHARE, NEW_PER_S / ASKER_SHARE, 1, now_s), long }
+    }
+
+    fn fill(&mut self, now_s: u64) {
+        self.pace.fill(now_s);
+        self.long.fill(now_s);
+    }
+
+    const fn is_full(&self) -> bool {
+        self.pace.left == self.pace.burst && self.long.left == self.long.burst
+    }
+}
+
 /// The buckets of all askers.
 #[derive(Debug)]
 pub(super) struct Budgets {
     all: Bucket,
-    by_asker: HashMap<Asker, Bucket>,
+    by_asker: HashMap<Asker, OfAsker>,
     /// Of all whose sessions pass boxes.
     boxes: Bucket,
-    others: Bucket,
+    others: OfAsker,
 }
 
 impl Budgets {
     pub(super) fn new(now_s: u64) -> Self {
         let all = Bucket::full(NEW_BURST, NEW_PER_S, 1, now_s);
-        Self { all, by_asker: HashMap::new(), boxes: Self::of_asker(now_s), others: Self::of_asker(now_s) }
+        let others = OfAsker::full(Self::of_asker(now_s), now_s);
+        Self { all, by_asker: HashMap::new(), boxes: Self::of_asker(now_s), others }
     }
 
     const fn of_asker(now_s: u64) -> Bucket {
@@ -112,9 +154,14 @@ impl Budgets {
             Asker::Boxes(_) => self.boxes.left.checked_sub(1).ok_or(Excess::OfAsker)?,
             _ => self.boxes.left,
         };
-        let own = self.bucket(asker, now_s);
+        let own = self.of(asker, now_s);
         own.fill(now_s);
-        own.left = own.left.checked_sub(1).ok_or(Excess::OfAsker)?;
+        let left_of_pace = match asker {
+            Asker::Operator => own.pace.left,
+            _ => own.pace.left.checked_sub(1).ok_or(Excess::All)?,
+        };
+        own.long.left = own.long.left.checked_sub(1).ok_or(Excess::OfAsker)?;
+        own.pace.left = left_of_pace;
         self.all.left = left_of_all;
         self.boxes.left = left_of_boxes;
         Ok(())
@@ -124,23 +171,27 @@ impl Budgets {
     #[cfg(test)]
     pub(super) fn spend(&mut self, asker: Asker) {
         let now_s = self.all.filled_s;
-        self.bucket(asker, now_s).left = 0;
+        self.of(asker, now_s).long.left = 0;
     }
 
-    fn bucket(&mut self, asker: Asker, now_s: u64) -> &mut Bucket {
+    fn of(&mut self, asker: Asker, now_s: u64) -> &mut OfAsker {
+        let asker = asker.account();
         if self.by_asker.len() >= ASKERS_MAX && !self.by_asker.contains_key(&asker) {
             // One that is full again is as if its asker had never been seen.
-            self.by_asker.retain(|_, bucket| {
-                bucket.fill(now_s);
-                bucket.left < bucket.burst
+            self.by_asker.retain(|_, own| {
+                own.fill(now_s);
+                !own.is_full()
             });
             if self.by_asker.len() >= ASKERS_MAX {
                 return &mut self.others;
             }
         }
-        let fresh = || match asker {
-            Asker::Boxes(_) => Bucket::full(BOXES_BURST, 1, 16 * ASKER_EVERY_S, now_s),
-            _ => Self::of_asker(now_s),
+        let fresh = || {
+            let long = match asker {
+                Asker::Boxes(_) => Bucket::full(BOXES_BURST, 1, 16 * ASKER_EVERY_S, now_s),
+                _ => Self::of_asker(now_s),
+            };
+            OfAsker::full(long, now_s)
         };
         self.by_asker.entry(asker).or_insert_with(fresh)
     }
@@ -182,6 +233,20 @@ mod tests {
     }
 
     #[test]
+    fn one_asker_leaves_half_of_each_second_to_others() {
+        let mut budgets = Budgets::new(0);
+        let at = |text: &str| Asker::Address(text.parse().expect("literal"));
+        let mut taken = |asker, now_s| (0..NEW_BURST).filter(|_| budgets.take(asker, now_s).is_ok()).count() as u64;
+        assert_eq!(taken(at("fd00::1"), 0), NEW_BURST / 2);
+        assert_eq!(taken(at("fd00::2"), 0), 0, "another address of its /64");
+        assert_eq!(taken(Asker::User(1), 0), NEW_BURST / 2);
+        for now_s in 1..100 {
+            assert_eq!(taken(at("fd00::1"), now_s), NEW_PER_S / 2);
+            assert_eq!(taken(Asker::User(1), now_s), NEW_PER_S / 2);
+        }
+    }
+
+    #[test]
     fn askers_beyond_those_that_are_told_apart_share_a_bucket() {
         let mut budgets = Budgets::new(0);
         let asker = |number: usize| Asker::User(u32::try_from(number).expect("small"));
@@ -198,6 +263,6 @@ mod tests {
             assert_eq!(budgets.take(asker(number), 0), Ok(()));
         }
         assert_eq!(budgets.take(asker(ASKERS_MAX), 0), Ok(()));
-        assert_eq!((budgets.by_asker.len(), budgets.others.left), (ASKERS_MAX, ASKER_BURST - 1));
+        assert_eq!((budgets.by_asker.len(), budgets.others.long.left), (ASKERS_MAX, ASKER_BURST - 1));
     }
 }

@@ -24,7 +24,7 @@ use crate::{Clock, SalControl};
 /// Addresses in the pool.
 const POOL: u32 = Ranges::NAMES_V4;
 /// A name that was used since then keeps its address in any case.
-const QUARANTINE_S: u64 = 24 * 60 * 60;
+pub(crate) const QUARANTINE_S: u64 = 24 * 60 * 60;
 /// How many are leased when the operator is told that the pool comes to its end.
 const NEARLY_ALL: usize = POOL as usize / 10 * 9;
 /// Between two walks over all flows for the sake of a pool that is used up.

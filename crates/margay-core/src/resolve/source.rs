@@ -4,6 +4,7 @@
 //! to come from it; the responder keeps what the initiator's host may say, and nothing else. A client that says nothing
 //! is called after its host.
 
+use alloc::sync::Arc;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hashbrown::HashMap;
@@ -25,9 +26,20 @@ pub const SOURCES_MAX: usize = 16_384;
 #[error("{SOURCES_MAX} sockets of this host have a name already; close some")]
 pub struct SourcesFull;
 
+/// Whether packets with a five-tuple are those of a named socket: the kernel knows. It is asked once for each flow that
+/// starts where a socket with a name is bound, while nothing else goes on, and has to answer at once.
+pub type IsOfSocket = Arc<dyn Fn(&Tuple) -> bool + Send + Sync>;
+
+/// A socket's name.
+pub(crate) struct Source {
+    service: ServiceId,
+    is_its: IsOfSocket,
+}
+
 /// Local sockets by protocol and bound address. The address counts as much as the port: another user may bind the same
-/// port at another address, and must not inherit the name.
-pub(crate) type SourceTable = HashMap<(u8, SocketAddr), ServiceId, KeyedHash>;
+/// port at another address, and must not inherit the name. Neither must who binds the port before the end of the socket
+/// is known here, nor a container whose packets the host translates to the port.
+pub(crate) type SourceTable = HashMap<(u8, SocketAddr), Source, KeyedHash>;
 
 impl ServiceId {
     /// What a socket of `host` is called without a name of its own: authority 0, service 0, then the host and a number.
@@ -52,18 +64,24 @@ impl ServiceId {
 }
 
 impl Sal {
-    /// Flows that start from a socket bound to `local` carry `service` as their source from now on. The unspecified
-    /// address stands for every address of its family.
+    /// Flows that start from a socket bound to `local` carry `service` as their source from now on, as long as `is_its`
+    /// knows them. The unspecified address stands for every address of its family.
     ///
     /// # Errors
     ///
     /// There are too many such sockets.
-    pub fn set_source(&mut self, protocol: u8, local: SocketAddr, service: ServiceId) -> Result<(), SourcesFull> {
+    pub fn set_source(
+        &mut self,
+        protocol: u8,
+        local: SocketAddr,
+        service: ServiceId,
+        is_its: IsOfSocket,
+    ) -> Result<(), SourcesFull> {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&(protocol, local)) {
             return Err(SourcesFull);
         }
         self.end_own_grants();
-        self.sources.insert((protocol, local), service);
+        self.sources.insert((protocol, local), Source { service, is_its });
         Ok(())
     }
 
@@ -77,10 +95,12 @@ impl Sal {
         self.sources.len()
     }
 
-    pub(crate) fn source_of(&self, protocol: u8, local: SocketAddr) -> Option<ServiceId> {
+    pub(crate) fn source_of(&self, app: &Tuple) -> Option<ServiceId> {
+        let local = app.source;
         let any: IpAddr = if local.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let bound = [local, SocketAddr::new(any, local.port())];
-        bound.iter().find_map(|bound| self.sources.get(&(protocol, *bound))).copied()
+        let bound = [local, SocketAddr::new(any, local.port())].into_iter();
+        let mut named = bound.filter_map(|bound| self.sources.get(&(app.protocol, bound)));
+        named.find(|source| (source.is_its)(app)).map(|source| source.service)
     }
 
     /// What a proved initiator says of itself, if its host may: it is a member of the name's authority, or the name is

@@ -206,7 +206,7 @@ impl Sal {
         }
         let flow_port = self.ports.offer_port(&mut self.rng, &flow.app);
         let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
-        let source = self.source_of(flow.app.protocol, flow.app.source).filter(|_| is_program);
+        let source = if is_program { self.source_of(&flow.app) } else { None };
         flow.source = source.map(Box::new);
         let client = self.config.local_addresses.first().map_or(flow.app.source.ip(), |ip| *ip);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
+use margay_core::Tuple;
 use margay_core::fair_table::{FairShares, Full, Peer};
 use margay_core::name::ServiceId;
-use margay_core::source::{SOURCES_MAX, SourcesFull};
+use margay_core::source::{IsOfSocket, SOURCES_MAX, SourcesFull};
 use margay_datapath::active_sockets::Cookie;
+use margay_datapath::sock_diag;
 use nix::unistd::Uid;
 use parking_lot::Mutex;
 
@@ -55,7 +58,7 @@ struct Named {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// Those that may have one have all there is.
-    #[error("{} addresses of sockets of this user, or of all users but root, have a name already; close some", .0.limit())]
+    #[error("{} addresses of sockets of this user, or of all but root, have a name already; close some", .0.limit())]
     Full(Full),
     /// The core has no room.
     #[error(transparent)]
@@ -77,7 +80,10 @@ impl Sources {
     ) -> Result<(), SourceError> {
         let mut known = self.0.lock();
         known.check(caller.peer(), &bound).map_err(SourceError::Full)?;
-        core.0.with_sal(|sal, _| bound.iter().try_for_each(|local| sal.set_source(local.0, local.1, name)))?;
+        let is_its: IsOfSocket = Arc::new(move |app| is_of_socket(app, cookie));
+        core.0.with_sal(|sal, _| {
+            bound.iter().try_for_each(|local| sal.set_source(local.0, local.1, name, Arc::clone(&is_its)))
+        })?;
         known.insert(cookie, caller, bound);
         Ok(())
     }
@@ -99,6 +105,12 @@ impl Sources {
             core.0.with_sal(|sal, _| bound.iter().for_each(|local| sal.forget_source(local.0, local.1)));
         }
     }
+}
+
+/// Where the kernel does not say it, a socket has no name.
+fn is_of_socket(app: &Tuple, cookie: Cookie) -> bool {
+    let found = sock_diag::socket_of(app.protocol, app.source, app.destination);
+    found.is_ok_and(|found| found.is_some_and(|socket| socket.cookie == cookie))
 }
 
 impl Known {
@@ -145,7 +157,10 @@ impl Known {
 
 #[cfg(test)]
 mod test {
+    use std::net::{TcpListener, TcpStream};
+
     use nix::unistd::Gid;
+    use rustix::net::sockopt::socket_cookie;
 
     use super::*;
 
@@ -175,5 +190,18 @@ mod test {
         let all: Vec<Cookie> = (0..most + 2).map(cookie).collect();
         assert_eq!(known.remove(&all).len(), most);
         assert!(known.by_local.is_empty() && known.by_socket.is_empty() && known.shares.used() == 0);
+    }
+
+    #[test]
+    fn the_kernel_says_whose_packets_they_are() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("accepted");
+        let cookie = Cookie(socket_cookie(&client).expect("a socket"));
+        let (source, destination) = (client.local_addr().expect("bound"), client.peer_addr().expect("connected"));
+        let app = Tuple { protocol: 6, source, destination };
+        assert!(is_of_socket(&app, cookie));
+        assert!(!is_of_socket(&app, Cookie(cookie.0 + 1)), "another socket has the port");
+        let elsewhere = SocketAddr::new(destination.ip(), 9);
+        assert!(!is_of_socket(&Tuple { destination: elsewhere, ..app }, cookie), "a container's, by the same port");
     }
 }

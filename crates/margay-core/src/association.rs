@@ -347,8 +347,8 @@ pub struct AssociationTable {
 }
 
 impl AssociationTable {
-    /// An empty table for at most `limit`, and so many `flows`, of an agent in its present `epoch`; `hasher` keeps strangers
-    /// from choosing collisions.
+    /// An empty table for at most `limit`, and so many `flows`, of an agent in its present `epoch`; `hasher` keeps
+    /// strangers from choosing collisions.
     pub(crate) fn with_hasher(limit: usize, flows: usize, epoch: u32, hasher: KeyedHash) -> Self {
         Self {
             by_id: HashMap::with_hasher(hasher),

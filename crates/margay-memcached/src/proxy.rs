@@ -24,8 +24,8 @@ const LINE_MAX: u64 = 64 << 10;
 const FRAME: usize = 8;
 /// What memcached puts into a datagram of an answer.
 const PAYLOAD_MAX: usize = 1400 - FRAME;
-/// Bytes of an answer by UDP: what memcached's largest item has by default, and what is around it. One datagram asks for
-/// some thousand keys.
+/// Bytes of an answer by UDP: what memcached's largest item has by default, and what is around it. One datagram asks
+/// for some thousand keys.
 const DATAGRAMS_BYTES_MAX: usize = (1 << 20) + 4096;
 
 /// Connections that wait to be accepted, as elsewhere in Margay; the standard library has 128.

@@ -1,5 +1,5 @@
-//! Peers that have a host send to an address that has proved nothing: by what a router is said to have relayed, by moves
-//! that are never finished. In virtual time.
+//! Peers that have a host send to an address that has proved nothing: by what a router is said to have relayed, by
+//! moves that are never finished. In virtual time.
 
 mod site;
 

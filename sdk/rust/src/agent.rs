@@ -154,9 +154,9 @@ impl Agent {
         &self.shared.path
     }
 
-    /// Closes the connections that are open for the next request or the next report of load: a process calls this before
-    /// it gives up privileges. The agent judges a connection by who has opened it, so whoever takes the process over
-    /// later would still have the former user's rights. Loads that were reported end with their connection.
+    /// Closes the connections that are open for the next request or the next report of load: a process calls this
+    /// before it gives up privileges. The agent judges a connection by who has opened it, so whoever takes the process
+    /// over later would still have the former user's rights. Loads that were reported end with their connection.
     pub async fn disconnect(&self) {
         self.idle().clear();
         *self.shared.reporting.lock().await = None;

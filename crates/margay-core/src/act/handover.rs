@@ -17,8 +17,8 @@
 //! the session goes through (`chain/record.rs`); then, in version 2, the delta of the flow (`leg/delta/record.rs`)
 //! in version 3, instead, what else there is: 0 flags | 1 zero (3); then, with bit 0 of these flags, the delta; then,
 //! with bit 1, what is known of the session's two ways (`reconfiguration/record.rs`). Bit 2: it is the new one of two;
-//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; then, with bit
-//! 5, the session that its keys are of, where it has become another (16); last, with bit 6, by which hand-over the
+//! bit 3: a rule of this host demands that it is encrypted; bit 4: nothing of it may be sent until it is; then, with
+//! bit 5, the session that its keys are of, where it has become another (16); last, with bit 6, by which hand-over the
 //! initiator has fetched its session: the giver's host-ID (16), the ticket (16)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)

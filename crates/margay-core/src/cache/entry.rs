@@ -111,8 +111,8 @@ pub struct Entry {
     /// its stack becomes another as the hold ends, there is one, and what is sent from then on is of the new stack,
     /// also what overtakes that packet.
     pub is_held: bool,
-    /// No program has the flow but a middlebox: what is sent was forwarded by it, and everything else comes to the core.
-    /// The middlebox sees the peer's packets come by `sal0`: none is rewritten in place on the card.
+    /// No program has the flow but a middlebox: what is sent was forwarded by it, and everything else comes to the
+    /// core. The middlebox sees the peer's packets come by `sal0`: none is rewritten in place on the card.
     pub at_middlebox: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,

@@ -30,8 +30,8 @@ pub mod tcp_flags {
 /// The window of a pinhole that answers none. Others have another one, so that who hears it knows that nothing of its
 /// own has come through. Of the order of theirs, as a program may be given it.
 pub const KNOCK_WINDOW: u16 = 0x03ff;
-/// Hop limit of a packet that has come in by `sal0`, and leaves by it. First packets that middleboxes are given have it,
-/// too: one that sends such a packet on by a packet socket, past nftables, leaves it as it is.
+/// Hop limit of a packet that has come in by `sal0`, and leaves by it. First packets that middleboxes are given have
+/// it, too: one that sends such a packet on by a packet socket, past nftables, leaves it as it is.
 pub const FORWARDED_HOP_LIMIT: u8 = 254;
 /// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as
 /// an acknowledgement; any other is not.

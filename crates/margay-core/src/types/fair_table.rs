@@ -5,8 +5,8 @@
 //! host-ID that nobody vouches for costs nothing, so such a peer is counted by where it is: by its address (a /64 of
 //! IPv6), by its network (a /24, or a /48 of IPv6), and all of them together, who never get the half that is left to
 //! members. What comes through the middlebox of another host is known by its client's signature alone: it counts for
-//! that client, and for the middlebox's host, behind which no more than a quarter is. Of what this host gives to its own
-//! users, one of them has a quarter at most, and root room of its own.
+//! that client, and for the middlebox's host, behind which no more than a quarter is. Of what this host gives to its
+//! own users, one of them has a quarter at most, and root room of its own.
 //!
 //! Where honest members may need much more than a sixteenth, shares are elastic: a member may have as much as is free.
 //! One alone has at most half of all, a second one at most half of the rest, and so on.
@@ -21,7 +21,8 @@ use super::site::Site;
 
 /// A peer has at most one of so many places.
 const PEER_SHARE: usize = 16;
-/// The same of a network of unauthenticated hosts, of all that are behind the middlebox of one host, and of a local user.
+/// The same of a network of unauthenticated hosts, of all that are behind the middlebox of one host, and of a local
+/// user.
 const GROUP_SHARE: usize = 4;
 /// The same of all unauthenticated hosts.
 const UNAUTHENTICATED_SHARE: usize = 2;

@@ -380,9 +380,9 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 }
 
 impl Sal {
-    /// A proved message of set-up has shown the peer to be here. A peer without flows is wherever it is; with flows, also
-    /// such as belong to an older association, it moves by RSYN alone, since it is not proved that it can be reached
-    /// there.
+    /// A proved message of set-up has shown the peer to be here. A peer without flows is wherever it is; with flows,
+    /// also such as belong to an older association, it moves by RSYN alone, since it is not proved that it can be
+    /// reached there.
     pub(crate) fn find_peer(&mut self, local_id: u32, found: Pair) {
         let Pair { local, remote } = found;
         let Some(host) = self.associations.get(local_id).map(|association| association.host) else { return };

@@ -197,8 +197,8 @@ impl Active {
         self.0.as_ref().is_ok_and(|followed| followed.lock().set_weight(name, weight))
     }
 
-    /// Where cgroups are, and those of programs that were started for a name, or for the service or prefix with the most
-    /// bits that it is under.
+    /// Where cgroups are, and those of programs that were started for a name, or for the service or prefix with the
+    /// most bits that it is under.
     ///
     /// # Errors
     ///

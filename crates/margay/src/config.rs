@@ -640,6 +640,16 @@ impl Config {
         self.router.check()?;
         self.check_resolvers()?;
         ensemble::check(&self.ensemble)?;
+        self.check_fallbacks()?;
+        self.check_router()?;
+        if self.join.token.is_some() && self.join.token_file.is_some() {
+            let advice = "keep token_file, so that the configuration holds no secret".into();
+            return Err(("[join] has both token and token_file".into(), None, advice));
+        }
+        Ok(())
+    }
+
+    fn check_fallbacks(&self) -> Result<(), Fault> {
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {
@@ -654,11 +664,6 @@ impl Config {
                 let advice = "remove one of the two: whoever keeps the router's answers away would have it plain";
                 return Err((what, Some(fallback.span()), advice.into()));
             }
-        }
-        self.check_router()?;
-        if self.join.token.is_some() && self.join.token_file.is_some() {
-            let advice = "keep token_file, so that the configuration holds no secret".into();
-            return Err(("[join] has both token and token_file".into(), None, advice));
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ fn every_field_of_the_book_is_read() {
     let book = include_str!("../../../docs/book/configuration.md");
     let example = book.split("```").nth(1).and_then(|block| block.strip_prefix("toml\n")).expect("an example");
     let config = parse(example).expect("the book's example is right");
-    assert!(config.router.enabled && config.secure);
+    assert!(config.router.enabled && !config.secure);
     assert_eq!(config.secure_names(), [config.service[0].get_ref().name.0.prefix()]);
     assert_eq!(config.service[0].get_ref().service_port(), Some(80));
     assert_eq!(config.service[0].get_ref().terms().partition_bits, 4);

@@ -31,6 +31,8 @@
 //! A stack's leg has a tuple where the flow goes by a pair of addresses of its own: that pair, with the agents' ports.
 //! Numbers are big-endian, IPv4 addresses mapped into IPv6, reserved bytes zero.
 
+mod leg;
+
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -55,6 +57,9 @@ use crate::types::role::{Lifecycle, Role};
 use crate::types::time::Instant;
 use crate::types::tuple::Tuple;
 
+pub use leg::{KeyReference, Leg, LegKind};
+use leg::{LEG_LEN, decode_leg, encode_leg};
+
 /// The highest version that this program reads, and the one of a flow that is one of its session's two ways, or that a
 /// rule demands encrypted. Every other flow's record is of version 1, or, with a delta, of version 2, which programs of
 /// before read.
@@ -74,7 +79,6 @@ const PART_FETCHED: u8 = 64;
 pub const LEGS_MAX: usize = 8;
 const MAGIC: [u8; 4] = *b"MGHO";
 const FIXED_LEN: usize = 152;
-const LEG_LEN: usize = 68;
 const NUMBERS_LEN: usize = 32;
 const SOURCE_LEN: usize = 32;
 const GIVE_UP_LEN: usize = 4;
@@ -129,44 +133,6 @@ pub enum AdoptError {
         /// The bound.
         limit: usize,
     },
-}
-
-/// Where a leg ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LegKind {
-    /// The virtual interface.
-    Sal0 = 1,
-    /// A network card.
-    Nic = 2,
-    /// A stack: `encap`, `secure` and the like.
-    Stack = 3,
-    /// A socket of the agent's own.
-    Socket = 4,
-}
-
-/// A peer whose association keys a leg needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyReference {
-    /// The peer.
-    pub host: HostId,
-    /// The index of the association at the exporting host; another host uses its own newest one with that peer.
-    pub association: u32,
-}
-
-/// One end of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leg {
-    /// What it is attached to.
-    pub kind: LegKind,
-    /// Number of the stack, for that kind; else zero.
-    pub stack: u8,
-    /// The five-tuple, where it has one.
-    pub tuple: Option<Tuple>,
-    /// The flowID that its packets carry, where they carry one: the peer's.
-    pub flow: Option<FlowId>,
-    /// Whose keys.
-    pub keys: Option<KeyReference>,
 }
 
 /// What one direction of a TCP flow last showed: needed to restart or to reset the local TCP.
@@ -355,8 +321,7 @@ impl HandoverRecord {
         };
         let delta = if parts & PART_DELTA == 0 { None } else { Some(decode_delta(&reader, delta_at)?) };
         let way_at = delta_at + delta.map_or(0, |_| DELTA_RECORD_LEN);
-        let way = decode_way(bytes, parts, way_at)?;
-        let key_session_at = way_at + if let Some(KeptWay::Old(record)) = &way { record.len() } else { 0 };
+        let (way, key_session_at) = decode_way(bytes, parts, way_at)?;
         let has_key_session = parts & PART_KEY_SESSION != 0;
         let fetched_at = key_session_at + if has_key_session { KEY_SESSION_LEN } else { 0 };
         let fetched = if parts & PART_FETCHED == 0 { None } else { Some(decode_fetched(&reader, fetched_at)?) };
@@ -538,50 +503,21 @@ fn decode_parts(reader: &Reader<'_>, at: usize) -> Result<u8, HandoverError> {
     if is_one_way && is_needed && is_known { Ok(parts) } else { Err(HandoverError::Malformed { at }) }
 }
 
-fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<Option<KeptWay>, HandoverError> {
+/// Gives where it ends, too.
+fn decode_way(bytes: &[u8], parts: u8, at: usize) -> Result<(Option<KeptWay>, usize), HandoverError> {
     Ok(match parts & (PART_OLD_WAY | PART_NEW_WAY) {
         PART_OLD_WAY => {
             let record = bytes.get(at..).and_then(PartingRecord::decode).ok_or(HandoverError::Malformed { at })?;
-            Some(KeptWay::Old(record))
+            let end = at + record.len();
+            (Some(KeptWay::Old(record)), end)
         }
-        PART_NEW_WAY => Some(KeptWay::New),
-        _ => None,
+        PART_NEW_WAY => (Some(KeptWay::New), at),
+        _ => (None, at),
     })
 }
 
 fn decode_fetched(reader: &Reader<'_>, at: usize) -> Result<PeerTicket, HandoverError> {
     Ok(PeerTicket { peer: HostId(reader.array(at)?), ticket: Ticket(reader.array(at + 16)?) })
-}
-
-fn encode_leg(leg: &Leg, port: u16) -> [u8; LEG_LEN] {
-    let mut out = [0; LEG_LEN];
-    if leg.kind == LegKind::Sal0 {
-        out[64..66].copy_from_slice(&port.to_be_bytes());
-    }
-    out[0] = leg.kind as u8;
-    out[1] = leg.stack;
-    out[2] = u8::from(leg.tuple.is_some()) | u8::from(leg.flow.is_some()) << 1 | u8::from(leg.keys.is_some()) << 2;
-    let mut socket = |at: usize, address: SocketAddr| {
-        let ip = match address.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        out[at..at + 16].copy_from_slice(&ip.octets());
-        out[at + 16..at + 18].copy_from_slice(&address.port().to_be_bytes());
-    };
-    if let Some(tuple) = leg.tuple {
-        socket(4, tuple.source);
-        socket(22, tuple.destination);
-        out[3] = tuple.protocol;
-    }
-    if let Some(flow) = leg.flow {
-        out[40..44].copy_from_slice(&flow.0.to_be_bytes());
-    }
-    if let Some(keys) = leg.keys {
-        out[44..60].copy_from_slice(&keys.host.0);
-        out[60..64].copy_from_slice(&keys.association.to_be_bytes());
-    }
-    out
 }
 
 fn decode_give_up(reader: &Reader<'_>, at: usize) -> Result<GiveUpAfter, HandoverError> {
@@ -593,42 +529,6 @@ fn decode_give_up(reader: &Reader<'_>, at: usize) -> Result<GiveUpAfter, Handove
 
 fn decode_chain(bytes: &[u8], at: usize) -> Result<ChainRecord, HandoverError> {
     bytes.get(at..).and_then(ChainRecord::decode).ok_or(HandoverError::Malformed { at })
-}
-
-fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
-    let kind = match reader.byte(at)? {
-        1 => LegKind::Sal0,
-        2 => LegKind::Nic,
-        3 => LegKind::Stack,
-        4 => LegKind::Socket,
-        _ => return Err(HandoverError::Malformed { at }),
-    };
-    let flags = reader.byte(at + 2)?;
-    if flags > 7 {
-        return Err(HandoverError::Malformed { at: at + 2 });
-    }
-    let tuple = if flags & 1 != 0 {
-        let (source, destination) = (reader.socket(at + 4)?, reader.socket(at + 22)?);
-        Some(Tuple { protocol: reader.byte(at + 3)?, source, destination })
-    } else {
-        reader.zeros(at + 3, 37)?;
-        None
-    };
-    let flow = if flags & 2 != 0 {
-        Some(FlowId(reader.u32(at + 40)?))
-    } else {
-        reader.zeros(at + 40, 4)?;
-        None
-    };
-    let keys = if flags & 4 != 0 {
-        Some(KeyReference { host: HostId(reader.array(at + 44)?), association: reader.u32(at + 60)? })
-    } else {
-        reader.zeros(at + 44, 20)?;
-        None
-    };
-    let zeros_at = if kind == LegKind::Sal0 { 66 } else { 64 };
-    reader.zeros(at + zeros_at, LEG_LEN - zeros_at)?;
-    Ok(Leg { kind, stack: reader.byte(at + 1)?, tuple, flow, keys })
 }
 
 impl Sal {

@@ -192,23 +192,19 @@ impl Sal {
     pub fn new(config: Config, now: Instant, unix_s: u64, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
-        let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
+        let (flow_hasher, name_hasher, port_hasher) = (hasher(), hasher(), hasher());
         let (instance_hasher, rate_hasher) = (hasher(), hasher());
         let sources = SourceTable::with_hasher(hasher());
         let (locations, routes) = (LocationTable::with_hasher(hasher()), HashMap::with_hasher(hasher()));
         let limits = config.limits;
+        let associations = AssociationTable::with_hasher(limits.associations, limits.flows, config.epoch, hasher());
         let mut sal = Self {
             now,
             wall: (now, unix_s),
             table: ServiceTable::new(limits.rules),
             lifetimes: Lifetimes::default(),
             flows: FlowTable::new(flow_hasher),
-            associations: AssociationTable::with_hasher(
-                limits.associations,
-                limits.flows,
-                config.epoch,
-                association_hasher,
-            ),
+            associations,
             trust: TrustStore::default(),
             memberships: Vec::new(),
             certificates: Vec::new(),

@@ -407,9 +407,8 @@ impl Expected {
                 self.text("error.text", &value["text"]);
             }
             0x8a => {
-                self.number("auth.assoc_id", &value["assoc_id"]);
-                self.number("auth.epoch", &value["epoch"]);
-                self.number("auth.receiver_epoch", &value["receiver_epoch"]);
+                let numbers = ["assoc_id", "epoch", "receiver_epoch"];
+                numbers.iter().for_each(|part| self.number(&format!("auth.{part}"), &value[*part]));
                 self.text("auth.tag", &value["tag"]);
             }
             0x8b => self.text("cookie", &value["cookie"]),

@@ -752,25 +752,6 @@ impl Services {
         drop(published);
         self.tell_router();
     }
-
-    /// Everything that is published, by name.
-    pub fn list(&self) -> Vec<Published> {
-        let mut all = self.published.lock().clone();
-        all.sort_by(|one, other| one.name.cmp(&other.name));
-        all
-    }
-
-    /// One of them.
-    pub fn find(&self, name: &Name) -> Option<Published> {
-        self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
-    }
-
-    /// That by which a name is served: itself, or the service or prefix with the most bits that it is under.
-    pub fn serving(&self, name: &Name) -> Option<Published> {
-        let published = self.published.lock();
-        let covering = published.iter().filter(|service| service.prefix().covers(&name.prefix()));
-        covering.max_by_key(|service| service.prefix().bits).cloned()
-    }
 }
 
 /// Whether a share is one.

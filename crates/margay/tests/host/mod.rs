@@ -19,7 +19,10 @@ for link in eth0 peer0; do
     ip link set $link up
 done
 ip addr add 10.1.0.5/24 dev eth0
-ip -6 addr add fd01::5/64 dev eth0 nodad 2>/dev/null || true
+if ip -6 addr add fd01::5/64 dev eth0 nodad 2>/dev/null; then
+    # Without detection of duplicates, too, the kernel adds its local route a moment later.
+    until [ -n "$(ip -6 route show table local fd01::5)" ]; do sleep 0.01; done
+fi
 ip route add default via 10.1.0.1 dev eth0
 ip route add 10.9.0.0/16 via 10.1.0.1 dev eth0
 ip rule add from 10.7.0.0/16 lookup 100 priority 1000

@@ -41,6 +41,10 @@ const SILENT_ROUNDS: u32 = 2;
 /// longest first wait.
 const LOST_MORE: Duration = Duration::from_secs(3);
 
+/// A PROBE that has one of these is about flows that wait to be encrypted.
+const OF_SEALING: MoveFlags =
+    MoveFlags::SEALED.union(MoveFlags::FREED).union(MoveFlags::DEMANDED).union(MoveFlags::WAITS);
+
 impl Sal {
     /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic
     /// allows, or no answer to the flow itself. `unanswered`: how long the flow's own data has been waiting for one;
@@ -231,17 +235,15 @@ impl Sal {
             self.hear_of_direct(now, host, pair, &probe);
             return Ok(());
         }
-        if probe.flags.intersects(MoveFlags::SEALED | MoveFlags::FREED | MoveFlags::DEMANDED | MoveFlags::WAITS) {
+        if probe.flags.intersects(OF_SEALING) {
             let scope = self.flows.scope_of(&self.associations, association, message).unwrap_or(Scope::of(host));
             self.hear_of_sealing(now, scope, pair, probe);
             return Ok(());
         }
         let is_known = self.associations.pair_of(host).is_some_and(|known| known.remote == from);
         if probe.flags.contains(MoveFlags::ELSEWHERE) {
-            // The peer sends to another address than this host sends from, and needs a proof to change that.
-            let is_settled = self.locations.get(Scope::of(host)).is_none_or(|known| known.state == Moving::Settled);
-            if is_known && is_settled && self.associations.is_followed(host) {
-                self.leave(now, Scope::of(host), Cause::Rebound, true, alloc::vec![pair]);
+            if is_known {
+                prove_where(self, now, host, pair);
             }
             return Ok(());
         }
@@ -367,6 +369,14 @@ impl Sal {
             Some(Doubt::Over(better)) => self.leave(now, scope, Cause::Unanswered, true, better),
         }
         true
+    }
+}
+
+/// A peer sends to another address than this host sends from, and needs a proof to change that.
+fn prove_where(sal: &mut Sal, now: Instant, host: HostId, pair: Pair) {
+    let is_settled = sal.locations.get(Scope::of(host)).is_none_or(|known| known.state == Moving::Settled);
+    if is_settled && sal.associations.is_followed(host) {
+        sal.leave(now, Scope::of(host), Cause::Rebound, true, alloc::vec![pair]);
     }
 }
 

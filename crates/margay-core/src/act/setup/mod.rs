@@ -8,6 +8,7 @@
 mod ack;
 mod initiator;
 mod listener_tuple;
+mod proof;
 mod refusal;
 mod responder;
 mod right_to_answer;

@@ -4,9 +4,9 @@ use margay_control::registration::{Terms, ZeroWeight};
 use margay_core::name::{Name, Prefix};
 use margay_core::table::RuleId;
 
-use super::Listener;
 use super::fitness::Fitness;
 use super::tenancy::Tenancy;
+use super::{Listener, Services};
 
 /// What a name and its terms serve.
 pub fn served_prefix(name: &Name, terms: &Terms) -> Prefix {
@@ -103,5 +103,26 @@ impl Published {
     /// What is served: a service that has partitions with all that is under it.
     pub fn prefix(&self) -> Prefix {
         served_prefix(&self.name, &self.terms)
+    }
+}
+
+impl Services {
+    /// Everything that is published, by name.
+    pub fn list(&self) -> Vec<Published> {
+        let mut all = self.published.lock().clone();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
+
+    /// One of them.
+    pub fn find(&self, name: &Name) -> Option<Published> {
+        self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
+    }
+
+    /// That by which a name is served: itself, or the service or prefix with the most bits that it is under.
+    pub fn serving(&self, name: &Name) -> Option<Published> {
+        let published = self.published.lock();
+        let covering = published.iter().filter(|service| service.prefix().covers(&name.prefix()));
+        covering.max_by_key(|service| service.prefix().bits).cloned()
     }
 }

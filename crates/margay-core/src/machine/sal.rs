@@ -193,8 +193,7 @@ impl Sal {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
         let (flow_hasher, name_hasher, port_hasher) = (hasher(), hasher(), hasher());
-        let (instance_hasher, rate_hasher) = (hasher(), hasher());
-        let sources = SourceTable::with_hasher(hasher());
+        let (instance_hasher, rate_hasher, source_hasher) = (hasher(), hasher(), hasher());
         let (locations, routes) = (LocationTable::with_hasher(hasher()), HashMap::with_hasher(hasher()));
         let limits = config.limits;
         let associations = AssociationTable::with_hasher(limits.associations, limits.flows, config.epoch, hasher());
@@ -211,7 +210,7 @@ impl Sal {
             names: HashMap::with_hasher(name_hasher),
             names_used: BTreeSet::new(),
             instances: HashMap::with_hasher(instance_hasher),
-            sources,
+            sources: SourceTable::with_hasher(source_hasher),
             queue: OutputQueue::new(limits.outputs),
             events: EventQueue::default(),
             counters: Counters::default(),

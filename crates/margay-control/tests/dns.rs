@@ -265,8 +265,9 @@ async fn a_flood_of_random_names_fails_clearly_and_harms_nobody() {
         let answer = world.ask(&format!("r{n}.x.sal.internal."), RecordType::A).await;
         failed += usize::from(answer.metadata.response_code == ResponseCode::ServFail);
     }
-    assert_eq!(failed, 300 - 255);
-    assert_eq!(world.leases.len(), 256);
+    // One asker has half of what may be new within moments.
+    assert_eq!(failed, 300 - 127);
+    assert_eq!(world.leases.len(), 128);
     assert_eq!(addresses(&world.ask("web.shop.sal.internal.", RecordType::A).await), addresses(&known));
     assert_eq!(addresses(&world.ask("new.x.sal.internal.", RecordType::AAAA).await).len(), 1, "computed, hence free");
     let mut asked = question(name_of("new.x.sal.internal."), RecordType::A);
@@ -275,7 +276,7 @@ async fn a_flood_of_random_names_fails_clearly_and_harms_nobody() {
     assert!(String::from_utf8_lossy(&bytes).contains("more than 10 new names a second"), "RFC 8914 says why");
     world.now_s.fetch_add(1, Ordering::SeqCst);
     assert_eq!(addresses(&world.ask("new.x.sal.internal.", RecordType::A).await).len(), 1);
-    assert_eq!(world.responder.counters().failed, 300 - 255 + 1);
+    assert_eq!(world.responder.counters().failed, 300 - 127 + 1);
 }
 
 #[tokio::test]

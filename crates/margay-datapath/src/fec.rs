@@ -309,7 +309,7 @@ impl Fec {
         let before = decoder.arrivals();
         act(decoder, &mut give);
         if !account.resize(decoder.bytes()) {
-            decoder.clear(&mut give);
+            decoder.finish(&mut give);
             account.clear();
         }
         let after = decoder.arrivals();

@@ -51,7 +51,16 @@ impl Twins {
     ///
     /// A server does not start, or an agent refuses.
     pub fn start(hosts: [&Host; 2]) -> Result<Self> {
-        let serving = [serve(hosts[0], HOSTS[1])?, serve(hosts[1], HOSTS[0])?];
+        Self::start_for(hosts, &[])
+    }
+
+    /// The same, for clients that these words of `margay service publish` admit.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_for(hosts: [&Host; 2], allow: &[&str]) -> Result<Self> {
+        let serving = [serve(hosts[0], HOSTS[1], allow)?, serve(hosts[1], HOSTS[0], allow)?];
         Ok(Self { serving, told: [0, 0], begun: [1, 1] })
     }
 
@@ -113,11 +122,11 @@ impl Twins {
     }
 }
 
-fn serve(host: &Host, twin: &str) -> Result<Serving> {
+fn serve(host: &Host, twin: &str, allow: &[&str]) -> Result<Serving> {
     let options = ["--listen", LISTEN, "--take-over", "--give-to", twin];
     let mut serving = Serving::start(host, SERVICE, host.name(), &options)?;
     serving.await_step("a server", 1, |step| *step == Step::Takes)?;
-    agent::publish(host, SERVICE, LISTEN, &[])?;
+    agent::publish(host, SERVICE, LISTEN, allow)?;
     Ok(serving)
 }
 

@@ -121,9 +121,10 @@ fn say_as_box(line: &mut Line, at: usize, to: HostId, mut bytes: Vec<u8>, ahead:
     // As `act/moving/keepsake.rs` has them.
     let one = kept.chunks_exact(152).find(|one| one[16..48] == peer).expect("they have met");
     bytes[16..20].copy_from_slice(&(10_000 + ahead).to_be_bytes());
-    let tag = bytes.len() - 24;
-    bytes[tag..tag + 4].copy_from_slice(&one[8..12]);
-    bytes[tag + 4..tag + 8].copy_from_slice(&epoch.to_be_bytes());
+    let auth_value = bytes.len() - 28;
+    bytes[auth_value..auth_value + 4].copy_from_slice(&one[8..12]);
+    bytes[auth_value + 4..auth_value + 8].copy_from_slice(&epoch.to_be_bytes());
+    bytes[auth_value + 8..auth_value + 12].copy_from_slice(&line.world.host(to).epoch().to_be_bytes());
     let mut hasher = blake3::Hasher::new_derive_key("margay 2026 control tag");
     hasher.update(&one[48..80]).update(&[one[1] & 1]).update(&epoch.to_be_bytes());
     auth::sign_with_key(hasher.finalize().as_bytes(), &mut bytes).expect("it has room for a tag");

@@ -325,16 +325,11 @@ impl Decoder {
         });
     }
 
-    /// Gives on all that waits: the sender sends no more by this stack.
+    /// Gives on all that waits, and keeps nothing: the sender sends no more by this stack, or there is no memory.
     pub fn finish(&mut self, mut give: impl FnMut(Given<'_>)) {
         while self.held().is_some() {
             self.give_up(&mut give);
         }
-    }
-
-    /// Gives on all that waits, and keeps nothing: there is no memory for it.
-    pub fn clear(&mut self, give: impl FnMut(Given<'_>)) {
-        self.finish(give);
         self.blocks.clear();
         self.bytes = 0;
     }
@@ -367,7 +362,7 @@ impl Decoder {
         if count < believed {
             return Err(Refused::Far);
         }
-        self.clear(give);
+        self.finish(give);
         self.strays = None;
         self.next = number;
         self.newest = number;

@@ -307,7 +307,7 @@ fn without_memory_everything_is_given_and_nothing_kept() {
     assert_eq!(pair.receive(at(0), &Sent::Datagram(0, 1, vec![1])), Ok(()));
     let of = RepairOf { base: 32, datagrams: 4, index: 0, count: 1 };
     assert_eq!(pair.receive(at(0), &Sent::Repair(of, vec![9; 4])), Ok(()));
-    pair.decoder.clear(|one| pair.given.push((one.number, one.payload.to_vec())));
+    pair.decoder.finish(|one| pair.given.push((one.number, one.payload.to_vec())));
     assert_eq!((pair.numbers(), pair.decoder.bytes()), (vec![1], 0));
     assert_eq!(pair.receive(at(0), &Sent::Datagram(0, 2, vec![1])), Ok(()));
     assert_eq!(pair.numbers(), [1, 2]);

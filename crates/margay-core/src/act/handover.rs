@@ -568,12 +568,12 @@ impl Sal {
             flow: flow.id,
             peer_flow: flow.peer_flow,
             session,
-            key_session: flow.key_session.as_deref().copied().filter(|of_keys| *of_keys != session),
+            key_session: Some(flow.key_session()).filter(|of_keys| *of_keys != session),
             service: flow.service,
             port: flow.port,
             source: flow.source.as_deref().copied(),
             way,
-            fetched: flow.fetched.as_deref().copied(),
+            fetched: flow.fetched(),
             role: flow.role,
             lifecycle: flow.lifecycle,
             authenticated: flow.has(Marks::AUTHENTICATED),
@@ -637,7 +637,7 @@ impl Sal {
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
         let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
         let mut flow = Flow::new(record.flow, record.session, record.service, record.role, app, before(record.age_ms));
-        flow.key_session = record.key_session.map(Box::new);
+        flow.set_key_session(record.key_session);
         flow.port = record.port;
         flow.peer_flow = record.peer_flow;
         flow.lifecycle = record.lifecycle;
@@ -646,7 +646,7 @@ impl Sal {
         flow.active = before(record.idle_ms);
         flow.source = record.source.map(Box::new);
         flow.chain = record.chain.as_ref().map(|chain| Box::new(chain.to_chained(record.service)));
-        flow.fetched = record.fetched.map(Box::new);
+        flow.set_fetched(record.fetched);
         flow.delta = record.delta.map(|delta| Box::new(delta.shown_at(Instant::ZERO, now)));
         if is_aside {
             flow.directions = Directions::PartedAside;

@@ -300,7 +300,7 @@ fn keys_of(flow: &Flow, association: &Association, config: &Config, cipher: Ciph
     let secret = |is_own: bool| {
         let (sender_epoch, receiver_epoch) = if is_own { (own, peer) } else { (peer, own) };
         let from_initiator = is_own == is_initiator;
-        let session = flow.key_session.as_deref().copied().unwrap_or(flow.session);
+        let session = flow.key_session();
         let context =
             Context { cipher, from_initiator, sender_epoch, receiver_epoch, initiator_flow, responder_flow, session };
         context.secret(&association.root_key())

@@ -133,8 +133,6 @@ pub(crate) struct Flow {
     pub id: FlowId,
     pub peer_flow: FlowId,
     pub session: SessionId,
-    /// The one that its keys are of, where the session has become another since.
-    pub key_session: Option<Box<SessionId>>,
     pub service: ServiceId,
     /// At the responder, the port of the service that the initiator asked for; zero where nobody knows it.
     pub port: u16,
@@ -167,12 +165,21 @@ pub(crate) struct Flow {
     pub delta: Option<Box<Delta>>,
     /// The boxes that its session goes through, if it does.
     pub chain: Option<Box<Chained>>,
-    /// The hand-over by which the initiator has fetched its session: the taker asks until it has the confirmation.
-    pub fetched: Option<Box<PeerTicket>>,
+    /// What was before it came to be as it is, where that still counts.
+    past: Option<Box<Past>>,
     /// By which stack it is sent, and what is taken.
     pub stacks: Stacks,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
+}
+
+/// What few flows have, and for long: in one place, so that all others have room for one pointer.
+#[derive(Clone, Copy, Default)]
+struct Past {
+    /// The session that the keys are of, where it has become another since.
+    key_session: Option<SessionId>,
+    /// The hand-over by which the initiator has fetched its session: the taker asks until it has the confirmation.
+    fetched: Option<PeerTicket>,
 }
 
 impl Flow {
@@ -181,7 +188,6 @@ impl Flow {
             id,
             peer_flow: FlowId(0),
             session,
-            key_session: None,
             service,
             port: 0,
             role,
@@ -203,10 +209,38 @@ impl Flow {
             directions: Directions::Both,
             delta: None,
             chain: None,
-            fetched: None,
+            past: None,
             stacks: Stacks::only(Stack::Plain),
             deadline: None,
         }
+    }
+
+    /// The session that its keys are of.
+    pub fn key_session(&self) -> SessionId {
+        self.past.as_ref().and_then(|past| past.key_session).unwrap_or(self.session)
+    }
+
+    /// The keys are of another session than the flow.
+    pub fn set_key_session(&mut self, session: Option<SessionId>) {
+        self.set_past(Past { key_session: session, ..self.past() });
+    }
+
+    /// The hand-over by which it has fetched its session.
+    pub fn fetched(&self) -> Option<PeerTicket> {
+        self.past().fetched
+    }
+
+    pub fn set_fetched(&mut self, fetched: Option<PeerTicket>) {
+        self.set_past(Past { fetched, ..self.past() });
+    }
+
+    fn past(&self) -> Past {
+        self.past.as_deref().copied().unwrap_or_default()
+    }
+
+    fn set_past(&mut self, past: Past) {
+        let is_any = past.key_session.is_some() || past.fetched.is_some();
+        self.past = is_any.then(|| Box::new(past));
     }
 
     /// The name that its SYN asks for: its service, or where the session goes through boxes the next one of them.
@@ -560,8 +594,8 @@ impl FlowTable {
         let Some(slot) = self.slot_of(id) else { return };
         let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         let before = core::mem::replace(&mut flow.session, session);
-        let of_keys = flow.key_session.take().map_or(before, |of_keys| *of_keys);
-        flow.key_session = (of_keys != session).then(|| Box::new(of_keys));
+        let of_keys = flow.past.as_ref().and_then(|past| past.key_session).unwrap_or(before);
+        flow.set_key_session((of_keys != session).then_some(of_keys));
         if let Ok(found) = self.by_session.find_entry(self.hasher.hash_one(before), |known| *known == slot) {
             found.remove();
         }

@@ -327,15 +327,23 @@ fn expired(router: &Host, late: &Host, tally: &mut Tally, findings: &mut Finding
     }
     ensure!(agent::pid(late).is_err(), "an agent is left of a join that failed");
     let library = late.shell("ls /usr/lib/*/faketime/libfaketime.so.1 | head -n 1")?;
-    let good = token(router, &["shop"])?;
     let (preload, clock) = (format!("LD_PRELOAD={}", library.trim()), format!("FAKETIME={LATE}"));
     let program = crate::fabric::margay_program()?;
     let program = program.to_str().context("the program's path is no text")?;
     // The program's clocks that only measure time are left alone.
-    late.run(["env", &preload, &clock, "DONT_FAKE_MONOTONIC=1", program, "up", "--join", &good])?;
+    let ahead = ["env", &preload, &clock, "DONT_FAKE_MONOTONIC=1", program, "up"];
+    match late.run(ahead.iter().copied().chain(["--join", &token(router, &["shop"])?])) {
+        Ok(_) => bail!("a host has joined whose clock says that the router's certificate has expired"),
+        Err(error) => {
+            ensure!(format!("{error:#}").contains("check both clocks"), "the reason is another one: {error:#}")
+        }
+    }
+    agent::join(late, &token(router, &["shop"])?)?;
     wait_for("joining of late", READY_LIMIT, || {
         if agent::status(late)?["joined"].as_bool() == Some(true) { Ok(()) } else { bail!("it has not joined") }
     })?;
+    agent::kill(late)?;
+    late.run(ahead)?;
     refused(late, "open.shop", 7, "a host for which all certificates have expired", tally, findings)
 }
 

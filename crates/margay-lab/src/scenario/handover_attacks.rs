@@ -3,13 +3,14 @@
 //! with right tags about sessions of others, by connections that nobody has given, and by fetching those. Somebody on
 //! the path reads the tickets of true hand-overs and uses them before the client, with keys of his own; a user of the
 //! server's host without rights makes sockets with the same five-tuples in a network namespace of his own and gives
-//! them away. The sessions talk all the while, and true hand-overs go on before, between and after.
+//! them away. A client of the name tells giver and taker different things of its own sessions: of each at most one of
+//! both may have it. The sessions talk all the while, and true hand-overs go on before, between and after.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -26,6 +27,7 @@ use crate::report::{Bound, bound};
 use crate::server;
 use crate::sessions::Sessions;
 use crate::topology::Topology;
+use crate::traffic::liars_id;
 use crate::twins::{self, HOSTS, PORT, SERVICE, Twins};
 
 /// The scenario.
@@ -36,8 +38,9 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 13] = [
-    // Sessions that moved, ended or hang, sockets that came or went, and connections that a taker wanted.
+const BOUNDS: [Bound; 14] = [
+    // Sessions that moved, ended or hang, sockets that came or went, connections that a taker wanted, and those of the
+    // liar that both servers have.
     bound("accepted", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
     // Messages and streams.
@@ -51,6 +54,8 @@ const BOUNDS: [Bound; 13] = [
     // Otherwise no ticket was read, or nobody made a socket up.
     bound("tickets", AtLeast(5.0)),
     bound("refused_local", AtLeast(2.0 * MADE_UP as f64)),
+    // Hand-overs that a client has lied about: in each of six ways.
+    bound("lies", AtLeast(12.0)),
     // Of the sessions that were to go, before, between and after.
     bound("not_moved", Exactly(0.0)),
     bound("moved", AtLeast((SESSIONS * (ATTACKS + 1)) as f64)),
@@ -59,7 +64,7 @@ const BOUNDS: [Bound; 13] = [
 ];
 
 /// Figures that are added up.
-const ZERO_AT_FIRST: [&str; 10] = [
+const ZERO_AT_FIRST: [&str; 11] = [
     "accepted",
     "wrong_bytes",
     "tried",
@@ -69,6 +74,7 @@ const ZERO_AT_FIRST: [&str; 10] = [
     "brought_refused",
     "tickets",
     "refused_local",
+    "lies",
     "not_moved",
 ];
 
@@ -113,6 +119,10 @@ links = [{ subnet = "west" }]
 role = "plain"
 links = [{ subnet = "wild" }]
 
+[host.liar]
+role = "plain"
+links = [{ subnet = "wild" }]
+
 # Joins with a token that is good for another name alone.
 [host.member]
 role = "plain"
@@ -127,11 +137,14 @@ const OPEN_LISTEN: &str = "0.0.0.0:7";
 /// The attacker's made-up addresses are in its /16.
 const STRANGERS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 0);
 const SESSIONS: usize = 20;
-const ATTACKS: usize = 6;
+const ATTACKS: usize = 7;
 /// Connections that a user without rights gives away.
 const MADE_UP: usize = 5;
 /// How long tickets are read, during true hand-overs.
 const STEALING_MS: u64 = 4_000;
+/// How long a client lies, over so many sessions to each server.
+const LYING_MS: &str = "25000";
+const LYING_SESSIONS: &str = "6";
 /// Connections that the member brings.
 const BROUGHT: usize = 40;
 /// All messages, and of DATA (type 32) what has a packet number that 32 divides.
@@ -141,6 +154,11 @@ const CAPTURED: usize = 1_000;
 const EMPTY_CAPTURE: u64 = 24;
 const ATTACK_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+/// From when a giver knows what has become of a session until the liar's last word of it.
+const LAST_WORD: Duration = Duration::from_secs(2);
+/// A taker may have what it lets go of a moment longer than its giver has asked for that.
+const FORK_LIMIT: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(50);
 /// Forgeries of each type, and changed copies of each message, for each host.
 const FORGERIES: &str = "100";
 const FLIPS: &str = "2";
@@ -172,7 +190,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     for figure in ZERO_AT_FIRST {
         findings.set(figure, 0.0);
     }
-    let twins = Twins::start(servers)?;
+    // Its authority's hosts, as by default, and one that is of none.
+    let liar = format!("host:{}", liars_id());
+    let twins = Twins::start_for(servers, &["--allow", "authority:shop", "--allow", &liar])?;
     let _open = serve_to_all(&[client, servers[0], servers[1]])?;
     admit_member(&lab)?;
     // Answers to forged addresses go to somebody.
@@ -193,6 +213,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         ("fetching what nobody hands over", fetch, false),
         ("sockets that a user without rights has made up", fabricate, false),
         ("tickets that were read on the path", steal_tickets, true),
+        ("different things that giver and taker are told", lie, true),
     ];
     for (what, attack, is_during) in attacks {
         pair::attempt_part(what, findings, |findings| stage.under(what, attack, is_during, findings));
@@ -297,6 +318,17 @@ fn steal_tickets(stage: &Stage<'_>) -> Result<Command> {
     Ok(command)
 }
 
+/// From a client that the service admits.
+fn lie(stage: &Stage<'_>) -> Result<Command> {
+    let liar = stage.lab.host("liar")?;
+    let mut command = liar.traffic(["snatch", "lie", "--service", SERVICE, "--port", &PORT.to_string()])?;
+    command.args(["--count", LYING_SESSIONS, "--time-ms", LYING_MS]);
+    for host in stage.servers {
+        command.args(["--server", &pair::address(host)?]);
+    }
+    Ok(command)
+}
+
 impl Stage<'_> {
     fn hosts(&self) -> [&Host; 3] {
         [self.client, self.servers[0], self.servers[1]]
@@ -307,15 +339,17 @@ impl Stage<'_> {
         self.servers.iter().map(|host| observe::resident_bytes(agent::pid(host)?)).collect()
     }
 
-    /// All sessions go to the other server.
+    /// All sessions go to the other server. Those of the liar, which the servers count among what they give, may stay
+    /// or end.
     fn move_all(&mut self, findings: &mut Findings) -> Result<()> {
         // A session that has come a moment ago may not be its server's yet.
         self.prove("before a hand-over", findings)?;
         let given = self.twins.order(self.at)?;
         self.at = 1 - self.at;
-        findings.figures.add("moved", given.moved as f64);
-        findings.figures.add("not_moved", SESSIONS.abs_diff(given.moved) as f64);
-        if given.moved != SESSIONS {
+        let moved = given.moved.min(self.established()?[self.at]);
+        findings.figures.add("moved", moved as f64);
+        findings.figures.add("not_moved", SESSIONS.abs_diff(moved) as f64);
+        if moved != SESSIONS {
             findings.note(format!("{given:?}: {:?}", self.twins.not_given(1 - self.at)));
         }
         Ok(())
@@ -350,6 +384,7 @@ impl Stage<'_> {
                 self.prove(what, findings)?;
                 if is_during {
                     self.move_all(findings)?;
+                    findings.figures.add("accepted", self.forked()? as f64);
                 }
             }
             attacking.join().ok().context("a thread ended badly")?
@@ -373,8 +408,37 @@ impl Stage<'_> {
         self.move_all(findings)
     }
 
+    /// How many connections each server has, but for those of the liar.
     fn established(&self) -> Result<[usize; 2]> {
-        Ok([twins::established(self.servers[0])?, twins::established(self.servers[1])?])
+        Ok(self.clients(false)?.map(|clients| clients.len()))
+    }
+
+    /// The clients' ends of the connections that each server has: those of the liar, or all others.
+    fn clients(&self, are_liars: bool) -> Result<[Vec<SocketAddr>; 2]> {
+        let liar: IpAddr = pair::address(self.lab.host("liar")?)?.parse()?;
+        let mut clients = [Vec::new(), Vec::new()];
+        for (of, host) in clients.iter_mut().zip(self.servers) {
+            let all = twins::connections(host)?.into_iter().map(|(_, client)| client);
+            of.extend(all.filter(|client| (client.ip() == liar) == are_liars));
+        }
+        Ok(clients)
+    }
+
+    /// How many sessions of the liar both servers have, once all that it says of them is said.
+    fn forked(&self) -> Result<usize> {
+        if self.clients(true)?.iter().all(Vec::is_empty) {
+            return Ok(0);
+        }
+        std::thread::sleep(LAST_WORD);
+        let until = Instant::now() + FORK_LIMIT;
+        loop {
+            let [one, two] = self.clients(true)?;
+            let both = one.iter().filter(|client| two.contains(client)).count();
+            if both == 0 || Instant::now() > until {
+                return Ok(both);
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Each session is answered once more.
@@ -406,6 +470,7 @@ fn note_attack(what: &str, said: &Value, findings: &mut Findings) {
     findings.figures.add("accepted", number("accepted"));
     findings.figures.add("answered", number("answered"));
     findings.figures.add("tickets", number("tickets"));
+    findings.figures.add("lies", number("lies"));
     findings.figures.add("refused_local", number("refused_local"));
     // Of streams alone: a queue that is full refuses packets.
     if said["said"].is_string() {

@@ -1,8 +1,8 @@
 //! `stack-attacks`: somebody who saw how two hosts changed the stacks of their flows, and is not on their way, sends
 //! forgeries and what it saw, while flows are sealed by order and while they are changed. Nothing changes but by the
 //! client's orders, nothing plain is said of a sealed flow, and no lock stays. Then somebody on the path drops the
-//! messages of changes while the client is where a rule demands encryption. What waits is never sent plain, and goes on
-//! when the attacker is gone.
+//! messages of changes while a rule demands encryption: because of where the client is, and because of a fact. What
+//! waits is never sent plain, and goes on when the attacker is gone.
 
 use std::path::Path;
 use std::process::Output;
@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::hijack::{TOPOLOGY, understand};
@@ -49,7 +50,7 @@ const BOUNDS: [Bound; 13] = [
     bound("attacks", Exactly(2.0)),
     // While changes are dropped: what leaves plain under a floor, flows that wait for it, and those that do not go on.
     bound("plain_outside", Exactly(0.0)),
-    bound("held", Exactly(WAYS.len() as f64)),
+    bound("held", Exactly((FLOORS * WAYS.len()) as f64)),
     bound("honest_failed", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
 ];
@@ -76,6 +77,8 @@ const STRANGERS: &str = "10.99.0.0";
 const FREE_NUMBER: usize = 100;
 /// Messages of changes are dropped for longer than a peer has ever asked before it sent plain.
 const DROPPED: Duration = Duration::from_secs(8);
+/// A floor by where the client is, and one by a fact.
+const FLOORS: usize = 2;
 const DROP_CHANGES: &str = "add table inet attacker; \
     add chain inet attacker path { type filter hook forward priority 0; }; \
     add rule inet attacker path udp dport 54324 @th,72,8 18 drop";
@@ -169,7 +172,8 @@ fn attack_all(
         findings.set("stuck_locks", stage.locks()?);
     }
     stage.set_all("plain")?;
-    stage.drop_changes(transfers, findings)
+    stage.drop_changes_after_a_move(transfers, findings)?;
+    stage.drop_changes_after_a_fact(transfers, findings)
 }
 
 impl Stage<'_> {
@@ -196,9 +200,9 @@ impl Stage<'_> {
         [self.client, self.server].iter().map(|host| agent::metric(host, "margay_sessions_locked")).sum()
     }
 
-    /// Plain packets that the client has sent.
-    fn plain(&self) -> Result<f64> {
-        Ok(observe::counts(self.lab.host("way")?)?.get("plain").copied().unwrap_or_default().packets)
+    /// Packets that the router between the hosts has counted under a name.
+    fn counted(&self, name: &str) -> Result<f64> {
+        Ok(observe::counts(self.lab.host("way")?)?.get(name).copied().unwrap_or_default().packets)
     }
 
     /// All flows are sealed, and nobody orders anything.
@@ -206,7 +210,7 @@ impl Stage<'_> {
         let standing = |flow| Ok(self.shown(flow)?.each_ref().map(standing));
         let all = || self.flows.iter().map(standing).collect::<Result<Vec<_>>>();
         let before = all()?;
-        let plain_before = self.plain()?;
+        let plain_before = self.counted("plain")?;
         findings.set("plain_seen", plain_before);
         let mut command = self.command(capture)?;
         let said = std::thread::scope(|scope| -> Result<Output> {
@@ -217,7 +221,7 @@ impl Stage<'_> {
             attacking.join().ok().context("a thread ended badly")?
         })?;
         note_attack("at rest", &understand(&said)?, findings);
-        findings.set("plain_of_sealed", self.plain()? - plain_before);
+        findings.set("plain_of_sealed", self.counted("plain")? - plain_before);
         for (before, after) in before.iter().zip(&all()?).filter(|(before, after)| before != after) {
             findings.figures.add("accepted", 1.0);
             findings.note(format!("at rest: {before:?} became {after:?}"));
@@ -260,9 +264,8 @@ impl Stage<'_> {
     }
 
     /// Somebody on the path drops the messages of changes while the client is where a rule demands encryption.
-    fn drop_changes(&self, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
-        let home = interface::address(self.lab, self.client, 0, false, FREE_NUMBER)?;
-        let away = interface::address(self.lab, self.client, 0, false, FREE_NUMBER + 1)?;
+    fn drop_changes_after_a_move(&self, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
+        let [home, away] = self.homes()?;
         let at = away.addr();
         let rules = format!(
             "[[stack_rule]]\nnames = [\"{SERVICE}\"]\nwhen = 'path.local.within(\"{at}/32\") || has(fact.lockdown) && \
@@ -279,9 +282,37 @@ impl Stage<'_> {
         way.run(["nft", DROP_CHANGES])?;
         interface::change(self.lab, self.client, &[Act::Add(0, away), Act::Remove(0, home)])?;
         self.wait_under_floor("away", transfers, findings)?;
-        let plain_away = observe::counts(way)?.get("plain_away").copied().unwrap_or_default().packets;
-        findings.figures.add("plain_outside", plain_away);
+        findings.figures.add("plain_outside", self.counted("plain_away")?);
         Ok(())
+    }
+
+    /// At home flows are plain again. Then the same is dropped, and a fact demands encryption where the flows are.
+    fn drop_changes_after_a_fact(&self, transfers: &mut Transfers<'_>, findings: &mut Findings) -> Result<()> {
+        let [home, away] = self.homes()?;
+        interface::change(self.lab, self.client, &[Act::Add(0, home), Act::Remove(0, away)])?;
+        self.flows.iter().try_for_each(|flow| self.await_stack(flow, "plain"))?;
+        let before = self.counted("plain")?;
+        transfers.await_bytes("transfers at home", STEP_BYTES, LIMIT)?;
+        ensure!(self.counted("plain")? > before, "what is plain at home is not seen");
+        self.lab.host("way")?.run(["nft", DROP_CHANGES])?;
+        agent::margay(self.client, ["fact", "set", "lockdown", "true"])?;
+        wait_for("flows that wait at both ends", LIMIT, || {
+            for flow in &self.flows {
+                let shown = self.shown(flow)?;
+                ensure!(shown.iter().all(waits), "a flow does not wait: {shown:?}");
+            }
+            Ok(())
+        })?;
+        let before = self.counted("plain")?;
+        self.wait_under_floor("by a fact", transfers, findings)?;
+        findings.figures.add("plain_outside", self.counted("plain")? - before);
+        agent::margay(self.client, ["fact", "clear", "lockdown"]).map(drop)
+    }
+
+    /// The client's address before the last attack, and the one where a rule demands encryption.
+    fn homes(&self) -> Result<[IpNet; 2]> {
+        let number = |at| interface::address(self.lab, self.client, 0, false, FREE_NUMBER + at);
+        Ok([number(0)?, number(1)?])
     }
 
     /// All flows wait while messages are dropped, and are encrypted and go on once they are not.
@@ -289,7 +320,7 @@ impl Stage<'_> {
         sleep(DROPPED);
         for flow in &self.flows {
             let shown = self.shown(flow)?;
-            let is_held = shown.iter().all(|end| end["waits_for_seal"] == true);
+            let is_held = shown.iter().all(waits);
             findings.figures.add("held", f64::from(u8::from(is_held)));
             if !is_held {
                 findings.note(format!("{what}: a flow does not wait: {shown:?}"));
@@ -314,6 +345,11 @@ impl Stage<'_> {
         }
         Ok(command)
     }
+}
+
+/// Whether an end holds what a flow sends until the flow is encrypted.
+fn waits(end: &Value) -> bool {
+    end["waits_for_seal"] == true
 }
 
 /// The stack that a flow has, and which changes there were.

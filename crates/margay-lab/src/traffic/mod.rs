@@ -18,6 +18,7 @@ mod hijack;
 mod hostile;
 mod idle;
 mod intruder;
+mod liar;
 mod memcached;
 mod mutated;
 mod numbered;
@@ -25,6 +26,7 @@ mod odd;
 mod own_frames;
 mod paced;
 mod pingpong;
+mod policy_evader;
 mod pooled;
 mod pour;
 mod reader;
@@ -58,11 +60,13 @@ pub use fetches::Fetched;
 pub use forger::read_frames;
 pub use idle::Idle;
 pub use intruder::Tally;
+pub use liar::liars_id;
 pub use memcached::{SLOT, Slot, Taken};
 pub use numbered::{Came, Sent};
 pub use own_frames::Framed;
 pub use paced::Paced;
 pub use pingpong::RoundTrips;
+pub use policy_evader::Evaded;
 pub use pooled::{Pooled, Turn};
 pub use pour::Poured;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
@@ -416,6 +420,8 @@ pub enum Traffic {
     Snatch(snatch::Plan),
     /// Be hosts that nobody knows: ask for what is others', or answer for it
     Strange(stranger::Plan),
+    /// Be unauthenticated hosts with changed agents, and try to bypass the middlebox that a name requires
+    Evade(policy_evader::Plan),
     /// Register with a router without a right to it, in every way; print what was granted
     Intrude(Box<intruder::Plan>),
     /// Register as many hosts with a router, let their services come and go, and note when watchers hear of it
@@ -520,6 +526,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Strike(plan) => strike::strike(&plan),
         Traffic::Snatch(plan) => runtime.block_on(snatch::snatch(&plan)),
         Traffic::Strange(plan) => stranger::meet(&plan),
+        Traffic::Evade(plan) => policy_evader::evade(&plan),
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),
         Traffic::Reader { time_ms } => reader::read(Duration::from_millis(time_ms)),

@@ -1,6 +1,7 @@
 //! Somebody who tries to take others' sessions as if they were handed over, and has no part in that: a host that others
 //! know, by messages with the right tags of its own; one that brings connections to the agents that take them; one on
-//! the path that uses tickets which it reads; and a user of a server's host without rights.
+//! the path that uses tickets which it reads; and a user of a server's host without rights. Or a client of the name that
+//! has a part in them, and lies.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ use tokio::time::timeout;
 use super::fabricator::{self, FiveTuple, five_tuple};
 use super::forger::{DATAGRAM_MAX, fill, read_capture};
 use super::hijack::Known;
+use super::liar;
 use super::stranger::introduce;
 use super::ticket_thief;
 use crate::host::write_line;
@@ -96,6 +98,24 @@ pub enum Plan {
         #[arg(long, required = true, value_parser = five_tuple)]
         connection: Vec<FiveTuple>,
     },
+    /// Be a client of the name, with a key that it admits, and tell giver and taker of each hand-over different things
+    Lie {
+        /// The name
+        #[arg(long)]
+        service: Name,
+        /// Its port
+        #[arg(long)]
+        port: u16,
+        /// Host that serves it; may be given more than once
+        #[arg(long, required = true)]
+        server: Vec<Ipv4Addr>,
+        /// Sessions to each of them
+        #[arg(long)]
+        count: usize,
+        /// For how long
+        #[arg(long)]
+        time_ms: u64,
+    },
     /// Bring connections to the agents of a name's hosts, without a right to it
     Bring {
         /// Real traffic of hand-overs (pcap)
@@ -129,6 +149,9 @@ pub async fn snatch(plan: &Plan) -> Result<()> {
         Plan::Tickets { service, port, time_ms } => {
             ticket_thief::steal(service.service_id(), *port, Duration::from_millis(*time_ms))
         }
+        Plan::Lie { service, port, server, count, time_ms } => {
+            liar::lie(service.service_id(), *port, server, *count, Duration::from_millis(*time_ms))
+        }
         Plan::Local { service, host, connection } => fabricator::give_away(connection, service, host).await,
     }
 }
@@ -146,8 +169,8 @@ fn say_tagged(known: &Known, targets: &[Ipv4Addr], service: ServiceId, count: us
     for (number, target) in targets.iter().enumerate() {
         let at = SocketAddr::from((*target, PORT));
         let stranger = introduce(service, at)?;
-        let association = association_with(&stranger.sal, at);
-        let mut association = association.with_context(|| format!("{at} has not met this host"))?;
+        let mut association =
+            associations(&stranger.sal).pop().with_context(|| format!("{at} has not met this host"))?;
         // A host that could take a session.
         let taker = SocketAddr::from((targets[(number + 1) % targets.len()], PORT));
         for _ in 0..count {
@@ -164,17 +187,21 @@ fn say_tagged(known: &Known, targets: &[Ipv4Addr], service: ServiceId, count: us
     write_line(&json!({"sent": sent, "answered": answered}).to_string())
 }
 
-/// What a host that was asked shares with who has asked it: from what the next start would have of it, since nothing
-/// else tells of keys (`margay_core::keepsake` has the layout).
-fn association_with(sal: &Sal, at: SocketAddr) -> Option<Association> {
-    let kept = sal.keep_associations();
-    let record = kept.chunks_exact(KEEPSAKE_LEN).next_back()?;
-    let word = |place: usize| Some(u32::from_be_bytes(record.get(place..place + 4)?.try_into().ok()?));
-    let key = |place: usize| -> Option<[u8; 32]> { record.get(place..place + 32)?.try_into().ok() };
-    let keys = Keys { root: key(48)? };
-    let mut association = Association::new(word(4)?, word(8)?, HostPublic(key(16)?), keys, record[1] & 1 != 0, at);
-    association.peer_epoch = word(12)?;
-    Some(association)
+/// What a host shares with those that it has met, the latest last: from what the next start would have of it, since
+/// nothing else tells of keys (`margay_core::keepsake` has the layout).
+pub(super) fn associations(sal: &Sal) -> Vec<Association> {
+    let one = |record: &[u8]| {
+        let word = |place: usize| Some(u32::from_be_bytes(record.get(place..place + 4)?.try_into().ok()?));
+        let key = |place: usize| -> Option<[u8; 32]> { record.get(place..place + 32)?.try_into().ok() };
+        let ip: [u8; 16] = record.get(112..128)?.try_into().ok()?;
+        let port = u16::from_be_bytes(record.get(128..130)?.try_into().ok()?);
+        let at = SocketAddr::new(IpAddr::from(ip).to_canonical(), port);
+        let keys = Keys { root: key(48)? };
+        let mut known = Association::new(word(4)?, word(8)?, HostPublic(key(16)?), keys, record[1] & 1 != 0, at);
+        known.peer_epoch = word(12)?;
+        Some(known)
+    };
+    sal.keep_associations().chunks_exact(KEEPSAKE_LEN).filter_map(one).collect()
 }
 
 /// A message about a session of others.

@@ -55,9 +55,14 @@ pub fn meet(plan: &Plan) -> Result<()> {
     }
 }
 
+/// Gives what is sent instead of a datagram; `None`: the datagram itself.
+pub(super) type Change = Box<dyn Fn(&[u8]) -> Option<Vec<u8>>>;
+
 pub(super) struct Stranger {
     pub sal: Sal,
     pub socket: UdpSocket,
+    /// Rewrites what the core sends.
+    pub change: Option<Change>,
     out: Vec<u8>,
     /// Messages that this one has sent, and that have come.
     said: u64,
@@ -67,24 +72,14 @@ pub(super) struct Stranger {
 }
 
 impl Stranger {
-    fn new(bind: SocketAddr) -> Result<Self> {
-        let config = Config {
-            host_key: HostSecret::generate(&mut entropy::rng()?),
-            epoch: 1,
-            boot_id: entropy::rng()?.bytes(),
-            router: false,
-            datagram_max: 1472,
-            local_addresses: Vec::new(),
-            ranges: margay_core::Ranges::USUAL,
-            limits: Limits::default(),
-        };
-        let sal = Sal::new(config, clock::now(), unix_s(), entropy::seed()?);
+    pub fn new(bind: SocketAddr) -> Result<Self> {
+        let sal = core_of(HostSecret::generate(&mut entropy::rng()?))?;
         let socket = UdpSocket::bind(bind)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { sal, socket, out: vec![0; 65_536], said: 0, heard: 0, given: 0 })
+        Ok(Self { sal, socket, change: None, out: vec![0; 65_536], said: 0, heard: 0, given: 0 })
     }
 
-    fn add_rule(&mut self, service: ServiceId, action: Action) -> Result<()> {
+    pub fn add_rule(&mut self, service: ServiceId, action: Action) -> Result<()> {
         let rule = Rule { priority: 100, weight: 1, action };
         self.sal.add_rule(clock::now(), Prefix::from(service), rule).map(drop).map_err(|error| anyhow!("{error:?}"))
     }
@@ -109,12 +104,14 @@ impl Stranger {
     }
 
     /// Sends what there is to say.
-    fn say(&mut self) {
+    pub fn say(&mut self) {
         self.sal.handle(clock::now(), Input::Timeout);
         while let Some(output) = self.sal.poll(&mut self.out) {
             match output {
                 Output::Transmit { to, len, .. } => {
-                    self.said += u64::from(self.socket.send_to(&self.out[..len], to).is_ok());
+                    let own = &self.out[..len];
+                    let changed = self.change.as_ref().and_then(|change| change(own));
+                    self.said += u64::from(self.socket.send_to(changed.as_deref().unwrap_or(own), to).is_ok());
                 }
                 Output::Inject { .. } => self.given += 1,
                 _ => {}
@@ -137,6 +134,21 @@ impl Stranger {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The core of a host that has just started, and has this key.
+pub(super) fn core_of(host_key: HostSecret) -> Result<Sal> {
+    let config = Config {
+        host_key,
+        epoch: 1,
+        boot_id: entropy::rng()?.bytes(),
+        router: false,
+        datagram_max: 1472,
+        local_addresses: Vec::new(),
+        ranges: margay_core::Ranges::USUAL,
+        limits: Limits::default(),
+    };
+    Ok(Sal::new(config, clock::now(), unix_s(), entropy::seed()?))
 }
 
 fn unix_s() -> u64 {

@@ -1,6 +1,5 @@
 //! The client's end: it fetches the session, and its word decides where the connection is.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
@@ -283,7 +282,7 @@ impl Sal {
         let id = message.dst_flow;
         let own = self.flows.fetchable(&self.associations, message, association);
         let is_its = own.is_some();
-        let is_fetched = own.and_then(|flow| flow.fetched.as_deref()) == Some(&ticket);
+        let is_fetched = own.and_then(Flow::fetched) == Some(ticket);
         let Some(fetching) = self.fetches.fetching.get(&ticket) else {
             // The confirmation was lost, or nothing was committed: the flow is there, or it is not.
             if !is_its {
@@ -337,7 +336,7 @@ impl Sal {
         new.active = now;
         new.source = source;
         new.marks |= kept;
-        new.fetched = Some(Box::new(ticket));
+        new.set_fetched(Some(ticket));
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, fetching.new, false);
         self.begin_rules(now, fetching.new);
         self.flows.install_again(&mut self.queue, fetching.new);

@@ -1,17 +1,21 @@
 //! `chain-attacks`: who has a box, or none, and wants more than that: a box's host that connects as if it were a
-//! client, a box that answers in the server's place, a host that serves a box without a right to. What is said on the
-//! wire is attacked in the simulator.
+//! client, a box that answers in the server's place, a host that serves a box without a right to; clients with changed
+//! agents that try to bypass a required middlebox; and a client that requests to re-route more sessions than its share.
+//! What is said on the wire is attacked in the simulator.
+
+mod evading;
+mod exhausting;
 
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use super::{PORT, ZONE, apply, await_reason, build, chain, count_sessions, serve, sessions, watch};
+use super::{PORT, ZONE, apply, await_chains, await_reason, build, chain, count_sessions, serve, sessions, watch};
 use crate::agent::{self, Agents, margay};
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::program::wait_for;
-use crate::report::Limit::{Below, Exactly};
+use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::scenario::{Findings, Scenario, pair};
 use crate::server;
@@ -19,20 +23,36 @@ use crate::server;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "chain-attacks",
-    summary: "boxes that pose as clients or as servers, and hosts that serve boxes without a right to",
+    summary: "middleboxes that pose as clients or servers; clients that bypass middleboxes, or exhaust requests",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 4] = [
+const BOUNDS: [Bound; 11] = [
     bound("accepted", Exactly(0.0)),
     bound("honest_failed", Exactly(0.0)),
     bound("error_ms_max", Below(2500.0)),
+    // Controls: what the same attackers get while no policy requires a middlebox.
+    bound("granted", AtLeast(1.0)),
+    bound("let_in", AtLeast(evading::LET_IN)),
+    // SYNs without the required middlebox that were refused or counted as dropped.
+    bound("refused_syns", AtLeast(evading::REFUSED)),
+    // Re-route requests refused because their peer had its share.
+    bound("exhausting_requests", AtLeast(exhausting::REFUSED)),
+    bound("operator_changed", AtLeast(exhausting::CHANGED)),
+    bound("operator_refused", Exactly(0.0)),
+    bound("memory_growth_mb", AtMost(20.0)),
     bound("failed", Exactly(0.0)),
 ];
 
 const TRIES: u64 = 10;
+/// Admits the client alone.
 const NAME: &str = "web.shop";
+/// Admits everybody. Like [`NAME`], it requires [`FIREWALL`].
+const POST: &str = "post.shop";
+/// Admits everybody, and requires nothing.
+const OPEN: &str = "open.shop";
+const FIREWALL: &str = "fw.shop";
 const TALK: &str = "talk.shop";
 
 /// A user without rights says what a client says, all the while, to any virtual address.
@@ -69,9 +89,13 @@ struct Tally {
 
 impl Tally {
     fn honest(&mut self, host: &Host, findings: &mut Findings) -> Result<()> {
-        let outcome = server::attempt(host, &format!("{NAME}.{ZONE}"), PORT, &["--count", &TRIES.to_string()])?;
+        self.honest_to(NAME, host, findings)
+    }
+
+    fn honest_to(&mut self, name: &str, host: &Host, findings: &mut Findings) -> Result<()> {
+        let outcome = server::attempt(host, &format!("{name}.{ZONE}"), PORT, &["--count", &TRIES.to_string()])?;
         if outcome.failed() > 0 {
-            findings.note(format!("of {}: {:?}", host.name(), outcome.errors));
+            findings.note(format!("of {} to {name}: {:?}", host.name(), outcome.errors));
         }
         self.honest_failed += outcome.failed() as f64;
         Ok(())
@@ -79,7 +103,9 @@ impl Tally {
 
     fn attack(&mut self, what: &str, host: &Host, options: &[&str], findings: &mut Findings) -> Result<()> {
         let words = [&["--count", "5"], options].concat();
-        let outcome = server::attempt(host, &format!("{NAME}.{ZONE}"), PORT, &words)?;
+        // Of IPv4, like the addresses that they connect from.
+        let to = agent::virtual_addresses(host, NAME)?.0;
+        let outcome = server::attempt(host, &to, PORT, &words)?;
         findings.note(format!("{what}: {:?}", outcome.errors));
         self.accepted += outcome.ok as f64;
         self.error_ms = outcome.error_ms.iter().copied().fold(self.error_ms, f64::max);
@@ -93,24 +119,37 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let router = lab.host("router")?;
     let server = lab.host("server")?;
     let client = lab.host("client")?;
+    let other = lab.host("other")?;
     let one = lab.host("box1")?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     let id = agent::status(client)?["host_id"].as_str().unwrap_or_default().to_owned();
     agent::publish(server, NAME, "0.0.0.0:7", &["--allow", &format!("host:{id}")])?;
-    serve(one, "fw.shop", "forward", &[])?;
+    for name in [POST, OPEN] {
+        agent::publish(server, name, "0.0.0.0:7", &["--allow", "any"])?;
+    }
+    serve(one, FIREWALL, "forward", &[])?;
     count_sessions(one)?;
-    let required = format!("[[require]]\nname = \"{NAME}\"\nboxes = [\"fw.shop\"]\n");
-    let translated = chain("translate", TALK, &["nat.shop"], "");
-    let policy = format!("{}{translated}{required}", chain("inspect", NAME, &["fw.shop"], ""));
-    let hosts: Vec<&Host> = lab.hosts.iter().collect();
-    apply(router, &policy, &hosts, &["inspect", "translate"])?;
+    evading::get_granted(other, server, findings)?;
+    // Before there is a policy.
+    evading::leave_router(other)?;
+    let required: String =
+        [NAME, POST].map(|name| format!("[[require]]\nname = \"{name}\"\nboxes = [\"{FIREWALL}\"]\n")).concat();
+    let inspected = chain("inspect", NAME, &[FIREWALL], "") + &chain("inspect-post", POST, &[FIREWALL], "");
+    let policy = format!("{inspected}{}{required}", chain("translate", TALK, &["nat.shop"], ""));
+    let names = ["inspect", "inspect-post", "translate"];
+    let hosts: Vec<&Host> = lab.hosts.iter().filter(|host| host.name() != other.name()).collect();
+    apply(router, &policy, &hosts, &names)?;
     let mut tally = Tally::default();
     tally.honest(client, findings)?;
     ensure!(sessions(one)? >= TRIES as f64, "honest sessions do not pass the box");
-    made_up_client(client, one, &mut tally, findings)?;
+    evading::evade(&lab, &mut tally, findings)?;
+    evading::return_to_router(other)?;
+    await_chains(other, &names)?;
+    made_up_client(&lab, &mut tally, findings)?;
     answers_itself(&lab, &mut tally, findings)?;
     local_user(&lab, &mut tally, findings)?;
     box_without_grant(&lab, &mut tally, findings)?;
+    exhausting::exhaust(&lab, &mut tally, findings)?;
     tally.honest(client, findings)?;
     findings.set("accepted", tally.accepted);
     findings.set("honest_failed", tally.honest_failed);
@@ -120,13 +159,16 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 }
 
 /// The box's host connects from the client's address: its agent can sign for nobody but itself.
-fn made_up_client(client: &Host, one: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
-    let address = pair::address(client)?;
+fn made_up_client(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let (server, one) = (lab.host("server")?, lab.host("box1")?);
+    let address = pair::address(lab.host("client")?)?;
+    let before = evading::refused(server)?;
     // Nobody else on the segment is to take this host for the client.
     one.shell("echo 1 > /proc/sys/net/ipv4/conf/eth0/arp_ignore")?;
     one.shell(&format!("ip addr add {address}/32 dev lo"))?;
     tally.attack("a box's host as the client", one, &["--from", &format!("{address}:0")], findings)?;
     tally.attack("a box's host as itself", one, &[], findings)?;
+    ensure!(evading::refused(server)? >= before + 10.0, "the server's host has not refused all of them");
     one.shell(&format!("ip addr del {address}/32 dev lo")).map(drop)
 }
 
@@ -141,7 +183,7 @@ fn answers_itself(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Resu
     )?;
     let watching = watch(client)?;
     tally.attack("a box that answers in the server's place", client, &[], findings)?;
-    await_reason(&watching, "fw.shop")?;
+    await_reason(&watching, FIREWALL)?;
     one.run(["nft", "delete table inet fw"])?;
     tally.honest(client, findings)
 }
@@ -194,15 +236,15 @@ fn box_without_grant(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> R
     let id = agent::status(two)?["host_id"].as_str().unwrap_or_default().to_owned();
     margay(router, ["id", "member", "grant", &id, "mail.shop"])?;
     count_sessions(two)?;
-    margay(two, ["middlebox", "serve", "fw.shop", "--kind", "forward"])?;
+    margay(two, ["middlebox", "serve", FIREWALL, "--kind", "forward"])?;
     wait_for("the router's refusal", agent::READY_LIMIT, || {
-        let shown = agent::show(two, "fw.shop")?;
+        let shown = agent::show(two, FIREWALL)?;
         match shown["service"]["state"].as_str() {
             Some("refused") => Ok(()),
-            state => bail!("the state of fw.shop is {state:?}"),
+            state => bail!("the state of {FIREWALL} is {state:?}"),
         }
     })?;
     tally.honest(client, findings)?;
     tally.accepted += sessions(two)?;
-    agent::withdraw(two, "fw.shop")
+    agent::withdraw(two, FIREWALL)
 }

@@ -37,8 +37,8 @@ const EVERY: Duration = Duration::from_millis(50);
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// No session is left for want of an answer while giver and taker compare what they know of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(8);
-/// How often a taker is told of a session that comes late, from its first chance on: for longer than it takes to set the
-/// connection up.
+/// How often a taker is told of a session that comes late, from its first chance on: for longer than it takes to set
+/// the connection up.
 const PRESSING: u32 = 2_000;
 const PRESSING_EVERY: Duration = Duration::from_micros(30);
 /// For what is under way when all sessions end.

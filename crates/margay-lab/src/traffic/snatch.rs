@@ -1,7 +1,7 @@
 //! Somebody who tries to take others' sessions as if they were handed over, and has no part in that: a host that others
 //! know, by messages with the right tags of its own; one that brings connections to the agents that take them; one on
-//! the path that uses tickets which it reads; and a user of a server's host without rights. Or a client of the name that
-//! has a part in them, and lies.
+//! the path that uses tickets which it reads; and a user of a server's host without rights. Or a client of the name
+//! that has a part in them, and lies.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};

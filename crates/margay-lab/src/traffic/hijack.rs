@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use clap::Args;
 use margay_core::key::HostId;
 use margay_core::name::ServiceId;
 use margay_wire::{
@@ -30,19 +31,29 @@ const STACKS: [u8; 3] = [STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA];
 const BATCH: usize = 32;
 
 /// Whom to trouble, and how much.
+#[derive(Args, Debug)]
 pub struct Plan {
-    /// Hosts whose SAL port gets it.
-    pub targets: Vec<Ipv4Addr>,
-    /// Hosts whose address is forged.
-    pub honest: Vec<Ipv4Addr>,
-    /// Other addresses are taken from the 65,536 from here on.
-    pub strangers: Ipv4Addr,
-    /// Forgeries of each type of message, for each target.
-    pub forgeries: usize,
-    /// Changed copies of each real datagram, for each target.
-    pub flips: usize,
-    /// Datagrams per second.
-    pub rate: u64,
+    /// Host whose SAL port gets it; may be given more than once
+    #[arg(long = "target", required = true)]
+    targets: Vec<Ipv4Addr>,
+    /// Host whose address is forged; may be given more than once
+    #[arg(long, required = true)]
+    honest: Vec<Ipv4Addr>,
+    /// Other senders' addresses: the 65,536 from here on
+    #[arg(long)]
+    strangers: Ipv4Addr,
+    /// Forgeries of each type, for each target
+    #[arg(long)]
+    forgeries: usize,
+    /// Changed copies of each real datagram, for each target
+    #[arg(long)]
+    flips: usize,
+    /// Datagrams per second
+    #[arg(long)]
+    rate: u64,
+    /// Real traffic (pcap)
+    #[arg(long)]
+    capture: PathBuf,
 }
 
 /// What one who saw real traffic knows.
@@ -69,12 +80,12 @@ struct Shot {
 /// # Errors
 ///
 /// Not on a host of a lab, or the capture (pcap) has nothing to learn from.
-pub fn attack(plan: &Plan, capture: &Path) -> Result<()> {
-    let captured = read_capture(capture)?;
+pub fn attack(plan: &Plan) -> Result<()> {
+    let captured = read_capture(&plan.capture)?;
     let known = Known::learn(&captured);
     let moves_nothing = known.moves.is_empty() && known.handovers.is_empty();
     if known.auths.is_empty() || moves_nothing || plan.targets.is_empty() || plan.honest.is_empty() {
-        bail!("{} has no signalling to learn from, or there is nobody to trouble", capture.display());
+        bail!("{} has no signalling to learn from, or there is nobody to trouble", plan.capture.display());
     }
     let mut dice = Dice::new(7);
     let mut shots = Vec::new();
@@ -339,6 +350,8 @@ fn forged_data(known: &Known, stack: u8, dice: &mut Dice, buf: &mut [u8]) -> usi
 mod tests {
     use std::collections::BTreeSet;
 
+    use std::path::PathBuf;
+
     use margay_wire::{AuthRepr, DataRepr, Extension, FlowId, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT};
 
     use super::{Captured, Known, Plan, Shot, forge_all, send_again};
@@ -358,7 +371,8 @@ mod tests {
 
     fn shots(act: impl FnOnce(&Plan, &mut Dice, &mut Vec<Shot>)) -> Vec<Shot> {
         let (targets, honest) = (vec![[10, 0, 0, 2].into()], vec![[10, 0, 0, 1].into()]);
-        let plan = Plan { targets, honest, strangers: [10, 99, 0, 0].into(), forgeries: 50, flips: 20, rate: 1 };
+        let strangers = [10, 99, 0, 0].into();
+        let plan = Plan { targets, honest, strangers, forgeries: 50, flips: 20, rate: 1, capture: PathBuf::new() };
         let mut shots = Vec::new();
         act(&plan, &mut Dice::new(1), &mut shots);
         shots

@@ -434,29 +434,7 @@ pub enum Traffic {
     },
     /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or
     /// changed
-    Hijack {
-        /// Host whose SAL port gets it; may be given more than once
-        #[arg(long, required = true)]
-        target: Vec<Ipv4Addr>,
-        /// Host whose address is forged; may be given more than once
-        #[arg(long, required = true)]
-        honest: Vec<Ipv4Addr>,
-        /// Other senders' addresses: the 65,536 from here on
-        #[arg(long)]
-        strangers: Ipv4Addr,
-        /// Forgeries of each type, for each target
-        #[arg(long)]
-        forgeries: usize,
-        /// Changed copies of each real datagram, for each target
-        #[arg(long)]
-        flips: usize,
-        /// Datagrams per second
-        #[arg(long)]
-        rate: u64,
-        /// Real traffic (pcap)
-        #[arg(long)]
-        capture: PathBuf,
-    },
+    Hijack(hijack::Plan),
 }
 
 /// Runs a traffic program.
@@ -530,9 +508,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),
         Traffic::Reader { time_ms } => reader::read(Duration::from_millis(time_ms)),
-        Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
-            hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
-        }
+        Traffic::Hijack(plan) => hijack::attack(&plan),
     }
 }
 

@@ -322,7 +322,7 @@ mod tests {
         let mut said = |kind, flags, code: Option<ErrorCode>| {
             let mut writer = MessageWriter::new(&mut buf, kind, margay_wire::FlowId(1), margay_wire::FlowId(2), 0);
             writer.flags(flags);
-            for code in code {
+            if let Some(code) = code {
                 let error = margay_wire::ErrorRepr { code, text: "" };
                 writer.extension(&Extension::Error(error)).expect("room");
             }

@@ -63,7 +63,7 @@ impl Sal {
             return;
         }
         let (message_3, is_patient) = (late.ack.clone(), late.retries <= PATIENT);
-        let answered = late.answered_from;
+        let answered = late.answered_from.as_deref().copied();
         let Some(association) = self.associations.get(flow.association) else { return };
         let (host, present) = (association.host, Pair { local: association.local, remote: association.remote });
         let mut pairs = alloc::vec![present];

@@ -451,10 +451,10 @@ impl Sal {
             Setup::Late(late) => (late.association, &mut late.handshake),
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
         };
-        handshake.membership.get_or_insert(membership);
+        handshake.membership.get_or_insert(membership.into_boxed_slice());
         let handshake = handshake.clone();
         let (initiator, _) = self.config.handshake_of(flow, association, &handshake);
-        let mine = self.introduction(association, [0; 32], handshake.membership.unwrap_or_default());
+        let mine = self.introduction(association, [0; 32], handshake.membership.unwrap_or_default().into_vec());
         let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&finished.1.tag_key, message)?;
         Ok((association, finished))

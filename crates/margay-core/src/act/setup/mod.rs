@@ -242,7 +242,7 @@ pub(crate) struct HandshakeSeed {
     seed: [u8; 32],
     /// The certificate that message 3 shows, from the first one on. A copy of an answer leads to the same key and nonce
     /// again, so that what they encrypt must be the same, also where the host has a new certificate since.
-    membership: Option<Vec<u8>>,
+    membership: Option<Box<[u8]>>,
 }
 
 impl HandshakeSeed {
@@ -255,10 +255,10 @@ impl HandshakeSeed {
 pub(crate) struct LateAnswers {
     pub handshake: HandshakeSeed,
     pub association: u32,
-    pub ack: Vec<u8>,
+    pub ack: Box<[u8]>,
     pub syn_digest: [u8; 32],
     /// Where the peer answered at first contact, while flows with it, under older associations, go elsewhere.
-    pub answered_from: Option<SocketAddr>,
+    pub answered_from: Option<Box<SocketAddr>>,
     pub retries: u32,
     pub give_up: Instant,
     /// What the answer grants, once it is confirmed.
@@ -277,9 +277,9 @@ impl LateAnswers {
         Self {
             handshake: setup.handshake.clone(),
             association: setup.association,
-            ack: message_3,
+            ack: message_3.into_boxed_slice(),
             syn_digest: setup.syn_digest,
-            answered_from,
+            answered_from: answered_from.map(Box::new),
             retries: 1,
             give_up: now + SETUP_TIMEOUT,
             granted: granted.map(Box::new),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::super::{PORT, chains, sessions};
-use super::{FIREWALL, OPEN, POST, Tally};
+use super::{FIREWALL, OPEN, POST, TRIES, Tally};
 use crate::agent;
 use crate::host::Host;
 use crate::lab::Lab;
@@ -16,7 +16,7 @@ use crate::program::{output_within, wait_for};
 use crate::recorder::Recorder;
 use crate::scenario::{Findings, pair};
 use crate::server;
-use crate::traffic::Evaded;
+use crate::traffic::{Evaded, read_frames};
 
 /// Connections of the member with and without FULL, at a rate at which its agent requests grants.
 const BURST: f64 = 400.0;
@@ -100,6 +100,11 @@ fn record_honest(lab: &Lab, client: &Host, tally: &mut Tally, findings: &mut Fin
     let before = sessions(one)?;
     tally.honest_to(POST, client, findings)?;
     ensure!(sessions(one)? > before, "honest sessions do not pass the middlebox");
+    // dumpcap writes them some moments later.
+    wait_for("SYNs in the capture", LIMIT, || {
+        ensure!(read_frames(recorder.file())?.len() >= TRIES as usize, "there are fewer than {TRIES}");
+        Ok(())
+    })?;
     recorder.finish()?.to_str().map(str::to_owned).context("a path that is no text")
 }
 

@@ -409,7 +409,7 @@ impl Sal {
         }
         info.sharing = self.sharing_of(flow);
         if let Some(association) = self.associations.get(flow.association) {
-            info.peer = Some(association.host);
+            (info.peer, info.shares_as) = (Some(association.host), Some(association.peer()));
             let scope = Scope { host: association.host, flow: flow.id };
             let pair = self.pair_in_use(scope);
             (info.local, info.remote) = (pair.and_then(|pair| pair.local), pair.map(|pair| pair.remote));

@@ -25,6 +25,7 @@ use crate::session::hand_over::HandOver;
 use crate::table::RuleId;
 use crate::table::lifetime::Expiry;
 use crate::types::direction::Direction;
+use crate::types::fair_table::Peer;
 use crate::types::key::{HostId, HostPublic};
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::{Lifecycle, Role};
@@ -223,6 +224,8 @@ pub struct FlowInfo {
     pub app: Tuple,
     /// The peer's host, once proved.
     pub peer: Option<HostId>,
+    /// Whose share of shared tables and places the peer's count for, once it is proved.
+    pub shares_as: Option<Peer>,
     /// The peer's UDP address.
     pub remote: Option<SocketAddr>,
     /// Whether the peer's right to answer for the name was checked against a trust anchor.

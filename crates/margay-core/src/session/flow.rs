@@ -377,6 +377,7 @@ impl Flow {
             },
             app: self.app,
             peer: None,
+            shares_as: None,
             remote: None,
             authenticated: self.has(Marks::AUTHENTICATED),
             since: self.since,

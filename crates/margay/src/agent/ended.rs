@@ -129,6 +129,7 @@ mod test {
             closed: None,
             app: Tuple { protocol: 6, source: address, destination: address },
             peer: Some(HostId([peer; 16])),
+            shares_as: None,
             remote: None,
             authenticated: true,
             since: margay_core::Instant::ZERO,

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use margay_control::entropy;
 use margay_control::registration::Instance;
+use margay_core::fair_table::Peer;
 use margay_core::fetch::refusal_text;
 use margay_core::key::HostId;
 use margay_core::name::{Name, ServiceId};
@@ -23,11 +24,12 @@ use margay_wire::{FlowId, HANDED_DATA_MAX};
 use nix::errno::Errno;
 use rustix::net::sockopt::socket_cookie;
 use tokio::task::block_in_place;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::mailbox::{HandOverKey, Mailbox};
 use super::transfer::{Answer, Outgoing};
-use super::{Outcome, Relocations};
+use super::{Outcome, Relocations, Turn, WORD_LIMIT};
 use crate::agent::programs::hand_over::Gift;
 use crate::agent::programs::request::No;
 use crate::agent::{Agent, home, naming};
@@ -42,8 +44,13 @@ const FETCH_LIMIT: Duration = Duration::from_secs(5);
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 /// Until the taker's last word is there, where the client's has come before it.
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
-/// Until the client's word is known, counted from the first question to it: its lease, and some.
-const WORD_LIMIT: Duration = Duration::from_secs(35);
+/// How long a program's library waits for all of it.
+const LIBRARY_LIMIT: Duration = Duration::from_secs(45);
+const _: () = assert!(
+    TURN_LIMIT.as_millis() + PREPARE_LIMIT.as_millis() + WORD_LIMIT.as_millis() + SETTLE_LIMIT.as_millis()
+        < LIBRARY_LIMIT.as_millis()
+);
+const _: () = assert!(FETCH_LIMIT.as_millis() + RESTORE_LIMIT.as_millis() < WORD_LIMIT.as_millis());
 /// Instances that are asked where the program names none.
 const TAKERS_ASKED_MAX: usize = 3;
 
@@ -119,8 +126,9 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, flow: ServedF
 async fn give_whole(agent: &Agent, gift: Gift, flow: ServedFlow, host: &str) -> Result<(), No> {
     let cookie = socket_cookie(&gift.socket).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?;
     let _claim = Claim::new(&agent.connections.relocations, cookie)?;
-    let _turn = turn(agent).await?;
-    let connection = connection(agent, gift, flow)?;
+    let (of, client) = handed_session(agent, &flow)?;
+    let _turn = turn(agent, client).await?;
+    let connection = connection(gift, &flow, of)?;
     let places = places(agent, &connection.service, host).await?;
     let until = Instant::now() + PREPARE_LIMIT;
     let mut reasons = Vec::new();
@@ -150,23 +158,31 @@ async fn give_whole(agent: &Agent, gift: Gift, flow: ServedFlow, host: &str) -> 
     Err((last, format!("the connection stays here: {}", reasons.join("; "))))
 }
 
-async fn turn(agent: &Agent) -> Result<tokio::sync::OwnedSemaphorePermit, No> {
-    match timeout(TURN_LIMIT, Arc::clone(&agent.connections.relocations.giving).acquire_owned()).await {
+async fn turn(agent: &Agent, client: Peer) -> Result<Turn, No> {
+    match timeout(TURN_LIMIT, agent.connections.relocations.giving.wait(client)).await {
         Ok(Ok(turn)) => Ok(turn),
         Ok(Err(_)) => Err((Errno::EBUSY, "the agent is stopping".to_owned())),
-        Err(_) => Err((Errno::EBUSY, "too many connections are on their way to other hosts; try again".to_owned())),
+        Err(_) => Err((
+            Errno::EBUSY,
+            "too many connections of this client's are on their way to other hosts; try again".to_owned(),
+        )),
     }
 }
 
-fn connection(agent: &Agent, gift: Gift, flow: ServedFlow) -> Result<Connection, No> {
+/// Which one it is, and whose share it takes of the connections that go at one time: a client that answers nothing holds
+/// up its own.
+fn handed_session(agent: &Agent, flow: &ServedFlow) -> Result<(HandedSession, Peer), No> {
+    let found = agent.core.0.with_sal(|sal, _| sal.flow(flow.id));
+    let known = found.and_then(|found| Some((found.peer?, found.shares_as?, found.session, found.port)));
+    let (client, peer, session, port) = known.ok_or((Errno::ENOTCONN, "the connection has just ended".to_owned()))?;
+    let giver = agent.host.identity.host_id();
+    Ok((HandedSession { giver, client, session, service: flow.service, port }, peer))
+}
+
+fn connection(gift: Gift, flow: &ServedFlow, of: HandedSession) -> Result<Connection, No> {
     let Gift { socket, data, .. } = gift;
-    let ServedFlow { id: flow, service, .. } = flow;
-    let found = agent.core.0.with_sal(|sal, _| sal.flow(flow));
-    let client = found.and_then(|found| Some((found.peer?, found.session, found.port)));
-    let (client, session, port) = client.ok_or((Errno::ENOTCONN, "the connection has just ended".to_owned()))?;
-    let of = HandedSession { giver: agent.host.identity.host_id(), client, session, service, port };
     let data = data.as_ref().map_or_else(|| Ok(Vec::new()), |file| block_in_place(|| read(file)))?;
-    Ok(Connection { flow, service, of, socket, data })
+    Ok(Connection { flow: flow.id, service: flow.service, of, socket, data })
 }
 
 /// A connection that a program here has accepted by a name.
@@ -309,6 +325,20 @@ enum End {
     Lost,
 }
 
+/// Where a connection is of which the client's host says that it stays, by what its taker says of it in time.
+fn compared(settled: Result<Result<bool, String>, Elapsed>) -> End {
+    match settled {
+        Ok(Ok(true)) => End::Gone,
+        Ok(Ok(false)) => End::Stays,
+        Ok(Err(why)) => {
+            // The taker's agent has ended, and with it whatever it had frozen.
+            tracing::debug!(why, "the taker's agent has ended before it said whether it has a connection");
+            End::Stays
+        }
+        Err(_) => End::Lost,
+    }
+}
+
 /// A connection that the client has been asked to fetch.
 struct Giving<'a> {
     agent: &'a Agent,
@@ -390,8 +420,9 @@ impl Giving<'_> {
     async fn send(&mut self, frozen: &Frozen, data: &[u8]) -> Result<(), No> {
         let record = block_in_place(|| frozen.dump()).map_err(|error| (Errno::EOPNOTSUPP, error.to_string()))?;
         let unreached = |why| (Errno::EHOSTUNREACH, why);
-        self.stream.send(&record.encode(), data).await.map_err(unreached)?;
+        // Also where this host gives up in the middle: the last piece may be on its way.
         self.was_sent = true;
+        self.stream.send(&record.encode(), data).await.map_err(unreached)?;
         tokio::select! {
             biased;
             answer = self.stream.answer() => match answer.map_err(unreached)? {
@@ -451,25 +482,19 @@ impl Giving<'_> {
 
     /// The client's host says that the connection stays, and the taker may have it. Both hear of that what the client's
     /// host says to the one and to the other: where it has told the taker that the connection is there, it is there.
+    /// The taker answers once it has stopped waiting for the client, which may take longer than the client's word.
     async fn compare(&mut self) -> End {
-        match self.stream.settle().await {
-            Ok(true) => {
-                let host = self.agent.host.identity.host_id();
-                tracing::warn!(
-                    ticket = %self.ticket, %host,
-                    "a client's host has said that its connection stays, and to another host that it goes there: it \
-                     has gone"
-                );
-                End::Gone
-            }
-            Ok(false) => End::Stays,
-            Err(why) => {
-                // The taker's agent has ended, and with it whatever it had frozen.
-                tracing::debug!(why, "the taker could not be asked whether it has a connection");
-                self.is_settled = false;
-                End::Stays
-            }
+        let settled = timeout_at(self.until, self.stream.settle()).await;
+        self.is_settled = matches!(settled, Ok(Ok(_)));
+        let end = compared(settled);
+        if end == End::Gone {
+            let host = self.agent.host.identity.host_id();
+            tracing::warn!(
+                ticket = %self.ticket, %host,
+                "a client's host has said that its connection stays, and to another host that it goes there: it has gone"
+            );
         }
+        end
     }
 
     async fn end(&mut self) -> End {
@@ -574,6 +599,15 @@ mod test {
         assert_eq!(asked(&found, 2), ["host4", "host3", "host2"]);
         let nobody = any_of(found[..1].to_vec(), HostId([1; 16]), 3).expect_err("this host alone");
         assert_eq!(nobody.0, Errno::ESRCH);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_stays_where_its_taker_says_so_or_has_ended_and_never_because_it_is_silent() {
+        assert_eq!(compared(Ok(Ok(true))), End::Gone);
+        assert_eq!(compared(Ok(Ok(false))), End::Stays);
+        assert_eq!(compared(Ok(Err("reset".to_owned()))), End::Stays);
+        let silent = timeout(SETTLE_LIMIT, std::future::pending()).await;
+        assert_eq!(compared(silent), End::Lost);
     }
 
     #[test]

@@ -20,12 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_control::permits::{Backlog, Permits};
+use margay_control::permits::{Backlog, Permit, Permits};
 use margay_control::relocation::RECORD_MAX;
+use margay_core::fair_table::Peer;
 use margay_core::{HandOver, Tuple};
 use margay_wire::HANDED_DATA_MAX;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -35,14 +36,15 @@ use self::transfer::IdleStreams;
 use super::Agent;
 use super::instance_addresses::InstanceAddresses;
 
-/// Connections that go at one time; others wait.
-const TRANSFERS_MAX: u32 = 64;
-/// Connections that come at one time. One giver has as many as it gives at once; its others wait.
-const TAKEN_MAX: u32 = 16 * TRANSFERS_MAX;
+/// Connections that go, or that come, at one time. One client, or one giver, has a sixteenth; its others wait.
+const TRANSFERS_MAX: u32 = 1024;
 /// Bytes of connections that come at one time: of one giver, three of the largest.
 const TAKEN_BYTES_MAX: usize = 16 * 3 * (RECORD_MAX + HANDED_DATA_MAX as usize);
-/// Streams of other hosts, most of which may be idle. One giver has as many as it gives connections at once.
-const STREAMS_MAX: usize = 16 * TRANSFERS_MAX as usize;
+/// Streams of other hosts, most of which may be idle. One giver has as many as it brings connections at once.
+const STREAMS_MAX: usize = TRANSFERS_MAX as usize;
+/// Until the client's word is known, counted from the first question to it: its lease, and some.
+const WORD_LIMIT: Duration = Duration::from_secs(35);
+const _: () = assert!(WORD_LIMIT.as_millis() > margay_core::session::LEASE_MAX.as_millis());
 /// How long an agent that stops waits for those that are on their way.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -82,10 +84,10 @@ pub struct Relocations {
     addresses: InstanceAddresses,
     local_rules: LocalRules,
     idle: Arc<IdleStreams>,
-    giving: Arc<Semaphore>,
-    taking: Arc<Semaphore>,
-    /// The same by their givers.
-    turns: Permits,
+    /// By their clients.
+    giving: Turns,
+    /// By their givers.
+    taking: Turns,
     taken_bytes: Permits,
     streams: Permits,
     /// Those whose givers have shown no right to a name yet.
@@ -93,6 +95,46 @@ pub struct Relocations {
     /// Cookies of sockets that are on their way.
     moving: Mutex<HashSet<u64>>,
     counts: [AtomicU64; Outcome::ALL.len()],
+}
+
+/// Connections that are on their way, each of somebody.
+struct Turns {
+    shares: Permits,
+    all: Arc<Semaphore>,
+}
+
+/// One of them, until this is dropped.
+#[expect(dead_code, reason = "both are given back when they are dropped")]
+struct Turn {
+    of_share: Permit,
+    of_all: OwnedSemaphorePermit,
+}
+
+impl Turns {
+    fn new() -> Self {
+        let all = TRANSFERS_MAX as usize;
+        // This host may be its own client.
+        Self { shares: Permits::new(all, all / 16), all: Arc::new(Semaphore::new(all)) }
+    }
+
+    /// Waits until one more of this peer's may begin. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// None begins any more.
+    async fn wait(&self, peer: Peer) -> Result<Turn, AcquireError> {
+        let of_share = self.shares.wait(peer).await;
+        let of_all = Arc::clone(&self.all).acquire_owned().await?;
+        Ok(Turn { of_share, of_all })
+    }
+
+    /// Waits for those that are on their way, not for long; after that, none begins.
+    async fn end(&self) {
+        if timeout(END_LIMIT, self.all.acquire_many(TRANSFERS_MAX)).await.is_err() {
+            tracing::warn!("the agent stops while connections are on their way to another host");
+        }
+        self.all.close();
+    }
 }
 
 /// For the core's words of hand-overs, before there is an agent.
@@ -114,9 +156,8 @@ impl Relocations {
             addresses: addresses.clone(),
             local_rules: LocalRules::default(),
             idle: Arc::default(),
-            giving: Arc::new(Semaphore::new(TRANSFERS_MAX as usize)),
-            taking: Arc::new(Semaphore::new(TAKEN_MAX as usize)),
-            turns: Permits::new(TAKEN_MAX as usize, 0),
+            giving: Turns::new(),
+            taking: Turns::new(),
             taken_bytes: Permits::new(TAKEN_BYTES_MAX, 0),
             streams: Permits::new(STREAMS_MAX, 0),
             unproved: Backlog::new(STREAMS_MAX),
@@ -137,12 +178,8 @@ impl Relocations {
 
     /// Waits for those that are on their way, not for long; after that, none begins.
     pub async fn end(&self) {
-        for (transfers, all) in [(&self.giving, TRANSFERS_MAX), (&self.taking, TAKEN_MAX)] {
-            if timeout(END_LIMIT, transfers.acquire_many(all)).await.is_err() {
-                tracing::warn!("the agent stops while connections are on their way to another host");
-            }
-            transfers.close();
-        }
+        self.giving.end().await;
+        self.taking.end().await;
     }
 
     /// How often another host was refused a stream, or memory for a connection.
@@ -195,6 +232,9 @@ async fn refuse_strays(agent: Arc<Agent>) {
 
 #[cfg(test)]
 mod test {
+    use futures_util::FutureExt as _;
+    use margay_core::key::HostId;
+
     use super::*;
 
     #[tokio::test]
@@ -205,6 +245,21 @@ mod test {
         let counts: Vec<u64> = relocations.counts().into_iter().map(|(_, count)| count).collect();
         assert_eq!(counts, [0, 0, 1, 1, 0]);
         relocations.end().await;
-        assert!(relocations.giving.try_acquire().is_err() && relocations.taking.try_acquire().is_err());
+        assert!(relocations.giving.wait(SILENT).await.is_err() && relocations.taking.wait(SILENT).await.is_err());
+    }
+
+    const SILENT: Peer = Peer::Member(HostId([1; 16]));
+
+    #[tokio::test]
+    async fn a_client_that_answers_nothing_holds_up_its_own_connections_alone() {
+        let relocations = Relocations::new(&Words::default(), &InstanceAddresses::default());
+        let mut held = Vec::new();
+        while let Some(turn) = relocations.giving.wait(SILENT).now_or_never() {
+            held.push(turn.expect("they begin"));
+        }
+        assert_eq!(held.len(), 64);
+        assert!(relocations.giving.wait(Peer::Member(HostId([2; 16]))).now_or_never().is_some());
+        held.pop();
+        assert!(relocations.giving.wait(SILENT).now_or_never().is_some());
     }
 }

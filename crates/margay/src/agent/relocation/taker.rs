@@ -21,15 +21,15 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, timeout_at};
 
 use super::mailbox::{HandOverKey, Mailbox};
-use super::transfer::{Asked, Incoming, Offered};
-use super::{Outcome, counting};
+use super::transfer::{Asked, Incoming, Offered, STEP_LIMIT};
+use super::{Outcome, WORD_LIMIT, counting};
 use crate::agent::programs::hand_over::Gift;
 use crate::agent::{Agent, core::CoreHandle};
 
 /// Until the client's flow is here, once the giver was told that it may send.
 const AWAIT_LIMIT: Duration = Duration::from_secs(10);
-/// Until the client's word is known: its lease, and some.
-const WORD_LIMIT: Duration = Duration::from_secs(35);
+// A giver whose client says that the connection stays hears in time that it is not here.
+const _: () = assert!(AWAIT_LIMIT.as_millis() + 2 * STEP_LIMIT.as_millis() < WORD_LIMIT.as_millis());
 /// After an accept that has failed, for want of descriptors most likely.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -159,9 +159,7 @@ impl Giving<'_> {
             note(self.agent, Err(why));
             return Ok(());
         }
-        let turn = relocations.turns.wait(self.giver()).await;
-        let running = Arc::clone(&relocations.taking).acquire_owned().await;
-        let running = running.map_err(|_| "the agent stops".to_owned())?;
+        let turn = relocations.taking.wait(self.giver()).await.map_err(|_| "the agent stops".to_owned())?;
         self.last = None;
         let ticket = offered.ticket;
         match take(self.agent, &mut self.incoming, offered).await {
@@ -172,7 +170,7 @@ impl Giving<'_> {
                 // The client's word and the program take their time; the next connection does not wait for them.
                 tokio::spawn(async move {
                     note(&agent, taken.finish(&agent, decided).await);
-                    drop((turn, running));
+                    drop(turn);
                 });
             }
             Err(why) => {

@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::WORD_LIMIT;
 use crate::agent::Agent;
 use crate::agent::core::CoreHandle;
 use crate::agent::instance_addresses::InstanceAddresses;
@@ -37,8 +38,11 @@ const TRANSFER_FIRST: Duration = Duration::from_secs(5);
 const TRANSFER_MAX: Duration = margay_core::session::LEASE_MAX;
 /// A giver's stream without a connection is kept for so long: others may follow.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
-/// A taker waits for longer, so that it is the giver that ends the stream.
-const NEXT_LIMIT: Duration = Duration::from_secs(15);
+/// A taker waits for longer, so that it is the giver that ends the stream: as long as the giver may still ask who has the
+/// connection that was brought last.
+const NEXT_LIMIT: Duration = Duration::from_secs(40);
+const _: () =
+    assert!(NEXT_LIMIT.as_millis() > WORD_LIMIT.as_millis() && NEXT_LIMIT.as_millis() > IDLE_LIMIT.as_millis());
 /// Messages that have come and wait to be taken.
 const UNREAD_MAX: usize = 4;
 
@@ -152,15 +156,17 @@ impl Outgoing {
         self.say(from_giver::Body::Head(head)).await
     }
 
-    /// Asks whether the taker's client has come for the connection that was sent last. If not, it never will.
+    /// Asks whether the taker's client has come for the connection that was sent last. If not, it never will. Waits for
+    /// as long as the caller does: whoever has not answered may have the connection.
     ///
     /// # Errors
     ///
-    /// The stream is broken, or the other agent does not answer; as a sentence.
+    /// The other agent has ended the stream; as a sentence.
     pub async fn settle(&mut self) -> Result<bool, String> {
-        self.say(from_giver::Body::Settle(Settle {})).await?;
+        let question = FromGiver { body: Some(from_giver::Body::Settle(Settle {})) };
+        self.writer.write(&question).await.map_err(|error| broken(&error))?;
         loop {
-            match timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())?? {
+            match self.next().await? {
                 from_taker::Body::Settled(Settled { taken }) => return Ok(taken),
                 // Of the connection itself, said before the question was heard.
                 from_taker::Body::Willing(_) | from_taker::Body::Restored(_) | from_taker::Body::Refused(_) => {}
@@ -658,6 +664,10 @@ mod test {
                 let mut stream = Incoming::accept(&key(2), far).await?;
                 stream.confirm().await?;
                 let Some(Asked::Settle) = stream.asked(true).await? else { return Err("no question".to_owned()) };
+                // It waits for its client.
+                tokio::time::pause();
+                sleep(4 * STEP_LIMIT).await;
+                tokio::time::resume();
                 stream.tell_settled(is_taken).await?;
                 Ok::<_, String>(stream)
             };

@@ -256,7 +256,7 @@ impl Association {
             Some(_) => Standing::Member,
             None => Standing::Stranger,
         };
-        Listed { standing, peer: self.peer(), served: self.served, since }
+        Listed { standing, peer: self.peer(), is_own: self.initiator, served: self.served, since }
     }
 
     /// Whether this end started the handshake.

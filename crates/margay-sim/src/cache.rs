@@ -167,6 +167,11 @@ impl Cache {
         }
     }
 
+    /// Whether it has, or has had, an entry of a flow that is not removed.
+    pub(crate) fn knows(&self, flow: FlowId) -> bool {
+        self.by_flow.contains_key(&flow) || self.suspended.contains_key(&flow)
+    }
+
     pub(crate) fn apply(&mut self, now: Instant, update: EntryUpdate) {
         match update {
             EntryUpdate::Path(path) => self.set_path(now, path),

@@ -81,6 +81,28 @@ impl Pair {
 }
 
 #[test]
+fn a_floor_that_comes_into_force_while_a_flow_is_set_up_holds_and_fails_nothing() {
+    // With the longer delay the client says its SYN again before the first one is answered.
+    for (one_way_ms, step) in [(15, 1), (150, 25)] {
+        for by_server in [false, true] {
+            for at in (0..3 * one_way_ms).step_by(step) {
+                let what = format!("{one_way_ms} ms, rule of server {by_server}, in force after {at} ms");
+                let mut pair = pair(1, slow(one_way_ms), true, (false, false), CHAT);
+                let (host, _) = pair.ruled(by_server);
+                pair.floor_by_fact(host);
+                pair.ask();
+                pair.world.run_for(Duration::from_millis(at));
+                pair.record();
+                pair.lock_down(host, true);
+                pair.chat(SECOND * 4);
+                assert_eq!(pair.plain_of(host), 0, "{what}");
+                assert!(pair.is_settled(Stack::Secure), "{what}: {:?}", pair.stacks());
+            }
+        }
+    }
+}
+
+#[test]
 fn nothing_plain_goes_outside_where_changes_are_dropped() {
     for is_direct in [false, true] {
         for by_server in [false, true] {

@@ -623,6 +623,31 @@ fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
 }
 
 #[test]
+fn a_client_whose_agent_has_started_again_reaches_whom_it_has_met_before() {
+    let mut shop = shop(14, Weather::FAIR);
+    let client_host = shop.client;
+    for _ in 0..8 {
+        shop.world.connect(client_host, "web.shop");
+        shop.world.run_for(2 * SECOND);
+    }
+    // Nothing but the associations is left.
+    shop.world.run_for(30 * SECOND);
+    let (address, key_seed) = (shop.world.host(client_host).address, shop.world.host(client_host).key_seed());
+    let kept = shop.world.host(client_host).sal.keep_associations();
+    shop.world.start_host(
+        client_host,
+        address,
+        Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL },
+    );
+    let now = shop.world.now;
+    assert!(shop.world.host(client_host).sal.take_up_associations(now, &kept).is_ok_and(|taken_up| taken_up > 0));
+    shop.world.register(shop.router, client_host);
+    let client = shop.world.connect(client_host, "web.shop");
+    shop.world.run_for(2 * SECOND);
+    assert!(matches!(outcome(&mut shop.world, client_host, client), Outcome::Answered(_)));
+}
+
+#[test]
 fn a_host_that_lost_everything_is_greeted_and_its_old_flows_are_reset() {
     for boot in [1, 2] {
         let mut shop = shop(15, Weather::FAIR);

@@ -139,7 +139,8 @@ pub fn sign(association: &mut Association, datagram: &mut [u8]) -> Result<(), No
 }
 
 /// Makes a datagram that was tagged before fit to be sent again: under the next sequence number, since by now newer
-/// messages may have pushed the old one out of the peer's window.
+/// messages may have pushed the old one out of the peer's window; and for the peer's present start, which may have begun
+/// since.
 ///
 /// # Errors
 ///
@@ -148,6 +149,10 @@ pub fn sign_again(association: &mut Association, datagram: &mut [u8]) -> Result<
     let mut header = HeaderRepr::parse(datagram).map_err(|_| NotTaggable)?;
     header.control_seq = association.next_seq();
     header.emit(datagram);
+    let tag_at = Message::parse(datagram).ok().and_then(|message| message.auth_tag_offset()).ok_or(NotTaggable)?;
+    // It stands before the tag.
+    let epoch = tag_at.checked_sub(4).and_then(|at| datagram.get_mut(at..tag_at)).ok_or(NotTaggable)?;
+    epoch.copy_from_slice(&association.peer_epoch.to_be_bytes());
     sign(association, datagram)
 }
 
@@ -244,6 +249,17 @@ mod tests {
         assert_eq!(check(&mut table, &lost), Err(DropReason::Replayed));
         sign_again(&mut sender, &mut lost).expect("it has AUTH");
         assert_eq!(check(&mut table, &lost), Ok(7));
+    }
+
+    #[test]
+    fn a_message_that_is_sent_again_is_for_the_start_of_its_receiver_that_is_known_by_then() {
+        let (mut sender, mut table) = pair();
+        sender.peer_epoch = OWN_EPOCH - 1;
+        let mut early = message(&mut sender, 1);
+        assert_eq!(check(&mut table, &early), Err(DropReason::OldEpoch));
+        sender.peer_epoch = OWN_EPOCH;
+        sign_again(&mut sender, &mut early).expect("it has AUTH");
+        assert_eq!(check(&mut table, &early), Ok(7));
     }
 
     #[test]

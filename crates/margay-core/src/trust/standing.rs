@@ -43,6 +43,8 @@ pub(crate) struct Listed {
     pub standing: Standing,
     /// What it counts for, and the flows that its peer has begun.
     pub peer: Peer,
+    /// This host has begun it: nobody can use up others' room by that.
+    pub is_own: bool,
     /// How many those are.
     pub served: u32,
     /// When it was last of use.
@@ -56,6 +58,11 @@ impl Listed {
             Peer::Unauthenticated(address) => Some(address),
             Peer::Own | Peer::User(_) | Peer::Member(_) | Peer::Behind { .. } => None,
         }
+    }
+
+    /// The same, if the peer has begun it: all such have a share.
+    fn newcomer_at(&self) -> Option<IpAddr> {
+        self.stranger_at().filter(|_| !self.is_own)
     }
 
     fn sites(&self) -> impl Iterator<Item = Site> {
@@ -72,7 +79,7 @@ pub(crate) struct Standings {
     members: Ages,
     strangers: Ages,
     strangers_at: BTreeMap<Site, Ages>,
-    /// Associations, idle or in use, with peers that nobody vouches for.
+    /// Associations, idle or in use, that were begun by peers that nobody vouches for.
     unvouched: FairShares,
     /// Flows that peers have begun.
     served: FairShares,
@@ -142,12 +149,12 @@ impl Standings {
     }
 
     fn count(&mut self, listed: &Listed) {
-        self.unvouched.add(listed.peer, usize::from(listed.stranger_at().is_some()));
+        self.unvouched.add(listed.peer, usize::from(listed.newcomer_at().is_some()));
         self.served.add(listed.peer, listed.served as usize);
     }
 
     fn discount(&mut self, listed: &Listed) {
-        self.unvouched.give_back(listed.peer, usize::from(listed.stranger_at().is_some()));
+        self.unvouched.give_back(listed.peer, usize::from(listed.newcomer_at().is_some()));
         self.served.give_back(listed.peer, listed.served as usize);
     }
 
@@ -188,7 +195,7 @@ impl Standings {
     }
 
     fn full_for(&self, newcomer: &Listed) -> Option<Account> {
-        newcomer.stranger_at().and_then(|_| self.unvouched.full(newcomer.peer))
+        newcomer.newcomer_at().and_then(|_| self.unvouched.full(newcomer.peer))
     }
 
     /// What may go for a newcomer once there is no room: never a member's place for a stranger; and where those at its

@@ -119,9 +119,9 @@ impl Sal {
         }
         self.fetches.awaited.remove(&ticket);
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
+        self.begin_rules(now, id);
         self.flows.install_again(&mut self.queue, id);
         self.begin_policy(now, id);
-        self.begin_rules(now, id);
         self.events.push(Event::FlowOpened(id));
         self.events.push(Event::HandOver(HandOver::Taken(ticket)));
         Ok(())

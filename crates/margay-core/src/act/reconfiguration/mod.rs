@@ -59,6 +59,7 @@ use margay_wire::{
 };
 
 use crate::act::ending::closing::LINGER;
+use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::association::auth::Verified;
 use crate::association::draft::Draft;
 use crate::cache::entry::{Directions, EntryUpdate, FlowCounters, RemoveReason};
@@ -572,7 +573,7 @@ impl Sal {
             self.reconfigurations.numbers.insert(new, number);
         }
         self.begin_policy(now, new);
-        self.begin_rules(now, new);
+        act_as_rules_do(self, now, new);
         self.events.push(Event::FlowOpened(new));
         self.events.push(Event::FlowChanged(old));
     }
@@ -612,6 +613,7 @@ impl Sal {
         let association = flow.association;
         self.flows.set_directions(to, directions);
         self.locations.announce_path(&self.associations, &mut self.queue, association);
+        guard_as_rules_do(self, now, to);
         self.flows.install_again(&mut self.queue, to);
         self.queue.update(EntryUpdate::Succession { from, to });
     }

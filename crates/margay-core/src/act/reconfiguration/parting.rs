@@ -11,6 +11,7 @@ use margay_wire::{CutRepr, ErrorCode, FlowId, ReconfigurationStep, SessionId};
 
 use super::cut::{Arrival, Cut, PeerCut, Scales, Way};
 use super::{Beside, KeptWay, PartingRecord, Reconfigurations, TCP, Ways, bare};
+use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
 use crate::cache::output::AppVerdict;
 use crate::cache::packet::{self, AppPacket, Parsed, tcp_flags};
@@ -365,6 +366,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(new) else { return };
         flow.delta = delta.map(Box::new);
         self.flows.set_directions(new, Directions::Both);
+        guard_as_rules_do(self, now, new);
         self.settle_way(now, new);
         self.queue.update(EntryUpdate::Succession { from: old, to: new });
         if let Some(history) = self.reconfigurations.histories.remove(&old) {
@@ -374,7 +376,7 @@ impl Sal {
             self.reconfigurations.numbers.insert(new, number);
         }
         self.begin_policy(now, new);
-        self.begin_rules(now, new);
+        act_as_rules_do(self, now, new);
         self.events.push(Event::FlowOpened(new));
         self.events.push(Event::FlowChanged(old));
     }

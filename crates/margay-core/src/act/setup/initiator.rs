@@ -19,6 +19,7 @@ use crate::act::fetch::Fetch;
 use crate::act::grant::Asks;
 use crate::act::path::related::Related;
 use crate::act::secure::Verdict;
+use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::act::stack_rule::guard;
 use crate::association::draft::Draft;
 use crate::association::location::Pair;
@@ -353,9 +354,11 @@ impl Sal {
         let bare = if is_sealed { bare(&setup.first) } else { None };
         let first = bare.as_deref().unwrap_or(&setup.first);
         draft.payload = (next_protocol(first), first);
-        // A large first datagram waits for the answer; the SYN goes without it.
+        // A large first datagram waits for the answer, and so does one that a rule demands encrypted by now; the SYN
+        // goes without it.
         let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
-        let may_show = !is_sealed || flow.app.protocol == 6;
+        let is_demanded = || self.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None);
+        let may_show = flow.app.protocol == TCP || !is_sealed && !is_demanded();
         let whole = draft.write(None).filter(|datagram| may_show && fits(datagram));
         let carried = whole.is_some();
         if !carried && flow.app.protocol != UDP {
@@ -490,6 +493,11 @@ impl Sal {
         }
         self.note_demand(id, Marks::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
         self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
+        let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
+        let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
+        if has_program {
+            guard_as_rules_do(self, now, id);
+        }
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
         let is_first = !message_3.is_empty();
@@ -500,8 +508,6 @@ impl Sal {
         let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
         let keeps_ack = self.keeps_ack(id);
         self.flows.set_deadline(id, (!keeps_ack).then(|| now + retry_after(0)));
-        let is_other_way = setup.begin.is_some() && !keeps_ack;
-        let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
             // Before the ACK: what the peer then sends direct would come up here first, and be overtaken.
             self.queue.update(EntryUpdate::Install(entry));
@@ -522,7 +528,7 @@ impl Sal {
             self.forget_chain_setup(id);
         }
         self.begin_policy(now, id);
-        self.begin_rules(now, id);
+        act_as_rules_do(self, now, id);
         let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
         let first = is_first_unsaid.then_some(setup.first);
         first.into_iter().chain(setup.held).for_each(|packet| guard::send_or_hold(self, id, packet));
@@ -722,10 +728,12 @@ impl Config {
     }
 }
 
-/// A flow that is being set up begins encrypted where a rule of this host demands it by now: a host may come to another
-/// place between two tries.
+/// A flow that is being set up begins encrypted where a rule of this host demands it. Its first SYN says so: the answer
+/// may be to that one, whatever a later one says. A rule that comes into force between two has its say once the flow is
+/// set up.
 fn demand_as_rules_do(sal: &mut Sal, id: FlowId) {
-    let Some(flow) = sal.flows.get(id).filter(|flow| flow.app.protocol != GREETING) else { return };
+    let is_first = |flow: &&Flow| matches!(&flow.setup, Setup::Initiator(setup) if setup.retries == 0);
+    let Some(flow) = sal.flows.get(id).filter(|flow| flow.app.protocol != GREETING).filter(is_first) else { return };
     let is_demanded = sal.rules_demand(flow.service, flow.app.protocol, Role::Initiator, None, None);
     if let Some(flow) = sal.flows.get_mut(id).filter(|_| is_demanded) {
         flow.marks |= Marks::SECURE | Marks::RULED;

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 use margay_wire::{ErrorCode, Flags, FlowId, GrantRepr, Kind, Message, MoveFlags, MoveRepr};
 
 use super::{ResponderSetup, Shown, starts_direct};
+use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::association::draft::relayed_from;
 use crate::association::location::Pair;
 use crate::association::{Association, AssociationTable, auth};
@@ -222,6 +223,9 @@ impl Sal {
             self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, starts);
         }
         self.left_proved(now, id);
+        if handover.is_none() {
+            guard_as_rules_do(self, now, id);
+        }
         if let Setup::Responder(setup) = setup {
             self.let_in(id, *setup);
         }
@@ -233,7 +237,7 @@ impl Sal {
         self.flows.open_pinhole(&mut self.ports, &mut self.queue, now, id);
         self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
-        self.begin_rules(now, id);
+        act_as_rules_do(self, now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }

@@ -9,7 +9,7 @@ use margay_wire::{ChangeRepr, FlowId};
 
 use super::expression::Failure;
 use super::fact::{Fact, Facts, Pace};
-use super::guard::hold_until_sealed;
+use super::guard::{hold_until_sealed, tell_of_demand};
 use super::region::{Watch, are_as_found, regions};
 use super::seen::{Seen, Steady};
 use super::state::RuleState;
@@ -327,57 +327,8 @@ impl Sal {
 
     /// A flow is established: rules may be about it. Those that demand have their say before it sends anything.
     pub(crate) fn begin_rules(&mut self, now: Instant, id: FlowId) {
-        let Some(flow) = self.flows.get(id) else { return };
-        let is_self = self.associations.get(flow.association).is_none_or(Association::is_self);
-        if flow.app.protocol == GREETING || is_self || !flow.carries_data() {
-            return;
-        }
-        let rules = Arc::clone(&self.stack_rules.rules);
-        let mine = || rules.iter().enumerate().filter(|(_, rule)| rule.is_of(&flow.service));
-        let paces = || mine().flat_map(|(_, rule)| rule.when.facts());
-        // Not plain, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
-        let is_changed = flow.stacks.sends != Stack::Plain && self.order_of(id).is_none();
-        let sends = flow.stacks.sends;
-        // Two rules may have had their say about a flow that is sealed, and of which what is lost is made good.
-        let is_both = sends.is_sealed() && sends.makes_good();
-        let is_part = |uses: Stack| uses == sends || is_both && (uses == Stack::Secure || uses.sealed() == sends);
-        let is_in_force = |rule: &StackRule| is_changed && is_part(rule.uses);
-        let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.makes_good() == sends.makes_good();
-        let acted = mine().find(|(_, rule)| is_last(rule)).map(|(_, rule)| rule.number);
-        let is_carried_over = self.stack_rules.carried_over.contains(&id);
-        let state_of = |rule: &StackRule| match is_carried_over && rule.is_floor {
-            true => RuleState::carried_over(now),
-            false => RuleState::new(now, is_in_force(rule)),
-        };
-        let states: Vec<(u16, RuleState)> =
-            mine().map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), state_of(rule))).collect();
-        if states.is_empty() {
-            return;
-        }
-        let has_floor = mine().any(|(_, rule)| rule.is_floor);
-        let asks_for_program = paces().any(|fact| matches!(fact, Fact::Executable | Fact::Unit | Fact::User));
-        let followed = Followed {
-            states,
-            is_timed: false,
-            is_calm: false,
-            is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
-            asks_for_loss: paces().any(|fact| matches!(fact, Fact::Loss | Fact::JitterMs | Fact::Reordering)),
-            epoch: 0,
-            regions: Vec::new(),
-            acted,
-            next_at: now,
-            blocked: None,
-            carried: None,
-        };
-        self.stack_rules.followed.insert(id, followed);
-        self.stack_rules.carried_over.remove(&id);
-        if asks_for_program {
-            self.stack_rules.programs.ask(id);
-        }
-        self.watch_loss(now, id);
-        if has_floor {
-            self.guard_new(now, id);
-        }
+        guard_as_rules_do(self, now, id);
+        act_as_rules_do(self, now, id);
     }
 
     /// Evaluates the rules that demand, for a flow that is about to go by a pair; whether one is in force then.
@@ -484,6 +435,73 @@ impl Sal {
             Some(stack) if stack.sealed_if(is_demanded) != to => Err(ChangeRefused::Outranked(End::This)),
             _ => Ok(()),
         }
+    }
+}
+
+/// A flow is established, and nothing of it has left: where a rule demands that it is encrypted, it waits. Nothing is said
+/// to the peer, which may not know of the flow yet.
+pub(crate) fn guard_as_rules_do(sal: &mut Sal, now: Instant, id: FlowId) {
+    let Some(flow) = sal.flows.get(id) else { return };
+    let is_self = sal.associations.get(flow.association).is_none_or(Association::is_self);
+    if flow.app.protocol == GREETING || is_self || !flow.carries_data() || sal.stack_rules.followed.contains_key(&id) {
+        return;
+    }
+    let rules = Arc::clone(&sal.stack_rules.rules);
+    let mine = || rules.iter().enumerate().filter(|(_, rule)| rule.is_of(&flow.service));
+    let paces = || mine().flat_map(|(_, rule)| rule.when.facts());
+    // Not plain, and no order wants it so: it was a rule's doing, of this start of the agent or the one before.
+    let is_changed = flow.stacks.sends != Stack::Plain && sal.order_of(id).is_none();
+    let sends = flow.stacks.sends;
+    // Two rules may have had their say about a flow that is sealed, and of which what is lost is made good.
+    let is_both = sends.is_sealed() && sends.makes_good();
+    let is_part = |uses: Stack| uses == sends || is_both && (uses == Stack::Secure || uses.sealed() == sends);
+    let is_in_force = |rule: &StackRule| is_changed && is_part(rule.uses);
+    let is_last = |rule: &StackRule| is_in_force(rule) && rule.uses.makes_good() == sends.makes_good();
+    let acted = mine().find(|(_, rule)| is_last(rule)).map(|(_, rule)| rule.number);
+    let is_carried_over = sal.stack_rules.carried_over.contains(&id);
+    let state_of = |rule: &StackRule| match is_carried_over && rule.is_floor {
+        true => RuleState::carried_over(now),
+        false => RuleState::new(now, is_in_force(rule)),
+    };
+    let states: Vec<(u16, RuleState)> =
+        mine().map(|(at, rule)| (u16::try_from(at).unwrap_or(u16::MAX), state_of(rule))).collect();
+    if states.is_empty() {
+        return;
+    }
+    let has_floor = mine().any(|(_, rule)| rule.is_floor);
+    let asks_for_program = paces().any(|fact| matches!(fact, Fact::Executable | Fact::Unit | Fact::User));
+    let followed = Followed {
+        states,
+        is_timed: false,
+        is_calm: false,
+        is_measured: paces().any(|fact| matches!(fact, Fact::Bytes | Fact::BytesPerS)),
+        asks_for_loss: paces().any(|fact| matches!(fact, Fact::Loss | Fact::JitterMs | Fact::Reordering)),
+        epoch: 0,
+        regions: Vec::new(),
+        acted,
+        next_at: now,
+        blocked: None,
+        carried: None,
+    };
+    sal.stack_rules.followed.insert(id, followed);
+    sal.stack_rules.carried_over.remove(&id);
+    if asks_for_program {
+        sal.stack_rules.programs.ask(id);
+    }
+    if has_floor {
+        sal.guard_new(now, id);
+    }
+}
+
+/// The peer knows of the flow: what rules ask of it is asked, and what they demand is told.
+pub(crate) fn act_as_rules_do(sal: &mut Sal, now: Instant, id: FlowId) {
+    if !sal.stack_rules.followed.contains_key(&id) {
+        return;
+    }
+    sal.watch_loss(now, id);
+    if sal.stack_rules.guarded.contains(id) {
+        tell_of_demand(sal, id);
+        sal.decide(now, id);
     }
 }
 

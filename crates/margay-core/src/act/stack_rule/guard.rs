@@ -75,8 +75,6 @@ impl Sal {
         let Some(pair) = self.pair_in_use(Scope { host, flow: id }) else { return };
         if self.demand_at(now, id, pair) && self.flows.get(id).is_some_and(|flow| !flow.is_sealed()) {
             guard(self, now, id, true);
-            tell_of_demand(self, id);
-            self.decide(now, id);
         }
     }
 

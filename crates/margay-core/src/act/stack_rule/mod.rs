@@ -9,7 +9,7 @@
 //! one flow), [`engine`], [`guard`] (what a rule with a floor keeps from leaving plain), [`guarded`] (which flows that
 //! is about), [`held`] (what waits meanwhile), [`peer_demand`] (what a peer's rules have this host hold).
 
-mod engine;
+pub(crate) mod engine;
 mod expression;
 mod fact;
 pub(crate) mod guard;

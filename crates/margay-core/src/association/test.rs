@@ -70,7 +70,7 @@ fn each_direction_and_epoch_has_its_own_key() {
 fn stranger(n: u32, remote: SocketAddr) -> Association {
     let mut key = [7; 32];
     key[..4].copy_from_slice(&n.to_be_bytes());
-    let mut one = Association::new(n, n, HostPublic(key), Keys { root: [1; 32] }, true, remote);
+    let mut one = Association::new(n, n, HostPublic(key), Keys { root: [1; 32] }, false, remote);
     one.heard = Instant::from_millis(n.into());
     one
 }
@@ -144,6 +144,21 @@ fn strangers_with_a_flow_each_at_one_address_leave_room_for_those_elsewhere() {
     assert!(is_in(30_000), "a member counts no more as a stranger");
     assert!(is_in(30_001), "in the place of the one before, which is idle");
     assert!(table.get(30_000).is_none() && table.get(30_001).is_some());
+}
+
+#[test]
+fn strangers_that_have_their_half_keep_this_host_from_meeting_nobody() {
+    let mut table = table(160);
+    let at = |n: u32| SocketAddr::new([10, (n >> 8) as u8, n as u8, 1].into(), 54324);
+    let mut is_in = |n, initiator| {
+        let one = Association { initiator, ..stranger(n, at(n)) };
+        table.insert(one).map(|_| table.hold(n)).is_ok()
+    };
+    assert_eq!((1000..2000).filter(|n| is_in(*n, false)).count(), 80);
+    // Whoever is met first shows its certificate later.
+    assert!((1..=8).all(|n| is_in(n, true)));
+    table.remove(1);
+    assert!(table.insert(stranger(3000, at(3000))).is_err(), "it leaves nothing to strangers");
 }
 
 #[test]

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Subcommand;
+use margay_control::clock::Clock;
 use margay_control::entropy;
+use margay_control::issue::service_by_key;
+use margay_control::keyring::ServiceKey;
 use margay_control::relocation::proto::{Count, End, FromGiver, FromTaker, Head, Order, from_giver, from_taker};
 use margay_control::relocation::{HAND_OVER, Reader, VERSION, begin};
 use margay_core::Sal;
@@ -17,8 +20,8 @@ use margay_core::association::Association;
 use margay_core::auth;
 use margay_core::handshake::Keys;
 use margay_core::keepsake::KEEPSAKE_LEN;
-use margay_core::key::{HostPublic, HostSecret};
-use margay_core::name::{Name, ServiceId};
+use margay_core::key::{HostPublic, HostSecret, SigningKey};
+use margay_core::name::{Name, ServiceId, self_certifying_tail};
 use margay_core::table::HAND_OVER_PORT;
 use margay_wire::{AuthRepr, Error, Extension, Flags, Kind, Message, MessageWriter, PORT, QuietRepr};
 use serde_json::json;
@@ -267,6 +270,8 @@ async fn bring_all(known: &Known, service: ServiceId, to: IpAddr, count: usize) 
         fill(&mut dice, &mut session);
         let service = service.0.to_vec();
         let head = Head { version: VERSION, ticket, service, chain, data_length: 0, client, session, port: 81 };
+        let ended = timeout(PATIENCE, stay(head.clone(), to, &mut ordered)).await;
+        ordered.note(ended);
         let ended = timeout(PATIENCE, order(&head, to, &mut ordered)).await;
         ordered.note(ended);
         let ended = timeout(PATIENCE, bring(head, junk, to, &mut brought)).await;
@@ -303,6 +308,26 @@ impl Brought {
         }
         true
     }
+}
+
+/// Offers a connection of a name that its own key speaks for, and that nobody serves there: whoever may stay for that
+/// could take up all streams.
+async fn stay(head: Head, to: IpAddr, brought: &mut Brought) -> Result<()> {
+    let (key, signer) = (HostSecret::generate(&mut entropy::rng()?), SigningKey::generate(&mut entropy::rng()?));
+    let mut id: [u8; 32] = head.service.clone().try_into().map_err(|_| anyhow!("no service ID"))?;
+    let first: [u8; 12] = std::array::from_fn(|at| id[at]);
+    id[12..].copy_from_slice(&self_certifying_tail(&signer.public(), &first));
+    let service = ServiceKey { name: "snatched".to_owned(), key: signer, service: ServiceId(id) };
+    let (chain, _) = service_by_key(&service, &key.public(), Clock::system().unix_s());
+    let head = Head { service: id.to_vec(), chain, ..head };
+    let stream = TcpStream::connect((to, HAND_OVER_PORT)).await.context("no agent takes connections there")?;
+    let (mut reader, mut writer, _) = begin(stream, &key, HAND_OVER).await?;
+    writer.write(&FromGiver { body: Some(from_giver::Body::Head(head.clone())) }).await?;
+    brought.hear(&mut reader).await;
+    let mut again = Brought::default();
+    let is_said = writer.write(&FromGiver { body: Some(from_giver::Body::Head(head)) }).await.is_ok();
+    brought.accepted += u64::from(is_said && again.hear(&mut reader).await);
+    Ok(())
 }
 
 /// Asks how many connections there are, and orders that they are given away.

@@ -94,7 +94,7 @@ async fn serve(agent: &Arc<Agent>, stream: TcpStream, mut place: BacklogPlace) -
 /// What a stream takes room of.
 #[expect(dead_code, reason = "a place is given back when it is dropped")]
 enum Place {
-    /// Of those that have shown no right to a name yet.
+    /// Of those that have shown no right to a name of this host yet.
     Unproved(BacklogPlace),
     /// Of its giver's share.
     Proved(Permit),
@@ -117,7 +117,7 @@ impl Giving<'_> {
         Peer::Member(self.incoming.giver.id())
     }
 
-    /// The giver has shown a right to a name.
+    /// The giver has shown a right to a name of this host.
     fn note_proved(&mut self) -> Result<(), String> {
         if !self.is_proved() {
             let permit = self.agent.connections.relocations.streams.take(self.giver(), 1);
@@ -154,15 +154,20 @@ impl Giving<'_> {
 
     async fn take_connection(&mut self, offered: Offered) -> Result<(), String> {
         let relocations = &self.agent.connections.relocations;
-        if let Err(why) = prove(self.agent, &self.incoming.giver, &offered).and_then(|()| self.note_proved()) {
-            self.refuse(why.clone()).await?;
-            note(self.agent, Err(why));
-            return Ok(());
-        }
+        // Anybody can have a right to a name; only few have one to a name that is taken over here.
+        let admitted = prove(self.agent, &self.incoming.giver, &offered).and_then(|()| admit(self.agent, &offered));
+        let mailbox = match admitted.and_then(|mailbox| self.note_proved().map(|()| mailbox)) {
+            Ok(mailbox) => mailbox,
+            Err(why) => {
+                self.refuse(why.clone()).await?;
+                note(self.agent, Err(why));
+                return Ok(());
+            }
+        };
         let turn = relocations.taking.wait(self.giver()).await.map_err(|_| "the agent stops".to_owned())?;
         self.last = None;
         let ticket = offered.ticket;
-        match take(self.agent, &mut self.incoming, offered).await {
+        match take(self.agent, &mut self.incoming, offered, mailbox).await {
             Ok(taken) => {
                 let agent = Arc::clone(self.agent);
                 let (decided, is_taken) = oneshot::channel();
@@ -209,8 +214,7 @@ struct Taken {
 }
 
 /// Sets a connection up that is offered, and lets the client go over.
-async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Result<Taken, String> {
-    let mut mailbox = admit(agent, &offered)?;
+async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered, mut mailbox: Mailbox) -> Result<Taken, String> {
     let ticket = offered.ticket;
     let giver = Peer::Member(incoming.giver.id());
     let mut room = agent.connections.relocations.taken_bytes.take(giver, 0).map_err(|full| full.to_string())?;

@@ -232,6 +232,9 @@ static __always_inline int leave_sal0(struct __sk_buff *skb)
 	/* A socket of this host may have the same addresses: the agent refuses what it sends. */
 	if (entry->flags & FLOW_BY_SAL0 && !is_forwarded(skb))
 		return TCX_NEXT;
+	/* NAT may have given a container's packets the addresses. */
+	if (entry->flags & FLOW_OF_SOCKET && is_from_outside(skb))
+		return TCX_NEXT;
 	/* One that has stalled is the agent's. Where that died in the very moment, a burst that was lost would be the
 	 * end of the flow until there is another agent: what TCP sends again may still pass.
 	 */
@@ -272,10 +275,11 @@ leave:
 SEC("tcx/egress")
 int app_egress(struct __sk_buff *skb)
 {
+	bool is_of_wire = skb->mark == UP_MARK;
 	int verdict = leave_sal0(skb);
 
 	/* One that cannot be changed could pass for another's. */
-	if (verdict == TCX_NEXT && mark_forwarded(skb))
+	if (verdict == TCX_NEXT && !is_of_wire && mark_origin(skb))
 		return TCX_DROP;
 	return verdict;
 }
@@ -284,7 +288,7 @@ int app_egress(struct __sk_buff *skb)
 SEC("tcx/egress")
 int app_egress_uncached(struct __sk_buff *skb)
 {
-	return mark_forwarded(skb) ? TCX_DROP : TCX_NEXT;
+	return mark_origin(skb) ? TCX_DROP : TCX_NEXT;
 }
 
 /* What comes to the host by sal0, from the agent or from a card. */

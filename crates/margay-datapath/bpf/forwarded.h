@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * What leaves sal0 to the agent says by its hop limit whether it was forwarded: it came in by sal0, or whoever may send
- * anything sends it (a box that keeps first packets back sends them by a packet socket). Every user may open sockets of
- * TCP and UDP and choose their hop limit, so the value is taken from all other packets, those of cards and of other
- * network namespaces among them.
+ * What leaves sal0 to the agent says by its hop limit where it comes from. It was forwarded: it came in by sal0, or
+ * whoever may send anything sends it (a box that keeps first packets back sends them by a packet socket). Or it is from
+ * outside: no socket of this host has sent it under its own address. Every user may open sockets of TCP and UDP and
+ * choose their hop limit, so these values are taken from all other packets.
  */
 #pragma once
 
@@ -12,8 +12,15 @@
 #endif
 #define SOCKET_RAW 3
 
-/* 0: there are no boxes here. Set before the programs are loaded. */
+/* Set before the programs are loaded. 0: there are no boxes here. */
 const volatile __u32 forwarded_hop_limit = 0;
+const volatile __u32 outside_hop_limit = 0;
+
+/* A socket that only who may send anything can have. */
+static __always_inline bool is_raw(const struct bpf_sock *socket)
+{
+	return socket->family == AF_PACKET || socket->type == SOCKET_RAW;
+}
 
 static __always_inline bool is_reset_segment(struct __sk_buff *skb)
 {
@@ -36,24 +43,80 @@ static __noinline bool is_forwarded(struct __sk_buff *skb)
 		return is_reset_segment(skb);
 	/* None: the kernel answers for a connection that is half open, or over. */
 	socket = bpf_sk_fullsock(socket);
-	return socket && (socket->family == AF_PACKET || socket->type == SOCKET_RAW);
+	return socket && is_raw(socket);
+}
+
+/* Whether a socket is bound to another address or port than the one that its packet comes from: NAT has changed that.
+ */
+static __always_inline bool is_translated(struct __sk_buff *skb, const struct bpf_sock *socket)
+{
+	__u32 at, source[4];
+	__u16 port;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr v4;
+
+		/* Of fragments the first one's counts. */
+		if (!read_from_ip(skb, 0, &v4, sizeof(v4)) || bpf_ntohs(v4.frag_off) & 0x1fff)
+			return false;
+		if (socket->src_ip4 && socket->src_ip4 != v4.saddr)
+			return true;
+		at = v4.ihl * 4;
+	} else {
+		if (!read_from_ip(skb, __builtin_offsetof(struct ipv6hdr, saddr), source, sizeof(source)))
+			return false;
+		if ((socket->src_ip6[0] || socket->src_ip6[1] || socket->src_ip6[2] || socket->src_ip6[3]) &&
+		    (socket->src_ip6[0] != source[0] || socket->src_ip6[1] != source[1] || socket->src_ip6[2] != source[2] ||
+		     socket->src_ip6[3] != source[3]))
+			return true;
+		at = sizeof(struct ipv6hdr);
+	}
+	return socket->src_port && read_from_ip(skb, at, &port, sizeof(port)) && bpf_ntohs(port) != socket->src_port;
+}
+
+/* Whether no socket of this host has sent a packet under its own address. What the kernel says for a connection that is
+ * half open, or over, is the connection's.
+ */
+static __noinline bool is_from_outside(struct __sk_buff *skb)
+{
+	struct bpf_sock *socket;
+
+	if (skb->ingress_ifindex)
+		return true;
+	socket = skb->sk;
+	if (!socket)
+		return false;
+	socket = bpf_sk_fullsock(socket);
+	return socket && !is_raw(socket) && is_translated(skb, socket);
+}
+
+/* The hop limit that a packet is to have, which has `now`. */
+static __always_inline __u8 marked(struct __sk_buff *skb, __u8 now)
+{
+	if (forwarded_hop_limit && is_forwarded(skb))
+		return forwarded_hop_limit;
+	if (is_from_outside(skb))
+		return outside_hop_limit;
+	if (now == outside_hop_limit || (forwarded_hop_limit && now == forwarded_hop_limit))
+		return outside_hop_limit - 1;
+	return now;
 }
 
 /* Of fragments, too: of a datagram that is put together, the first one's counts. Not inlined: the verifier looks at it
  * once.
  */
-static __noinline int mark_forwarded(struct __sk_buff *skb)
+static __noinline int mark_origin(struct __sk_buff *skb)
 {
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
 	__u32 at = sal0_header_len;
 	__u8 now, wanted;
 
-	if (!forwarded_hop_limit || (!is_v4 && skb->protocol != bpf_htons(ETH_P_IPV6)))
+	if (!is_v4 && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return 0;
 	at += is_v4 ? __builtin_offsetof(struct iphdr, ttl) : __builtin_offsetof(struct ipv6hdr, hop_limit);
 	if (bpf_skb_load_bytes(skb, at, &now, sizeof(now)))
 		return 0;
-	wanted = is_forwarded(skb) ? forwarded_hop_limit : now == forwarded_hop_limit ? now - 1 : now;
+	wanted = marked(skb, now);
 	if (wanted == now)
 		return 0;
 	/* It is the first byte of a word. */

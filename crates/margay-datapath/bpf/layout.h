@@ -17,6 +17,7 @@
 #define FLOW_BY_SAL0 32 /* a box has it: its packets are never rewritten in place, and only what it forwards is sent */
 #define FLOW_LIFTING 64 /* of datagrams: accepted once nothing of it that went up waits at the agent */
 #define FLOW_SENT_UP 128 /* while it is lifted: something may have gone up since the agent looked last */
+#define FLOW_OF_SOCKET 256 /* of a socket with a source name: the agent refuses what comes from outside of the host */
 
 /* Bits of flow_entry.seen. */
 #define SEEN_FIN_EGRESS 1

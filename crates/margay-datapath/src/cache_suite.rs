@@ -142,7 +142,7 @@ impl OnHost {
         let said = numbers(self.outbox.head(&loaded), &found);
         let bytes = found.payload_len();
         let route = match by {
-            None => self.table.read().egress(&found.key, bytes, 1, said, Origin::Program),
+            None => self.table.read().egress(&found.key, bytes, 1, said, Origin::of(&found)),
             Some(flow) => self.table.read().egress_by(flow, bytes, 1, said),
         };
         let Some(route) = route else { return Seen::Missed };

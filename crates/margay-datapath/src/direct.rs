@@ -481,7 +481,7 @@ fn set_path(cache: &KernelCache, id: PathId, path: &WirePath) {
 }
 
 fn wire_flow(flow: FlowId, wanted: &Wired) -> WireFlow {
-    let Wired { app, generation, wire, at_middlebox, delta } = *wanted;
+    let Wired { app, generation, wire, at_middlebox, is_of_named_socket, delta } = *wanted;
     WireFlow {
         flow,
         generation,
@@ -492,6 +492,7 @@ fn wire_flow(flow: FlowId, wanted: &Wired) -> WireFlow {
         egress: wire.sending,
         accept: wire.takes(),
         by_sal0: at_middlebox,
+        of_socket: is_of_named_socket,
         delta,
     }
 }

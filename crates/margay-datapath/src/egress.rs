@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 
 use std::sync::Arc;
 
-use margay_core::chain::FORWARDED_HOP_LIMIT;
 use margay_core::{Direction, DropReason};
 use margay_wire::{FENCE, FlowId, TrainRepr};
 
@@ -222,10 +221,7 @@ pub(crate) fn carry<C: Core>(
     let table = shared.table.read();
     let route = match by {
         By::Tuple(false) => table.egress(&found.key, bytes, segments, numbers, Origin::Core),
-        By::Tuple(true) if found.hop_limit == FORWARDED_HOP_LIMIT => {
-            table.egress(&found.key, bytes, segments, numbers, Origin::Middlebox)
-        }
-        By::Tuple(true) => table.egress(&found.key, bytes, segments, numbers, Origin::Program),
+        By::Tuple(true) => table.egress(&found.key, bytes, segments, numbers, Origin::of(found)),
         By::Flow(flow) => table.egress_by(flow, bytes, segments, numbers),
     };
     drop(table);

@@ -51,6 +51,8 @@ struct Slot {
     left_to_core: AtomicU8,
     /// Its packets are a middlebox's: the core is given all others.
     at_middlebox: bool,
+    /// Its packets are those of a socket of this host: the core is given what comes from outside.
+    is_of_named_socket: bool,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -96,6 +98,7 @@ impl Slot {
             directions: Directions::Both,
             left_to_core: AtomicU8::new(opening::NOTHING),
             at_middlebox: false,
+            is_of_named_socket: false,
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -426,8 +429,8 @@ impl Table {
     pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
         let delta = self.delta(flow).copied();
-        let at_middlebox = slot.at_middlebox;
-        Some(Wired { app: slot.key, generation: slot.generation, wire: slot.wire?, at_middlebox, delta })
+        let Slot { key, generation, at_middlebox, is_of_named_socket, .. } = *slot;
+        Some(Wired { app: key, generation, wire: slot.wire?, at_middlebox, is_of_named_socket, delta })
     }
 
     /// Every cached flow that has a direct path.
@@ -682,6 +685,7 @@ impl Table {
         slot.stacks = entry.stacks;
         slot.directions = entry.directions;
         slot.at_middlebox = entry.at_middlebox;
+        slot.is_of_named_socket = entry.is_of_named_socket;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         // What was sent one way may have been answered the other way.

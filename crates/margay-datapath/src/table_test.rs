@@ -28,6 +28,7 @@ pub(super) fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         stripe: None,
         is_held: false,
         at_middlebox: false,
+        is_of_named_socket: false,
         directions: margay_core::Directions::Both,
         delta: None,
     }
@@ -113,6 +114,17 @@ fn found_both_ways_and_counted() {
     let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
     assert_eq!(table.counters(FlowId(7)), Some(counters));
     assert_eq!(table.egress(&key.reversed(), 1, 1, None, Origin::Program), None);
+}
+
+#[test]
+fn of_a_flow_of_a_named_socket_the_core_has_what_comes_from_outside() {
+    let mut table = table();
+    let entry = Entry { is_of_named_socket: true, ..entry(7, 1, 100) };
+    let key = FlowKey::from(entry.app);
+    table.apply(EntryUpdate::Install(entry));
+    let carries =
+        [Origin::Program, Origin::Outside, Origin::Core].map(|from| table.egress(&key, 1, 1, None, from).is_some());
+    assert_eq!(carries, [true, false, true]);
 }
 
 #[test]

@@ -347,6 +347,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
             egress: true,
             accept: true,
             by_sal0: false,
+            of_socket: false,
             delta: None,
         };
         let used = Arc::new(used);
@@ -417,6 +418,7 @@ fn a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space() {
             egress: true,
             accept: true,
             by_sal0: false,
+            of_socket: false,
             delta: None,
         };
         cache.install(&wired).unwrap();
@@ -486,6 +488,7 @@ fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
                     egress: true,
                     accept: true,
                     by_sal0: false,
+                    of_socket: false,
                     delta: None,
                 };
                 used.install(&flow).unwrap();

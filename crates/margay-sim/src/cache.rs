@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::chain::FORWARDED_HOP_LIMIT;
+use margay_core::chain::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT};
 use margay_core::entry::Place;
 use margay_core::flow_cache::{DATAGRAMS_MIN, LINGER, SILENCE, UNANSWERED};
 use margay_core::loss::FlowCount;
@@ -526,11 +526,15 @@ impl Cache {
         self.kernel.as_mut()?.egress(now, segment)
     }
 
-    /// Whether a packet is of a flow at a middlebox, which has not forwarded it.
+    /// Whether a packet is of a flow at a middlebox, which has not forwarded it, or of a named socket, which has not sent
+    /// it.
     fn is_feigned(&self, segment: &Segment, packet: &[u8]) -> bool {
         let slot = self.by_tuple.get(&segment.tuple).and_then(|flow| self.by_flow.get(flow));
         let hop_limit = packet[if packet[0] >> 4 == 4 { 8 } else { 7 }];
-        slot.is_some_and(|slot| slot.entry.at_middlebox) && hop_limit != FORWARDED_HOP_LIMIT
+        slot.is_some_and(|Slot { entry, .. }| {
+            (entry.at_middlebox && hop_limit != FORWARDED_HOP_LIMIT)
+                || (entry.is_of_named_socket && hop_limit == OUTSIDE_HOP_LIMIT)
+        })
     }
 
     /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache

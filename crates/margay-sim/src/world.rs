@@ -242,6 +242,12 @@ impl World {
         self.collect(host.0);
     }
 
+    /// A container sends a datagram, whose addresses `host` translates, which the caches may carry.
+    pub fn say_from_outside(&mut self, host: HostId, datagram: &Datagram) {
+        self.hosts[host.0].say_from_outside(self.now, datagram);
+        self.collect(host.0);
+    }
+
     /// Sends a datagram as if from `from`, whoever that is: for attackers.
     pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         let at = self.now + Duration::from_micros(100);

@@ -10,7 +10,7 @@ use margay_core::key::SigningKey;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule, SERVICE_PORT};
-use margay_core::{FlowInfo, Instant, Ranges, Role, Tuple};
+use margay_core::{DropReason, FlowInfo, Instant, Ranges, Role, Tuple};
 use margay_sim::certificate;
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather, World};
@@ -206,6 +206,39 @@ fn what_another_socket_sends_from_the_port_has_no_name() {
         let owner = Arc::new(move |app: &Tuple| is_its && app.source.port() == port);
         shop.world.host(client).sal.set_source(UDP, anywhere(port), own, owner).expect("room");
         assert_eq!(shop.ask("dns.shop", port).source, is_its.then_some(own));
+    }
+}
+
+/// The host translates a container's datagrams to the very address of a socket that has a name.
+#[test]
+fn a_container_with_the_address_of_a_named_socket_has_not_its_name() {
+    for is_direct in [false, true] {
+        let mut shop = shop(3);
+        shop.publish(service("dns.shop").into(), UDP, 53, None);
+        let (client, server) = (shop.client, shop.server);
+        for host in [client, server] {
+            let now = shop.world.now;
+            shop.world.host(host).set_direct(now, is_direct);
+        }
+        let own = ServiceId::at_host(shop.host_id(client), 0x8000_0001);
+        [4001, 4002].into_iter().for_each(|port| shop.set_source(port, own));
+        let from = |port| {
+            let source = SocketAddr::new(Ranges::USUAL.host_v6().into(), port);
+            Datagram::new(source, there("dns.shop"), b"forged")
+        };
+        shop.world.say_from_outside(client, &from(4001));
+        shop.world.run_for(SECOND);
+        let flow = shop.world.host(server).sal.flows().next().expect("a container has flows, too");
+        assert_eq!((flow.source, shop.world.host(server).datagrams.len()), (None, 1));
+        assert_eq!(shop.ask("dns.shop", 4002).source, Some(own));
+        let given = shop.world.host(server).datagrams.len();
+        shop.world.say_from_outside(client, &from(4002));
+        shop.world.run_for(SECOND);
+        let refused = shop.world.host(client).sal.counters().drops(DropReason::NotItsSocket);
+        assert_eq!((shop.world.host(server).datagrams.len(), refused), (given, 1), "{is_direct}");
+        shop.world.say(client, &from(4002));
+        shop.world.run_for(SECOND);
+        assert_eq!(shop.world.host(server).datagrams.len(), given + 1, "the socket's own goes on");
     }
 }
 

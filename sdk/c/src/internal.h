@@ -232,6 +232,8 @@ void relay_read(struct end *end, ssize_t got);
 void relay_written(struct end *end, size_t wanted, ssize_t done);
 /* splice(2) has moved bytes; begun at both. */
 void relay_spliced(struct end *from_end, struct end *to_end, int from, int to, ssize_t moved);
+/* The same of sendfile(2), whose source may be a file. */
+void relay_file_sent(struct end *from_end, struct end *to_end, int from, int to, ssize_t moved);
 
 /* frames.c. Those that do something have what they need: a socket of frames_get, which is given back with sock_put. */
 

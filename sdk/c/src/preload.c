@@ -39,6 +39,7 @@ static void find_real(void)
 	FIND(sendmsg);
 	FIND(recvmsg);
 	FIND(recvmmsg);
+	FIND(sendmmsg);
 	FIND(getsockname);
 	FIND(getpeername);
 	FIND(close);
@@ -52,10 +53,12 @@ static void find_real(void)
 	FIND(write);
 	FIND(readv);
 	FIND(writev);
+	FIND(sendfile);
 	FIND(splice);
 #undef FIND
 	/* Not of every C library. */
 	*(void **)&real.preadv2 = dlsym(RTLD_NEXT, "preadv2");
+	*(void **)&real.pwritev2 = dlsym(RTLD_NEXT, "pwritev2");
 }
 
 const struct real *real_calls(void)
@@ -196,6 +199,21 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned int count, int fl
 	return got;
 }
 
+EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
+{
+	struct end *end = relay_begin(fd);
+	int sent = real_calls()->sendmmsg(fd, messages, count, flags);
+	ssize_t bytes = sent < 0 ? -1 : 0;
+	size_t wanted = 0;
+
+	for (unsigned int at = 0; end && at < count; at++)
+		wanted += length_of(messages[at].msg_hdr.msg_iov, messages[at].msg_hdr.msg_iovlen);
+	for (int at = 0; at < sent; at++)
+		bytes += messages[at].msg_len;
+	noted_write(end, wanted, bytes);
+	return sent;
+}
+
 EXPORT ssize_t recv(int fd, void *data, size_t length, int flags)
 {
 	struct sock *framed = frames_get(fd);
@@ -305,6 +323,33 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off64_t at,
 
 EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t at, int flags)
 	__attribute__((alias("preadv2")));
+
+EXPORT ssize_t pwritev2(int fd, const struct iovec *parts, int count, off64_t at, int flags)
+{
+	struct end *end;
+
+	if (!real_calls()->pwritev2) {
+		errno = ENOSYS;
+		return -1;
+	}
+	end = relay_begin(fd);
+	return noted_write(end, length_of(parts, (size_t)count), real_calls()->pwritev2(fd, parts, count, at, flags));
+}
+
+EXPORT ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t at, int flags)
+	__attribute__((alias("pwritev2")));
+
+/* What comes of a pipe, or goes into one, is spliced; of a file it is written. */
+EXPORT ssize_t sendfile(int to, int from, off_t *at, size_t length)
+{
+	struct end *from_end = relay_begin(from), *to_end = relay_begin(to);
+	ssize_t moved = real_calls()->sendfile(to, from, at, length);
+
+	relay_file_sent(from_end, to_end, from, to, moved);
+	return moved;
+}
+
+EXPORT ssize_t sendfile64(int to, int from, off_t *at, size_t length) __attribute__((alias("sendfile")));
 
 EXPORT ssize_t splice(int from, off64_t *from_at, int to, off64_t *to_at, size_t length, unsigned int flags)
 {

@@ -25,6 +25,7 @@ struct real {
 	ssize_t (*sendmsg)(int, const struct msghdr *, int);
 	ssize_t (*recvmsg)(int, struct msghdr *, int);
 	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
+	int (*sendmmsg)(int, struct mmsghdr *, unsigned int, int);
 	int (*getsockname)(int, struct sockaddr *, socklen_t *);
 	int (*getpeername)(int, struct sockaddr *, socklen_t *);
 	int (*close)(int);
@@ -39,6 +40,8 @@ struct real {
 	ssize_t (*readv)(int, const struct iovec *, int);
 	ssize_t (*writev)(int, const struct iovec *, int);
 	ssize_t (*preadv2)(int, const struct iovec *, int, off64_t, int);
+	ssize_t (*pwritev2)(int, const struct iovec *, int, off64_t, int);
+	ssize_t (*sendfile)(int, int, off_t *, size_t);
 	ssize_t (*splice)(int, off64_t *, int, off64_t *, size_t, unsigned int);
 };
 

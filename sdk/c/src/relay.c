@@ -364,3 +364,18 @@ void relay_spliced(struct end *from_end, struct end *to_end, int from, int to, s
 		consider(source, to);
 	errno = error;
 }
+
+void relay_file_sent(struct end *from_end, struct end *to_end, int from, int to, ssize_t moved)
+{
+	unsigned long long inode;
+	int error = errno;
+
+	if (to_end && moved > 0 && !pipe_of(from, &inode) && !pipe_of(to, &inode)) {
+		/* The end of the file cuts nothing. */
+		relay_written(to_end, (size_t)moved, moved);
+		relay_end(from_end);
+	} else {
+		relay_spliced(from_end, to_end, from, to, moved);
+	}
+	errno = error;
+}

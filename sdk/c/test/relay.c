@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -226,6 +227,25 @@ static void take(int fd, char *text, size_t length, bool by_messages)
 		CHECK(preadv2(fd, &part, 1, -1, 0) == (ssize_t)length);
 }
 
+/* The same for writing: several messages, parts, or a file. */
+static void put(int fd, const char *text, size_t length, int kind)
+{
+	struct iovec part = { (void *)text, length };
+	struct mmsghdr message = { .msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 } };
+	FILE *file;
+
+	if (kind == 0) {
+		CHECK(sendmmsg(fd, &message, 1, 0) == 1 && message.msg_len == length);
+	} else if (kind == 1) {
+		CHECK(pwritev2(fd, &part, 1, -1, 0) == (ssize_t)length);
+	} else {
+		file = tmpfile();
+		CHECK(file && fwrite(text, 1, length, file) == length && !fflush(file));
+		CHECK(sendfile(fd, fileno(file), &(off_t){ 0 }, length + 1) == (ssize_t)length);
+		CHECK(!fclose(file));
+	}
+}
+
 struct moving {
 	struct chain chain;
 	int *pipe;
@@ -409,6 +429,23 @@ int main(int argc, char **argv)
 		CHECK(asked == 7 + by_messages);
 		end(one);
 	}
+
+	/* What was written by a call of another kind is counted: bytes of memory, or others that were added. */
+	for (int kind = 0; kind < 3; kind++) {
+		for (int is_added = 0; is_added < 2; is_added++) {
+			one = chain(proxy, port, upstream, upstream_port);
+			say(one.client, "question");
+			CHECK(recv(one.left, text, 8, MSG_WAITALL) == 8);
+			put(one.right, "question", 8, kind);
+			if (is_added)
+				put(one.right, "more", 4, kind);
+			say(one.server, "answer");
+			move(one.right, pipe_back, one.left, 0);
+			CHECK(asked == 9 + kind);
+			end(one);
+		}
+	}
+	asked -= 3;
 
 	/* What was read past the shim is so, too. */
 	one = chain(proxy, port, upstream, upstream_port);

@@ -77,6 +77,7 @@ fn entry(flow: FlowId, generation: u32) -> Entry {
         stripe: None,
         is_held: false,
         at_middlebox: false,
+        is_of_named_socket: false,
         directions: Directions::Both,
         delta: None,
     }

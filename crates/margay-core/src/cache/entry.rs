@@ -114,6 +114,9 @@ pub struct Entry {
     /// No program has the flow but a middlebox: what is sent was forwarded by it, and everything else comes to the
     /// core. The middlebox sees the peer's packets come by `sal0`: none is rewritten in place on the card.
     pub at_middlebox: bool,
+    /// Its packets come from a socket of this host that has a source name: what comes from outside of the host with its
+    /// five-tuple comes to the core.
+    pub is_of_named_socket: bool,
     /// Which of its packets the cache carries.
     pub directions: Directions,
     /// What its numbers on the wire, direct or encapsulated, differ by from those of the application's TCP. The cache

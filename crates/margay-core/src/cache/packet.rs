@@ -33,6 +33,9 @@ pub const KNOCK_WINDOW: u16 = 0x03ff;
 /// Hop limit of a packet that has come in by `sal0`, and leaves by it. First packets that middleboxes are given have
 /// it, too: one that sends such a packet on by a packet socket, past nftables, leaves it as it is.
 pub const FORWARDED_HOP_LIMIT: u8 = 254;
+/// Hop limit of a packet that leaves by `sal0` and was not sent by a socket of this host under the socket's own address:
+/// it comes from another network namespace or machine, and may have been given the address of any socket here by NAT.
+pub const OUTSIDE_HOP_LIMIT: u8 = 253;
 /// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as
 /// an acknowledgement; any other is not.
 pub const PINHOLE_WINDOW: u16 = 0x0400;
@@ -119,6 +122,11 @@ impl<'a> AppPacket<'a> {
     /// Whether it has passed a middlebox, and was not made by a socket of this host.
     pub const fn is_forwarded(&self) -> bool {
         self.hop_limit == FORWARDED_HOP_LIMIT
+    }
+
+    /// Whether it is no packet of a socket of this host, whatever its five-tuple says.
+    pub const fn is_from_outside(&self) -> bool {
+        self.hop_limit == OUTSIDE_HOP_LIMIT
     }
 
     /// A TCP segment that only acknowledges: no data, and neither SYN, FIN nor RST. Or a datagram without payload.
@@ -297,6 +305,11 @@ pub(crate) fn build(tuple: &Tuple, mut transport: Vec<u8>, class: u8, hop_limit:
     }
     packet.extend_from_slice(&transport);
     Some(packet)
+}
+
+/// Whether a whole IP packet is none of a socket of this host, whatever its five-tuple says.
+pub(crate) fn is_from_outside(packet: &[u8]) -> bool {
+    matches!(parse(packet), Ok(Parsed::Transport(packet)) if packet.is_from_outside())
 }
 
 /// Gives a whole IP packet another hop limit. What is none stays as it is.

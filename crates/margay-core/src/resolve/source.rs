@@ -10,6 +10,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use hashbrown::HashMap;
 
 use crate::association::AssociationTable;
+use crate::cache::packet::is_from_outside;
 use crate::machine::sal::Sal;
 use crate::session::flow::Flow;
 use crate::types::key::HostId;
@@ -95,7 +96,11 @@ impl Sal {
         self.sources.len()
     }
 
-    pub(crate) fn source_of(&self, app: &Tuple) -> Option<ServiceId> {
+    /// The name of the socket that has sent `first`, the first packet of a flow; empty: no program has sent one.
+    pub(crate) fn source_of(&self, app: &Tuple, first: &[u8]) -> Option<ServiceId> {
+        if is_from_outside(first) {
+            return None;
+        }
         let local = app.source;
         let any: IpAddr = if local.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let bound = [local, SocketAddr::new(any, local.port())].into_iter();

@@ -248,6 +248,11 @@ impl Flow {
         self.chain.as_ref().map_or(self.service, |chain| chain.asked)
     }
 
+    /// Whether a socket of this host that has a source name began it.
+    pub fn is_of_named_socket(&self) -> bool {
+        self.role == Role::Initiator && self.source.is_some()
+    }
+
     /// Whether it is one of the two halves of a session on a box's host.
     pub fn is_at_box(&self) -> bool {
         self.chain.as_ref().is_some_and(|chain| chain.is_at_box())
@@ -304,6 +309,7 @@ impl Flow {
             stripe: self.stripe.as_ref().map(|striping| striping.places(self.may_be_plain_in_places())),
             is_held: self.is_held || self.has(Marks::GUARDED),
             at_middlebox: self.is_at_box(),
+            is_of_named_socket: self.is_of_named_socket(),
             directions,
             delta,
         }

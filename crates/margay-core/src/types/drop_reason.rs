@@ -108,6 +108,8 @@ drop_reasons! {
     NotForwarded = 41, "not_forwarded";
     /// The ACK shows that the SYN was changed on the path.
     SynChanged = 42, "syn_changed";
+    /// It has the five-tuple of a flow whose socket has a source name, and was not sent by a socket of this host.
+    NotItsSocket = 43, "not_its_socket";
 }
 
 impl fmt::Display for DropReason {

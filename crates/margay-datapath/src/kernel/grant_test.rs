@@ -266,6 +266,7 @@ fn what_the_agent_knows_by_itself_it_hears_the_end_of() {
             egress: true,
             accept: true,
             by_sal0: false,
+            of_socket: false,
             delta: None,
         };
         cache.install(&flow).expect("its own place");
@@ -293,6 +294,7 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
             egress: true,
             accept: true,
             by_sal0: false,
+            of_socket: false,
             delta: None,
         };
         cache.note_opened(&noted);
@@ -412,7 +414,14 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
         let opened = open(&cache, &grant, 0, OPENED);
         let wire =
             Wire { path: PATH, local_port: 61_001, remote_port: 61_952, sending: true, accepting: true, begun: true };
-        let wired = crate::table::Wired { app: opened.1.into(), generation: 1, wire, at_middlebox: false, delta: None };
+        let wired = crate::table::Wired {
+            app: opened.1.into(),
+            generation: 1,
+            wire,
+            at_middlebox: false,
+            is_of_named_socket: false,
+            delta: None,
+        };
         direct.note_opened(FlowId(1000), &wired);
         assert!(direct.state(FlowId(1000)).is_some());
         direct.remove_grant(grant.id, |_| false);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use libbpf_rs::MapCore;
+use margay_core::chain::OUTSIDE_HOP_LIMIT;
 use margay_core::flow_cache::{DATAGRAM_ANSWER, DATAGRAM_IDLE, DATAGRAM_STALL, STALL_UNKNOWN};
 use margay_core::{BITS_V4, KNOCK_WINDOW, PINHOLE_WINDOW, Ranges};
 
@@ -86,6 +87,7 @@ pub(super) fn set_common(constants: &mut rodata) {
     let nanoseconds = |time: Duration| time.as_nanos() as u64;
     constants.pinhole_window = PINHOLE_WINDOW;
     constants.knock_window = KNOCK_WINDOW;
+    constants.outside_hop_limit = OUTSIDE_HOP_LIMIT.into();
     constants.stall_unknown_ns = nanoseconds(STALL_UNKNOWN);
     constants.datagram_answer_ns = nanoseconds(DATAGRAM_ANSWER);
     constants.datagram_stall_ns = nanoseconds(DATAGRAM_STALL);

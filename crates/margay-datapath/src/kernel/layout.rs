@@ -27,8 +27,8 @@ mod constants {
 pub(crate) use constants::COUNTERS;
 pub(super) use constants::{
     CHANGE_ABSENT, CHANGE_DONE, CHANGE_LATE, CHANGE_TAKEN, COUNT_UNDELIVERED, FLOW_ACCEPT, FLOW_BY_SAL0, FLOW_EGRESS,
-    FLOW_FRESH, FLOW_LIFTING, FLOW_SENT_UP, FLOW_STALLED, LAYOUT_VERSION, LIFT_DONE, PATH_HELD, PATH_SHARED,
-    PATH_WATCHED,
+    FLOW_FRESH, FLOW_LIFTING, FLOW_OF_SOCKET, FLOW_SENT_UP, FLOW_STALLED, LAYOUT_VERSION, LIFT_DONE, PATH_HELD,
+    PATH_SHARED, PATH_WATCHED,
 };
 use constants::{
     DELTA_NO_SACK, DELTA_NO_TIMESTAMPS, NUMBERS_ACKNOWLEDGED, NUMBERS_END, NUMBERS_KNOWN, NUMBERS_NEXT, NUMBERS_RESET,
@@ -36,6 +36,7 @@ use constants::{
 #[cfg(test)]
 pub(super) use constants::{
     FLOW_UNTOLD, LIFT_AGAIN, SEEN_FIN_EGRESS, SEEN_FIN_INGRESS, SEEN_OPENED, SEEN_OVER, SEEN_RST_INGRESS, SEEN_TAKEN,
+    UP_MARK,
 };
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions
@@ -306,7 +307,10 @@ pub(super) fn listener_key_of(listener: SocketAddr) -> listener_key {
 
 pub(super) fn flags_of(flow: &WireFlow) -> u32 {
     let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-    flag(flow.egress, FLOW_EGRESS) | flag(flow.accept, FLOW_ACCEPT) | flag(flow.by_sal0, FLOW_BY_SAL0)
+    flag(flow.egress, FLOW_EGRESS)
+        | flag(flow.accept, FLOW_ACCEPT)
+        | flag(flow.by_sal0, FLOW_BY_SAL0)
+        | flag(flow.of_socket, FLOW_OF_SOCKET)
 }
 
 pub(super) fn path_entry_of(path: &WirePath) -> path_entry {

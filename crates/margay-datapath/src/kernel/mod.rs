@@ -123,6 +123,8 @@ pub struct WireFlow {
     pub accept: bool,
     /// By `sal0`, and never in place on the card: a box is to see them there.
     pub by_sal0: bool,
+    /// The agent has packets with its five-tuple that come from outside of this host.
+    pub of_socket: bool,
     /// What becomes of the numbers of a connection, where they differ on the wire.
     pub delta: Option<Translations>,
 }

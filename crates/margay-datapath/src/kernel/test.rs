@@ -74,6 +74,7 @@ fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
         egress,
         accept,
         by_sal0: false,
+        of_socket: false,
         delta: None,
     }
 }
@@ -174,11 +175,18 @@ pub(super) fn run_program(program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) ->
 
 /// Where a program's context has the interface that a packet came by, and how long it is.
 const INGRESS_IFINDEX: usize = 36;
+const MARK: usize = 8;
 const CONTEXT_LEN: usize = 192;
 
 /// The same of a packet that came by this interface; by none: a program here has sent it.
 fn run_from(program: &libbpf_rs::ProgramMut<'_>, from: u32, packet: &[u8]) -> (i32, Vec<u8>) {
+    run_marked(program, from, 0, packet)
+}
+
+/// The same of a packet with this `skb->mark`.
+fn run_marked(program: &libbpf_rs::ProgramMut<'_>, from: u32, mark: u32, packet: &[u8]) -> (i32, Vec<u8>) {
     let mut context = [0; CONTEXT_LEN];
+    context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
     context[INGRESS_IFINDEX..INGRESS_IFINDEX + 4].copy_from_slice(&from.to_ne_bytes());
     let (data, mut out) = (frame(packet), vec![0; 4096]);
     let input = ProgramInput {

@@ -4,10 +4,11 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use margay_core::chain::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT};
 use margay_wire::FlowId;
 
 use super::{Slot, Table};
-use crate::packet::UDP;
+use crate::packet::{Transport, UDP};
 
 /// The packet threads carry it.
 pub(super) const NOTHING: u8 = 0;
@@ -29,12 +30,25 @@ fn after_hold(protocol: u8) -> u8 {
 /// Who sends a packet of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A program of this host, or of a container.
+    /// A program of this host.
     Program,
+    /// Another network namespace or machine, such as a container.
+    Outside,
     /// A middlebox, or the kernel for it: what it has forwarded.
     Middlebox,
     /// The core, which has held the packet, or been given it.
     Core,
+}
+
+impl Origin {
+    /// Of a packet that has left `sal0`.
+    pub const fn of(packet: &Transport) -> Self {
+        match packet.hop_limit {
+            FORWARDED_HOP_LIMIT => Self::Middlebox,
+            OUTSIDE_HOP_LIMIT => Self::Outside,
+            _ => Self::Program,
+        }
+    }
 }
 
 impl Slot {
@@ -53,8 +67,10 @@ impl Slot {
 
     /// Whether a packet of the application is the core's, which has not sent it itself.
     pub(super) fn is_left_to_core(&self, origin: Origin) -> bool {
-        if self.at_middlebox && origin == Origin::Program {
-            return true;
+        match origin {
+            Origin::Program | Origin::Outside if self.at_middlebox => return true,
+            Origin::Outside if self.is_of_named_socket => return true,
+            _ => {}
         }
         match self.left_to_core.load(Ordering::Acquire) {
             SENDS => true,

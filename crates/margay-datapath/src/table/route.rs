@@ -74,6 +74,8 @@ pub struct Wired {
     pub wire: Wire,
     /// A middlebox has the flow.
     pub at_middlebox: bool,
+    /// A socket with a source name has it.
+    pub is_of_named_socket: bool,
     /// What becomes of its numbers.
     pub delta: Option<Translations>,
 }
@@ -82,8 +84,9 @@ impl Wired {
     /// What an entry asks for, where it has a direct path.
     pub(crate) fn of(entry: &Entry) -> Option<Self> {
         let delta = entry.delta.and_then(|delta| delta.translations());
-        let Entry { generation, at_middlebox, .. } = *entry;
-        entry.wire.map(|wire| Self { app: entry.app.into(), generation, wire, at_middlebox, delta })
+        let Entry { generation, at_middlebox, is_of_named_socket, .. } = *entry;
+        let app = entry.app.into();
+        entry.wire.map(|wire| Self { app, generation, wire, at_middlebox, is_of_named_socket, delta })
     }
 }
 

@@ -105,6 +105,7 @@ impl Mirror {
             stripe: None,
             is_held: false,
             at_middlebox: false,
+            is_of_named_socket: false,
             directions: Directions::Both,
             delta: None,
         };
@@ -197,6 +198,7 @@ impl Mirror {
             stripe: None,
             is_held: false,
             at_middlebox: false,
+            is_of_named_socket: false,
             directions: Directions::Both,
             delta: None,
         };

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use margay_core::chain::FORWARDED_HOP_LIMIT;
+use margay_core::chain::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT};
 use serde::{Deserialize, Serialize};
 
 use super::change::State;
@@ -58,23 +58,9 @@ fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<S
         }
         rules
     });
+    // Before the rules that accept.
+    chains[1].splice(..0, marks(drops_tags));
     if drops_tags {
-        // Marks what was forwarded, as opposed to what programs of this host send, before the rules that accept.
-        let at = |sign: &str| format!("oifname \"{INTERFACE}\" iifname {sign}\"{INTERFACE}\"");
-        let (mark, other) = (FORWARDED_HOP_LIMIT, FORWARDED_HOP_LIMIT - 1);
-        // What comes by no interface is this host's. A RST that is no socket's is the kernel's, which refuses a
-        // connection for a middlebox.
-        let own = format!("oifname \"{INTERFACE}\" iif 0");
-        let forwarded = [("ip", "ttl"), ("ip6", "hoplimit")].map(|(ip, field)| {
-            let set = |value: u8| format!("{ip} {field} set {value}");
-            [
-                format!("{} {}", at(""), set(mark)),
-                format!("{} {ip} {field} {mark} {}", at("!= "), set(other)),
-                format!("{own} tcp flags rst {}", set(mark)),
-                format!("{own} meta skuid >= 0 {ip} {field} {mark} {}", set(other)),
-            ]
-        });
-        chains[1].splice(..0, forwarded.concat());
         chains[1].push(format!("{TAGGED} counter name \"{}\" drop", COUNTERS[1]));
     }
     for (chain, counter) in chains.iter_mut().zip(COUNTERS) {
@@ -85,6 +71,29 @@ fn rules(openings: &[Opening], networks: [Block; 2], drops_tags: bool) -> [Vec<S
         }
     }
     chains
+}
+
+/// Marks what comes to `sal0` from outside of this host, and where there are middleboxes what was forwarded, as opposed
+/// to what programs of this host send.
+fn marks(has_boxes: bool) -> Vec<String> {
+    let (forwarded, outside, taken) = (FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT, OUTSIDE_HOP_LIMIT - 1);
+    let to = format!("oifname \"{INTERFACE}\"");
+    let of_family = |(ip, field): (&str, &str)| {
+        let set = |value: u8| format!("{ip} {field} set {value}");
+        // What comes by no interface is this host's.
+        let mut rules = vec![
+            format!("{to} {ip} {field} {outside}-{forwarded} {}", set(taken)),
+            format!("{to} iif != 0 {}", set(outside)),
+        ];
+        if has_boxes {
+            rules.push(format!("{to} iifname \"{INTERFACE}\" {}", set(forwarded)));
+            // A RST that is no socket's is the kernel's, which refuses a connection for a middlebox.
+            rules.push(format!("{to} iif 0 tcp flags rst {}", set(forwarded)));
+            rules.push(format!("{to} iif 0 meta skuid >= 0 {ip} {field} {forwarded} {}", set(taken)));
+        }
+        rules
+    };
+    [("ip", "ttl"), ("ip6", "hoplimit")].map(of_family).concat()
 }
 
 /// A whole address goes without its length.
@@ -181,21 +190,30 @@ mod test {
                 "ip saddr 198.18.0.0/15 counter name \"drop_virtual_ingress\" drop",
             ]
         );
-        assert_eq!(leaving[1], "oifname \"docker0\" ip daddr 172.17.0.0/16 ip saddr 198.18.0.0/15 accept");
-        assert_eq!((arriving.len(), leaving.len()), (7, 7));
+        assert_eq!(
+            leaving[..4],
+            [
+                "oifname \"sal0\" ip ttl 253-254 ip ttl set 252",
+                "oifname \"sal0\" iif != 0 ip ttl set 253",
+                "oifname \"sal0\" ip6 hoplimit 253-254 ip6 hoplimit set 252",
+                "oifname \"sal0\" iif != 0 ip6 hoplimit set 253",
+            ]
+        );
+        assert_eq!(leaving[5], "oifname \"docker0\" ip daddr 172.17.0.0/16 ip saddr 198.18.0.0/15 accept");
+        assert_eq!((arriving.len(), leaving.len()), (7, 11));
         let [_, with_boxes] = rules(&openings, networks(Ranges::USUAL), true);
         assert_eq!(
             with_boxes[..6],
             [
+                "oifname \"sal0\" ip ttl 253-254 ip ttl set 252",
+                "oifname \"sal0\" iif != 0 ip ttl set 253",
                 "oifname \"sal0\" iifname \"sal0\" ip ttl set 254",
-                "oifname \"sal0\" iifname != \"sal0\" ip ttl 254 ip ttl set 253",
                 "oifname \"sal0\" iif 0 tcp flags rst ip ttl set 254",
-                "oifname \"sal0\" iif 0 meta skuid >= 0 ip ttl 254 ip ttl set 253",
-                "oifname \"sal0\" iifname \"sal0\" ip6 hoplimit set 254",
-                "oifname \"sal0\" iifname != \"sal0\" ip6 hoplimit 254 ip6 hoplimit set 253",
+                "oifname \"sal0\" iif 0 meta skuid >= 0 ip ttl 254 ip ttl set 252",
+                "oifname \"sal0\" ip6 hoplimit 253-254 ip6 hoplimit set 252",
             ]
         );
-        assert_eq!(with_boxes[11], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
+        assert_eq!(with_boxes[13], "tcp option @253,0,16 64776 counter name \"drop_virtual_egress\" drop");
         assert!(with_boxes.iter().all(|rule| is_rule(rule)));
     }
 }

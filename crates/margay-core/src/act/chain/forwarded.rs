@@ -4,15 +4,23 @@
 //! What sits at `sal0` below the agent knows: the eBPF program there, or nftables. It says so by the hop limit.
 //! Programs may choose that, so it takes [`FORWARDED_HOP_LIMIT`] from the packets of all others. Where nothing says
 //! so, nothing has been forwarded.
+//!
+//! What comes from outside of the host, such as a container, is marked in the same way: NAT may have given it the
+//! address of a socket that has a source name.
 
 use super::tag::tag_of;
-pub use crate::cache::packet::FORWARDED_HOP_LIMIT;
 use crate::cache::packet::{AppPacket, set_hop_limit};
+pub use crate::cache::packet::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT};
 use crate::session::flow::FlowTable;
 
 /// Gives a whole IP packet the hop limit of one that was forwarded.
 pub fn mark_forwarded(packet: &mut [u8]) {
     set_hop_limit(packet, FORWARDED_HOP_LIMIT);
+}
+
+/// Gives a whole IP packet the hop limit of one that no socket of this host has sent.
+pub fn mark_outside(packet: &mut [u8]) {
+    set_hop_limit(packet, OUTSIDE_HOP_LIMIT);
 }
 
 /// Whether a packet that was not forwarded would have been taken for what has come out of a box.

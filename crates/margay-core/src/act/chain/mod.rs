@@ -39,7 +39,7 @@ mod wanted_lease;
 pub use adding::AddRefused;
 pub use filter::{Filter, INSTRUCTIONS_MAX, Program, ProgramError};
 pub(crate) use first::NewWay;
-pub use forwarded::{FORWARDED_HOP_LIMIT, mark_forwarded};
+pub use forwarded::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT, mark_forwarded, mark_outside};
 pub(crate) use last::{Read, Refused, Ruling};
 pub use policy::{BoxWanted, CHAIN_RULES_MAX, ChainPolicy, ChainRule, Client, PolicyError, Requirement, SessionHeader};
 pub use record::{ChainPlace, ChainRecord, PassedBox};

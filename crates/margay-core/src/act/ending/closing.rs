@@ -61,6 +61,10 @@ impl Sal {
             // Any user here may bind the addresses of the session's ends: only the middlebox speaks for them.
             return AppVerdict::Drop(DropReason::NotForwarded);
         }
+        if flow.is_of_named_socket() && packet.is_from_outside() {
+            // NAT has given a container's packet the socket's address: the name is not the container's.
+            return AppVerdict::Drop(DropReason::NotItsSocket);
+        }
         if flow.has(Marks::FAILED) {
             return self.answer_failed(id, packet);
         }

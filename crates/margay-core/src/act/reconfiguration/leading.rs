@@ -612,9 +612,10 @@ impl Sal {
         let SessionBoxes { begun_by, ends_at, .. } = known;
         let service = leading.splice.map_or(service, |splice| ServiceId(splice.service));
         let port = leading.port.unwrap_or(app.destination.port());
-        let is_sealed = old.is_sealed();
+        let (is_sealed, source) = (old.is_sealed(), old.source.clone().filter(|_| old.is_of_named_socket()));
         let id = self.grants.fresh_flow_id(&self.flows, &mut self.rng);
         let mut flow = Flow::new(id, session, service, Role::Initiator, app, now);
+        flow.source = source;
         flow.directions = Directions::Neither;
         // What is sealed is never given less.
         flow.marks |= Marks::LATER | if is_sealed { Marks::SECURE } else { Marks::empty() };

@@ -206,9 +206,12 @@ impl Sal {
             flow.marks |= Marks::SECURE | Marks::DEMANDS;
         }
         let flow_port = self.ports.offer_port(&mut self.rng, &flow.app);
-        let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
-        let source = if is_program { self.source_of(&flow.app) } else { None };
-        flow.source = source.map(Box::new);
+        // A new path of a running session has the name that the session has begun with.
+        if start.begin.is_none() {
+            let is_program = flow.chain.as_ref().is_none_or(|chain| !chain.is_right());
+            let source = if is_program { self.source_of(&flow.app, &start.first) } else { None };
+            flow.source = source.map(Box::new);
+        }
         let client = self.config.local_addresses.first().map_or(flow.app.source.ip(), |ip| *ip);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,

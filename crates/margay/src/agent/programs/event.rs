@@ -274,7 +274,7 @@ impl Teller {
 /// Whose the socket of a flow is, as far as its user is told.
 fn owners_of(connections: &Connections, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
     // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
-    if let Some(owner) = connections.programs.sources.user_of(app.protocol, app.source) {
+    if let Some(owner) = connections.programs.sources.user_of(app) {
         return feed.0.lock().owners(|uid| uid == owner.as_raw());
     }
     if !feed.0.lock().is_any_user() {

@@ -8,6 +8,7 @@ use margay_core::Tuple;
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId, is_computable};
 use margay_core::table::SERVICE_PORT;
 use margay_datapath::active_sockets::{Cookie, NamespaceCookie, Socket, namespace_of, own_namespace};
+use margay_datapath::sock_diag;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
@@ -257,15 +258,22 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
     let is_unnamed = request.id == ServiceId::default();
     let by_port = ServiceId::at_host(host, port.into());
     let is_shared = sockopt::socket_reuseaddr(&socket.socket).unwrap_or(true);
+    let any = SocketAddr::new(socket.local.ip(), 0);
+    let is_told_apart = sock_diag::socket_of(socket.protocol.number(), socket.local, any).is_ok();
     if (is_unnamed || request.id == by_port)
-        && (agent.publishing.active.why_not().is_some() || !socket.is_here()? || is_shared)
+        && (agent.publishing.active.why_not().is_some() || !socket.is_here()? || is_shared || !is_told_apart)
     {
-        // Nobody would say when the socket is gone, or its port is not this host's or not its own. It has the name that
-        // all others have.
+        // Nobody would say when the socket is gone or which packets are its own, or its port is not this host's or not
+        // its own. It has the name that all others have.
         reply.id = by_port;
         return Ok(reply);
     }
     socket.check_place()?;
+    if !is_told_apart {
+        let text = "the kernel does not say which socket a packet is of, so that others could have its name; load its \
+                    modules tcp_diag and udp_diag";
+        return Err((Errno::EOPNOTSUPP, text.to_owned()));
+    }
     let own = own_name(agent, socket.cookie);
     reply.id = if is_unnamed { own } else { request.id };
     let name = written(agent, &Prefix::from(reply.id))?;

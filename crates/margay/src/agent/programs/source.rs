@@ -84,16 +84,20 @@ impl Sources {
         core.0.with_sal(|sal, _| {
             bound.iter().try_for_each(|local| sal.set_source(local.0, local.1, name, Arc::clone(&is_its)))
         })?;
-        known.insert(cookie, caller, bound);
+        let left = known.insert(cookie, caller, bound);
+        if !left.is_empty() {
+            core.0.with_sal(|sal, _| left.iter().for_each(|local| sal.forget_source(local.0, local.1)));
+        }
         Ok(())
     }
 
-    /// Whose socket flows from `source` start at, where it has a name.
-    pub fn user_of(&self, protocol: u8, source: SocketAddr) -> Option<Uid> {
-        let any: IpAddr = if source.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let known = self.0.lock();
-        let mut bound = [source, SocketAddr::new(any, source.port())].into_iter();
-        bound.find_map(|local| known.by_local.get(&(protocol, local))).map(|named| named.uid)
+    /// Whose socket a client's flow starts at, where that has a name. A socket may have lost its port to another one
+    /// without being closed.
+    pub fn user_of(&self, app: &Tuple) -> Option<Uid> {
+        let (cookie, uid) = self.0.lock().named(app.protocol, app.source)?;
+        let found = sock_diag::socket_of(app.protocol, app.source, app.destination);
+        // One that is closed is in no table of the kernel's any more.
+        found.is_ok_and(|found| found.is_none_or(|socket| socket.cookie == cookie)).then_some(uid)
     }
 
     /// These sockets are gone.
@@ -121,7 +125,15 @@ impl Known {
         self.shares.check(peer, more)
     }
 
-    fn insert(&mut self, cookie: Cookie, caller: &Caller, bound: Vec<Local>) {
+    fn named(&self, protocol: u8, source: SocketAddr) -> Option<(Cookie, Uid)> {
+        let any: IpAddr = if source.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let mut bound = [source, SocketAddr::new(any, source.port())].into_iter();
+        let named = bound.find_map(|local| self.by_local.get(&(protocol, local)))?;
+        Some((named.cookie, named.uid))
+    }
+
+    /// Gives the addresses that the socket had before, and has no more.
+    fn insert(&mut self, cookie: Cookie, caller: &Caller, bound: Vec<Local>) -> Vec<Local> {
         let (uid, peer) = (caller.uid, caller.peer());
         for local in &bound {
             self.shares.add(peer, 1);
@@ -132,18 +144,24 @@ impl Known {
                 self.forget_one(earlier.cookie, local);
             }
         }
+        let mut left = self.by_socket.get(&cookie).cloned().unwrap_or_default();
+        left.retain(|local| !bound.contains(local));
         self.by_socket.insert(cookie, bound);
+        self.let_go(&left);
+        left
     }
 
     /// Gives the addresses that have no name any more.
     fn remove(&mut self, gone: &[Cookie]) -> Vec<Local> {
         let bound: Vec<Local> = gone.iter().filter_map(|cookie| self.by_socket.remove(cookie)).flatten().collect();
-        for local in &bound {
-            if let Some(named) = self.by_local.remove(local) {
-                self.shares.give_back(named.peer, 1);
-            }
-        }
+        self.let_go(&bound);
         bound
+    }
+
+    fn let_go(&mut self, bound: &[Local]) {
+        for named in bound.iter().filter_map(|local| self.by_local.remove(local)).collect::<Vec<_>>() {
+            self.shares.give_back(named.peer, 1);
+        }
     }
 
     fn forget_one(&mut self, cookie: Cookie, local: &Local) {
@@ -187,9 +205,27 @@ mod test {
         }
         known.insert(cookie(most + 1), &other, local(1));
         assert_eq!(known.check(one.peer(), &local(most)), Ok(()), "another user's socket has the address now");
+        // A socket that has lost its port is bound to another one.
+        assert_eq!(known.insert(cookie(2), &one, local(most)), local(2));
+        assert_eq!(known.named(17, local(2)[0].1), None);
         let all: Vec<Cookie> = (0..most + 2).map(cookie).collect();
         assert_eq!(known.remove(&all).len(), most);
         assert!(known.by_local.is_empty() && known.by_socket.is_empty() && known.shares.used() == 0);
+    }
+
+    #[test]
+    fn who_has_lost_the_port_of_a_named_socket_is_told_nothing_of_the_next_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("accepted");
+        let cookie = Cookie(socket_cookie(&client).expect("a socket"));
+        let (source, destination) = (client.local_addr().expect("bound"), client.peer_addr().expect("connected"));
+        let app = Tuple { protocol: 6, source, destination };
+        let caller = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1, process: None };
+        for (of, is_told) in [(Cookie(cookie.0 + 1), false), (cookie, true)] {
+            let sources = Sources::default();
+            sources.0.lock().insert(of, &caller, vec![(6, source)]);
+            assert_eq!(sources.user_of(&app).is_some(), is_told);
+        }
     }
 
     #[test]

@@ -59,6 +59,7 @@ static void find_real(void)
 	/* Not of every C library. */
 	*(void **)&real.preadv2 = dlsym(RTLD_NEXT, "preadv2");
 	*(void **)&real.pwritev2 = dlsym(RTLD_NEXT, "pwritev2");
+	*(void **)&real.closefrom = dlsym(RTLD_NEXT, "closefrom");
 }
 
 const struct real *real_calls(void)
@@ -370,10 +371,16 @@ EXPORT int getpeername(int fd, __SOCKADDR_ARG address, socklen_t *restrict lengt
 	return sv_getpeername(fd, AS_SOCKADDR(address), length);
 }
 
+/* Its number may mean another socket at once: not while the agent is asked about this one. */
 EXPORT int close(int fd)
 {
+	struct end *end = relay_begin(fd);
+	int result;
+
 	relay_forget(fd);
-	return sv_close(fd);
+	result = sv_close(fd);
+	relay_end(end);
+	return result;
 }
 
 EXPORT int close_range(unsigned int first, unsigned int last, int flags)
@@ -383,9 +390,14 @@ EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 	return (int)syscall(SYS_close_range, first, last, flags);
 }
 
+/* The C library's own does without the system call where that is refused. */
 EXPORT void closefrom(int first)
 {
-	close_range(first > 0 ? (unsigned int)first : 0, ~0U, 0);
+	relay_forget_all(first > 0 ? (unsigned int)first : 0, ~0U);
+	if (real_calls()->closefrom)
+		real_calls()->closefrom(first);
+	else
+		syscall(SYS_close_range, first > 0 ? first : 0, ~0U, 0);
 }
 
 /* A descriptor that is a copy of another one, or -1: it is no socket of before any more. */
@@ -403,16 +415,23 @@ EXPORT int dup(int fd)
 
 EXPORT int dup2(int fd, int to)
 {
-	return noted_copy(fd, sv_dup2(fd, to));
+	struct end *end = relay_begin(to);
+	int copy = noted_copy(fd, sv_dup2(fd, to));
+
+	relay_end(end);
+	return copy;
 }
 
 EXPORT int dup3(int fd, int to, int flags)
 {
+	struct end *end = relay_begin(to);
 	int copy = real_calls()->dup3(fd, to, flags);
 
 	if (copy >= 0)
 		sock_copy(fd, copy);
-	return noted_copy(fd, copy);
+	copy = noted_copy(fd, copy);
+	relay_end(end);
+	return copy;
 }
 
 static int copy_or_pass(int fd, int command, void *argument)

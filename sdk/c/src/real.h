@@ -41,6 +41,7 @@ struct real {
 	ssize_t (*writev)(int, const struct iovec *, int);
 	ssize_t (*preadv2)(int, const struct iovec *, int, off64_t, int);
 	ssize_t (*pwritev2)(int, const struct iovec *, int, off64_t, int);
+	void (*closefrom)(int);
 	ssize_t (*sendfile)(int, int, off_t *, size_t);
 	ssize_t (*splice)(int, off64_t *, int, off64_t *, size_t, unsigned int);
 };

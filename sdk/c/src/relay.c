@@ -17,13 +17,13 @@
 #include <errno.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -127,6 +127,7 @@ static bool is_asked_by_another(const struct end *end)
 
 struct end *relay_begin(int fd)
 {
+	static const struct timespec a_while = {.tv_nsec = 200000};
 	struct end *end = own_end_of(fd);
 
 	if (!end)
@@ -134,7 +135,8 @@ struct end *relay_begin(int fd)
 	atomic_fetch_add(&end->busy, 1);
 	while (is_asked_by_another(end)) {
 		atomic_fetch_sub(&end->busy, 1);
-		sched_yield();
+		/* The agent may be slow to answer, and the other thread of a lower priority. */
+		nanosleep(&a_while, NULL);
 		atomic_fetch_add(&end->busy, 1);
 	}
 	return end;

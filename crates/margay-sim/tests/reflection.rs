@@ -166,3 +166,44 @@ fn addresses_that_a_peer_claims_get_no_more_than_the_peer_has_sent() {
         assert!((1..=12).contains(&count) && bytes <= by_client, "{address}: {count}, {bytes} of {by_client}");
     }
 }
+
+/// A client lists the victim's address as one of its own, and answers from there when the server has moved. Whoever is
+/// on the path can do the same to an honest client's answer.
+#[test]
+fn an_answer_to_a_move_with_a_forged_source_moves_nothing_there() {
+    let mut world = World::new(5, Weather::FAIR);
+    let (server, client) = (world.add_host(false), world.add_host(false));
+    let own = world.host(client).address;
+    world.set_addresses(client, vec![own, VICTIM.ip()]);
+    world.host(server).serve_streams(service(NAME), 81, BULK);
+    let (at, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(client).forward(service(NAME).into(), at, Some(key));
+    let stream = world.connect_stream(client, NAME, CHAT);
+    world.run_for(SECOND);
+    let (held, answers) = channel();
+    world.network.losing = Some(Box::new(move |packet: &Passing<'_>| {
+        let is_answer = !packet.is_direct && packet.from.ip() == own && kind_of(packet.bytes) == Ok(Kind::RsynAck);
+        if is_answer {
+            held.send((packet.to, packet.bytes.to_vec())).expect("the test listens");
+        }
+        is_answer || packet.to.ip() == VICTIM.ip()
+    }));
+    world.recording = Some(Vec::new());
+    world.set_addresses(server, vec![address(9)]);
+    let mut forged = 0;
+    for _ in 0..400 {
+        world.run_for(SECOND / 100);
+        for (to, answer) in answers.try_iter() {
+            world.inject(VICTIM, to, answer);
+            forged += 1;
+        }
+    }
+    let sent = world.recording.take().expect("set above");
+    let is_data = |to: &SocketAddr, bytes: &[u8]| to.ip() == VICTIM.ip() && kind_of(bytes) == Ok(Kind::Data);
+    let astray = sent.iter().filter(|(_, to, bytes)| is_data(to, bytes)).count();
+    assert!(forged > 0 && astray == 0, "{forged} answers, {astray} packets of data");
+    world.network.losing = Some(Box::new(|packet: &Passing<'_>| packet.to.ip() == VICTIM.ip()));
+    let before = world.host(client).streams[stream].received;
+    world.run_for(20 * SECOND);
+    assert!(world.host(client).streams[stream].received > before, "an answer from where the client is still counts");
+}

@@ -295,7 +295,8 @@ fn confirm_again(sal: &mut Sal, association: u32, from: SocketAddr, message: &Me
 fn have_it_proved(sal: &mut Sal, association: u32, remote: SocketAddr) {
     let known = sal.associations.get(association).filter(|known| known.remote != remote);
     let Some(host) = known.map(|known| known.host) else { return };
-    let probe = MoveRepr { number: sal.rng.u32(), token: 0, address: remote, flags: MoveFlags::ELSEWHERE };
+    let probe =
+        MoveRepr { number: sal.rng.u32(), token: 0, challenge: 0, address: remote, flags: MoveFlags::ELSEWHERE };
     sal.send_probe(host, Pair { local: sal.arrival, remote }, probe, Flags::empty());
 }
 

@@ -53,6 +53,11 @@ impl Sal {
     ) -> Result<(), DropReason> {
         if message.flags.contains(Flags::CONFIRM) {
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
+            let is_elsewhere = self.associations.get(association).is_none_or(|known| known.remote != from);
+            let is_hearsay = |flow: &Flow| matches!(&flow.setup, Setup::Late(late) if late.is_hearsay);
+            if is_elsewhere && self.flows.get(message.dst_flow).is_some_and(is_hearsay) {
+                return Err(DropReason::WrongPath);
+            }
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;

@@ -303,7 +303,7 @@ impl Fec {
         act: impl FnOnce(&mut Decoder, &mut dyn FnMut(Given<'_>)),
     ) {
         let mut scratch = Vec::new();
-        let mut give = |given: Given<'_>| give_chunk(self.flow, &mut scratch, given, &mut give);
+        let mut give = |given: Given<'_>| give_chunk((self.flow, self.stack), &mut scratch, given, &mut give);
         let mut receiving = self.receiving.lock();
         let Receiving { decoder, armed, account } = &mut *receiving;
         let before = decoder.arrivals();
@@ -348,7 +348,12 @@ impl From<SealedFecRepr> for Inside {
 }
 
 /// Gives a datagram on as the chunk of a train.
-fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut impl FnMut(&Run<'_>)) {
+fn give_chunk(
+    (flow, stack): (FlowId, Stack),
+    scratch: &mut Vec<u8>,
+    given: Given<'_>,
+    give: &mut impl FnMut(&Run<'_>),
+) {
     // A datagram that has no place is nobody's: the peer sends none, and whoever forges one gains nothing by it.
     let Ok((PlaceRepr { index, count }, chunk)) = PlaceRepr::parse(given.payload) else { return };
     let packet_number = given.number.wrapping_sub(index.into());
@@ -357,7 +362,7 @@ fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut 
     scratch.resize(DATA_HEADER_LEN, 0);
     header.emit(scratch);
     scratch.extend_from_slice(chunk);
-    give(&Run::single(header, scratch));
+    give(&Run::delivered(header, scratch, stack));
 }
 
 /// Ends blocks that have lasted long enough.
@@ -419,9 +424,9 @@ mod tests {
         let payload = [0, 2, 0, 3, b'x', b'y'];
         let mut given = Vec::new();
         let mut give = |run: &Run<'_>| given.push((run.header, run.datagrams().map(<[u8]>::to_vec).next()));
-        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &payload }, &mut give);
-        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &[0, 3, 0, 3, b'x'] }, &mut give);
-        give_chunk(FlowId(7), &mut scratch, Given { number: 1, payload: &[0, 3] }, &mut give);
+        give_chunk((FlowId(7), Stack::Fec), &mut scratch, Given { number: 1, payload: &payload }, &mut give);
+        give_chunk((FlowId(7), Stack::Fec), &mut scratch, Given { number: 1, payload: &[0, 3, 0, 3, b'x'] }, &mut give);
+        give_chunk((FlowId(7), Stack::Fec), &mut scratch, Given { number: 1, payload: &[0, 3] }, &mut give);
         let header = DataRepr { packet_number: u32::MAX, index: 2, count: 3, ..header(0, 0) };
         let mut datagram = vec![0; DATA_HEADER_LEN];
         header.emit(&mut datagram);

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use margay_core::delta::{Clock, Delta};
 use margay_core::time::Instant;
-use margay_core::{Cipher, DropReason};
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, TRAIN_HEADER_LEN, TrainRepr};
+use margay_core::{Cipher, DropReason, Stack};
+use margay_wire::{
+    DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, STACK_FEC, STACK_SCTP, TRAIN_HEADER_LEN, TrainRepr,
+};
 use proptest::prelude::*;
 
 use crate::offload;
@@ -315,6 +317,47 @@ fn an_ipv6_packet_too_long_for_ipv4_is_split_only_if_it_is_tcp() {
         assert_eq!(written.len(), parts, "protocol {protocol}");
         let bytes: Vec<u8> = written.iter().flat_map(|packet| judge(packet).1.payload).collect();
         assert!(parts == 0 || bytes == payload);
+    }
+}
+
+/// Chunks of a train as a stack of datagrams delivers them.
+fn delivered_by(stack: Stack, datagrams: &[Vec<u8>]) -> Vec<(DataRepr, Vec<u8>, Stack)> {
+    let number = if stack.repairs() { STACK_FEC } else { STACK_SCTP };
+    let parsed = datagrams.iter().map(|datagram| (DataRepr::parse(datagram).expect("DATA"), datagram.clone()));
+    parsed.map(|(header, datagram)| (DataRepr { stack: number, ..header }, datagram, stack)).collect()
+}
+
+/// A flow turns from `sctp` to `secure-sctp`, or from `fec` to `secure-fec`: both deliver chunks with the same numbers.
+#[test]
+fn authenticated_chunks_are_never_mixed_with_replaced_or_displaced_by_others() {
+    let payload = numbered(5000);
+    let packet = sample::packet(sample::tuple4(UDP), 0, &payload, Checksum::Complete);
+    let datagrams = cut(&[(packet.clone(), described(&packet, 0, false))], 1472, 1472);
+    let mut forged = datagrams.clone();
+    forged.iter_mut().skip(1).for_each(|datagram| datagram[DATA_HEADER_LEN..].fill(0xee));
+    let to = Recipient { key: tuple(true, UDP).reversed().into(), delta: None };
+    for (plain, secure) in [(Stack::Sctp, Stack::SecureSctp), (Stack::Fec, Stack::SecureFec)] {
+        let mut assembler = Assembler::default();
+        let mut accept = |(header, datagram, stack): &(DataRepr, Vec<u8>, Stack)| {
+            let mut written = Vec::new();
+            let write = |parts: &[IoSlice<'_>]| {
+                written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
+                Ok(())
+            };
+            let run = Run::delivered(*header, datagram, *stack);
+            assembler.accept(&run, &to, || Instant::ZERO, write).expect("accepted");
+            written
+        };
+        let (own, others) = (delivered_by(secure, &datagrams), delivered_by(plain, &forged));
+        assert!(accept(&others[2]).is_empty() && accept(&own[0]).is_empty() && accept(&others[1]).is_empty());
+        // As many trains that are never whole as may wait.
+        for number in 1000..1200 {
+            let (header, datagram, stack) = &others[1];
+            accept(&(DataRepr { packet_number: number, ..*header }, datagram.clone(), *stack));
+        }
+        let written: Vec<Vec<u8>> = own[1..].iter().flat_map(&mut accept).collect();
+        assert_eq!(written.len(), 1);
+        assert_eq!(judge(&written[0]).1.payload, payload);
     }
 }
 

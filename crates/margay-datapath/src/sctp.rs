@@ -210,7 +210,7 @@ impl Sctp {
         self.work_with(shared, None, false, |state| {
             let State { endpoint, scratch, .. } = &mut *state;
             for (number, packet) in (0..).map(|at| first.wrapping_add(at)).zip(run.chunk_bytes()) {
-                let give = |given: Given<'_>| give_chunk(self.flow, scratch, given, &mut give);
+                let give = |given: Given<'_>| give_chunk((self.flow, self.stack), scratch, given, &mut give);
                 if endpoint.receive(now, number, packet, give).is_err() {
                     shared.counting.drop(DropReason::Malformed);
                 }
@@ -274,7 +274,12 @@ impl Sctp {
 }
 
 /// Gives a datagram on as the chunk of a train.
-fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut impl FnMut(&Run<'_>)) {
+fn give_chunk(
+    (flow, stack): (FlowId, Stack),
+    scratch: &mut Vec<u8>,
+    given: Given<'_>,
+    give: &mut impl FnMut(&Run<'_>),
+) {
     // A datagram that has no place is nobody's: the peer sends none, and whoever forges one gains nothing by it.
     let Ok((PlaceRepr { index, count }, chunk)) = PlaceRepr::parse(given.payload) else { return };
     let header = DataRepr { stack: STACK_SCTP, flags: 0, dst_flow: flow, packet_number: given.label, index, count };
@@ -282,7 +287,7 @@ fn give_chunk(flow: FlowId, scratch: &mut Vec<u8>, given: Given<'_>, give: &mut 
     scratch.resize(DATA_HEADER_LEN, 0);
     header.emit(scratch);
     scratch.extend_from_slice(chunk);
-    give(&Run::single(header, scratch));
+    give(&Run::delivered(header, scratch, stack));
 }
 
 /// Sends what is due of flows that go by `sctp`, and forgets those that have left it long ago.
@@ -335,7 +340,7 @@ mod tests {
         let mut given = Vec::new();
         let mut give = |run: &Run<'_>| given.push((run.header, run.datagrams().map(<[u8]>::to_vec).next()));
         for payload in [&[0, 2, 0, 3, b'x', b'y'][..], &[0, 3, 0, 3, b'x'], &[0, 3]] {
-            give_chunk(FlowId(7), &mut scratch, Given { label: 9, payload }, &mut give);
+            give_chunk((FlowId(7), Stack::Sctp), &mut scratch, Given { label: 9, payload }, &mut give);
         }
         let header =
             DataRepr { stack: STACK_SCTP, flags: 0, dst_flow: FlowId(7), packet_number: 9, index: 2, count: 3 };

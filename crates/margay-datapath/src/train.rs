@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
-use margay_core::DropReason;
 use margay_core::delta::Translation;
 use margay_core::time::Instant;
+use margay_core::{DropReason, Stack};
 use margay_wire::FlowId;
 use margay_wire::{
     DATA_HEADER_LEN, DataRepr, FENCE, SEAL_TAG_LEN, STACK_ENCAP, STACK_FEC, STACK_SCTP, TRAIN_HEADER_LEN, TrainRepr,
@@ -29,9 +29,9 @@ use crate::vnet;
 pub const CHUNKS_MAX: usize = 256;
 /// Most parts of one write: headers, and the chunks of one receive.
 const PARTS_MAX: usize = 136;
-/// Most trains that wait for chunks.
+/// Most trains that wait for chunks, authenticated and not.
 const PENDING_MAX: usize = 64;
-/// Most bytes that wait.
+/// Most bytes that wait, of either.
 const HELD_MAX: usize = 4 << 20;
 /// Longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -50,6 +50,8 @@ pub struct Run<'a> {
     stride: usize,
     /// Bytes at the end of each datagram that were its tag.
     tail: usize,
+    /// Whether the peer has encrypted the chunks: anybody may have forged others.
+    is_authentic: bool,
 }
 
 /// A run that is kept.
@@ -59,19 +61,21 @@ pub struct OwnedRun {
     datagrams: Vec<u8>,
     stride: usize,
     tail: usize,
+    is_authentic: bool,
 }
 
 impl From<&Run<'_>> for OwnedRun {
     fn from(run: &Run<'_>) -> Self {
-        let Run { header, datagrams, stride, tail } = *run;
-        Self { header, datagrams: datagrams.to_vec(), stride, tail }
+        let Run { header, datagrams, stride, tail, is_authentic } = *run;
+        Self { header, datagrams: datagrams.to_vec(), stride, tail, is_authentic }
     }
 }
 
 impl OwnedRun {
     /// As it was.
     pub fn run(&self) -> Run<'_> {
-        Run { header: self.header, datagrams: &self.datagrams, stride: self.stride, tail: self.tail }
+        let Self { header, ref datagrams, stride, tail, is_authentic } = *self;
+        Run { header, datagrams, stride, tail, is_authentic }
     }
 }
 
@@ -112,7 +116,7 @@ pub fn pieces(received: &[u8], stride: usize) -> impl Iterator<Item = Piece<'_>>
         let (header, len) = measure(rest, stride);
         let (datagrams, after) = rest.split_at(len);
         rest = after;
-        Some(header.map_or(Piece::Other(datagrams), |header| Piece::Run(Run { header, datagrams, stride, tail: 0 })))
+        Some(header.map_or(Piece::Other(datagrams), |header| Piece::Run(Run::new(header, datagrams, stride))))
     })
 }
 
@@ -149,14 +153,19 @@ impl<'a> Run<'a> {
         Self::new(header, datagram, datagram.len())
     }
 
+    /// A chunk that a flow's `fec` or `sctp` delivers, which were inside a seal or not.
+    pub fn delivered(header: DataRepr, datagram: &'a [u8], stack: Stack) -> Self {
+        Self { is_authentic: stack.is_sealed(), ..Self::single(header, datagram) }
+    }
+
     /// A run of plain datagrams as [`measure`] found it.
     pub const fn new(header: DataRepr, datagrams: &'a [u8], stride: usize) -> Self {
-        Self { header, datagrams, stride, tail: 0 }
+        Self { header, datagrams, stride, tail: 0, is_authentic: false }
     }
 
     /// A run of datagrams that have been opened: each ends with what was its tag.
     const fn opened(header: DataRepr, datagrams: &'a [u8], stride: usize) -> Self {
-        Self { header, datagrams, stride, tail: SEAL_TAG_LEN }
+        Self { header, datagrams, stride, tail: SEAL_TAG_LEN, is_authentic: true }
     }
 
     /// Whether it carries nothing but its header: a FENCE, or word that the sender encapsulates again.
@@ -247,9 +256,19 @@ pub struct Delivered {
 }
 
 /// Puts trains together. There is one for all of a host: chunks of a train may come by different threads.
+///
+/// Authenticated chunks are kept apart from others. While a flow turns between `sctp` and `secure-sctp`, chunks of both
+/// have the same packet numbers: in one train a forged chunk would replace an authenticated one.
 #[derive(Debug, Default)]
 pub struct Assembler {
-    pending: VecDeque<Pending>,
+    plain: PendingTrains,
+    authentic: PendingTrains,
+}
+
+/// Trains that wait for chunks, the oldest first. It gives up its own only.
+#[derive(Debug, Default)]
+struct PendingTrains {
+    trains: VecDeque<Pending>,
     held: usize,
     incomplete: u64,
 }
@@ -382,10 +401,10 @@ impl Assembler {
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
         let (header, len) = (&run.header, run.chunks());
-        // Nobody but the opener makes a run with tails; and what has come by `fec` or `sctp` is chunks
+        // Only the opener makes an authentic run of a sealed stack; and what has come by `fec` or `sctp` is chunks
         // again.
         let is_taken =
-            matches!(header.stack, STACK_ENCAP | STACK_FEC | STACK_SCTP) || is_sealed(header.stack) && run.tail > 0;
+            matches!(header.stack, STACK_ENCAP | STACK_FEC | STACK_SCTP) || is_sealed(header.stack) && run.is_authentic;
         if !is_taken {
             return Err(DropReason::Protocol);
         }
@@ -404,28 +423,31 @@ impl Assembler {
             sink.emit_run(&first, run, whole)?;
             return Ok(sink.delivered);
         }
-        self.accept_part(run, now(), &mut sink)?;
+        let trains = if run.is_authentic { &mut self.authentic } else { &mut self.plain };
+        trains.accept_part(run, now(), &mut sink)?;
         Ok(sink.delivered)
     }
 
     /// Trains given up with chunks missing, since the last call.
     pub fn take_incomplete(&mut self) -> u64 {
-        core::mem::take(&mut self.incomplete)
+        core::mem::take(&mut self.plain.incomplete) + core::mem::take(&mut self.authentic.incomplete)
     }
+}
 
+impl PendingTrains {
     fn accept_part<W>(&mut self, run: &Run<'_>, now: Instant, sink: &mut Sink<'_, W>) -> Result<(), DropReason>
     where
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
         self.expire(now);
         let at = self.find_or_insert(&run.header, now);
-        let pending = &mut self.pending[at];
+        let pending = &mut self.trains[at];
         let before = pending.held();
         let result = pending.forget_older(run, now).and_then(|()| pending.accept(run, sink));
         self.held = self.held - before + pending.held();
         if result.is_err() && pending.first.is_none() || pending.seen_count == pending.count {
             self.held -= pending.held();
-            self.pending.remove(at);
+            self.trains.remove(at);
         }
         while self.held > HELD_MAX {
             self.give_up_oldest();
@@ -441,24 +463,24 @@ impl Assembler {
                 && pending.count == header.count
         };
         // The newest train is the likeliest.
-        if let Some(at) = self.pending.iter().rposition(same) {
+        if let Some(at) = self.trains.iter().rposition(same) {
             return at;
         }
-        if self.pending.len() >= PENDING_MAX {
+        if self.trains.len() >= PENDING_MAX {
             self.give_up_oldest();
         }
-        self.pending.push_back(Pending::new(header, now));
-        self.pending.len() - 1
+        self.trains.push_back(Pending::new(header, now));
+        self.trains.len() - 1
     }
 
     fn expire(&mut self, now: Instant) {
-        while self.pending.front().is_some_and(|oldest| now.since(oldest.since) > WAIT_MAX) {
+        while self.trains.front().is_some_and(|oldest| now.since(oldest.since) > WAIT_MAX) {
             self.give_up_oldest();
         }
     }
 
     fn give_up_oldest(&mut self) {
-        if let Some(pending) = self.pending.pop_front() {
+        if let Some(pending) = self.trains.pop_front() {
             self.held -= pending.held();
             self.incomplete += 1;
         }

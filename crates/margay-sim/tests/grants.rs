@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
+use margay_core::stack_rule::{Constant, Expression, StackRule};
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, Direction, DropReason, Event, FlowInfo, Input, Ranges, Tuple, Why};
+use margay_core::{Carriage, Cipher, Direction, DropReason, Event, FlowInfo, Input, Ranges, Stack, Tuple, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
@@ -54,6 +55,21 @@ fn slow(millis: u64) -> Weather {
     Weather { delay_min: delay, delay_max: delay, ..Weather::FAIR }
 }
 
+/// Demands encryption of everything.
+fn floor() -> StackRule {
+    StackRule {
+        number: 1,
+        names: vec![service(NAME).into()],
+        text: String::new(),
+        when: Expression::Constant(Constant::Bool(true)),
+        uses: Stack::Secure,
+        hold: Duration::ZERO,
+        release: SECOND,
+        priority: 0,
+        is_floor: true,
+    }
+}
+
 impl Shop {
     /// Opens a connection every millisecond.
     fn connect_often(&mut self, count: usize, plan: Plan) -> Vec<usize> {
@@ -76,6 +92,13 @@ impl Shop {
 
     fn grants(&mut self) -> usize {
         self.world.host(self.client).sal.grant_count()
+    }
+
+    fn are_encrypted(&mut self, streams: &[usize]) {
+        for stream in streams {
+            let stack = self.world.host(self.client).flow_of(*stream).map(|flow| flow.stack.stack);
+            assert_eq!(stack, Some(Stack::Secure), "stream {stream}");
+        }
     }
 
     fn check(&mut self, streams: &[usize]) {
@@ -516,6 +539,32 @@ fn what_goes_by_the_agents_they_hear_of_at_once() {
         assert!(longest < 110 * STEP, "end {end}: nothing is sent again, for which it took {longest:?}");
         shop.world.run_for(SECOND);
         shop.check(&[stream]);
+    }
+}
+
+/// The last connections have not been answered yet when a rule comes to demand encryption. Where the server's demands
+/// it, its kernel opens nothing for their SYNs any more, which are sent again after a second.
+#[test]
+fn a_floor_holds_connections_that_only_the_kernels_know() {
+    for end in 0..2 {
+        let mut shop = shop(31 + end, slow(2), CHAT);
+        for host in [shop.servers[0], shop.servers[1], shop.client] {
+            shop.world.host(host).set_secure(&[Cipher::Aes256Gcm], false);
+        }
+        let streams = shop.connect_often(240, CHAT);
+        let opened = if end == 0 { 240 } else { 235 };
+        assert!(!is_known(&mut shop, streams[opened - 1]));
+        let hosts = if end == 0 { vec![shop.client] } else { shop.servers.to_vec() };
+        let now = shop.world.now;
+        for host in hosts {
+            shop.world.host(host).sal.set_stack_rules(now, vec![floor()]);
+            shop.world.touch(host);
+        }
+        shop.world.run_for(100 * STEP);
+        shop.are_encrypted(&streams[..opened]);
+        shop.world.run_for(2 * SECOND);
+        shop.are_encrypted(&streams);
+        shop.check(&streams);
     }
 }
 

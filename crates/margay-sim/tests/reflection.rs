@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use margay_core::DropReason;
+use margay_core::name::Prefix;
+use margay_core::segment::SEGMENT;
 use margay_sim::network::Passing;
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
@@ -165,4 +167,88 @@ fn addresses_that_a_peer_claims_get_no_more_than_the_peer_has_sent() {
         let (count, bytes) = (got.clone().count(), got.sum::<usize>());
         assert!((1..=12).contains(&count) && bytes <= by_client, "{address}: {count}, {bytes} of {by_client}");
     }
+}
+
+/// A client lists the victim's address as one of its own, and answers from there when the server has moved. Whoever is
+/// on the path can do the same to an honest client's answer.
+#[test]
+fn an_answer_to_a_move_with_a_forged_source_moves_nothing_there() {
+    let mut world = World::new(5, Weather::FAIR);
+    let (server, client) = (world.add_host(false), world.add_host(false));
+    let own = world.host(client).address;
+    world.set_addresses(client, vec![own, VICTIM.ip()]);
+    world.host(server).serve_streams(service(NAME), 81, BULK);
+    let (at, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(client).forward(service(NAME).into(), at, Some(key));
+    let stream = world.connect_stream(client, NAME, CHAT);
+    world.run_for(SECOND);
+    let (held, answers) = channel();
+    world.network.losing = Some(Box::new(move |packet: &Passing<'_>| {
+        let is_answer = !packet.is_direct && packet.from.ip() == own && kind_of(packet.bytes) == Ok(Kind::RsynAck);
+        if is_answer {
+            held.send((packet.to, packet.bytes.to_vec())).expect("the test listens");
+        }
+        is_answer || packet.to.ip() == VICTIM.ip()
+    }));
+    world.recording = Some(Vec::new());
+    world.set_addresses(server, vec![address(9)]);
+    let mut forged = 0;
+    for _ in 0..400 {
+        world.run_for(SECOND / 100);
+        for (to, answer) in answers.try_iter() {
+            world.inject(VICTIM, to, answer);
+            forged += 1;
+        }
+    }
+    let sent = world.recording.take().expect("set above");
+    let is_data = |to: &SocketAddr, bytes: &[u8]| to.ip() == VICTIM.ip() && kind_of(bytes) == Ok(Kind::Data);
+    let astray = sent.iter().filter(|(_, to, bytes)| is_data(to, bytes)).count();
+    assert!(forged > 0 && astray == 0, "{forged} answers, {astray} packets of data");
+    world.network.losing = Some(Box::new(|packet: &Passing<'_>| packet.to.ip() == VICTIM.ip()));
+    let before = world.host(client).streams[stream].received;
+    world.run_for(20 * SECOND);
+    assert!(world.host(client).streams[stream].received > before, "an answer from where the client is still counts");
+}
+
+/// On a segment any host may be the relay. One that names the victim gets the client no further than one that forges
+/// the source of a whole answer: the server has to confirm from there.
+#[test]
+fn a_relay_of_a_segment_cannot_have_a_client_go_on_sending_to_an_address_that_it_names() {
+    let mut world = World::new(6, Weather::FAIR);
+    let [client, relay, server] = [(); 3].map(|()| world.add_host(false));
+    let [near, between, beyond, far] =
+        [[10, 1, 0, 1], [10, 1, 0, 2], [10, 2, 0, 2], [10, 2, 0, 1]].map(std::net::IpAddr::from);
+    for (host, addresses) in [(client, vec![near]), (relay, vec![between, beyond]), (server, vec![far])] {
+        world.set_addresses(host, addresses);
+    }
+    world.host(client).forward(Prefix::default(), SEGMENT.ip(), None);
+    let now = world.now;
+    world.host(relay).sal.set_relay(now, true);
+    world.host(server).serve_streams(service(NAME), 81, Plan::LISTEN);
+    let (held, seen) = channel();
+    world.network.losing = Some(Box::new(move |packet: &Passing<'_>| {
+        let kind = kind_of(packet.bytes);
+        let is_answer = packet.from.ip() == far && kind == Ok(Kind::SynAck);
+        let is_astray = packet.to == VICTIM && kind == Ok(Kind::Ack);
+        if is_astray || is_answer && packet.to.ip() == beyond {
+            held.send((is_answer, packet.bytes.to_vec())).expect("the test listens");
+        }
+        is_answer
+    }));
+    let stream = world.connect_stream(client, NAME, BULK);
+    let at = |ip| SocketAddr::new(ip, PORT);
+    for _ in 0..80 {
+        world.run_for(SECOND / 10);
+        for (is_answer, bytes) in seen.try_iter() {
+            if is_answer {
+                world.inject(at(between), at(near), relayed_from_victim(&bytes));
+            } else {
+                world.inject(at(near), at(far), bytes);
+            }
+        }
+    }
+    let mut liars = Liars { world, server, client, router: at(between) };
+    assert_eq!(liars.sent_to_victim(20 * SECOND), 0);
+    assert!(liars.world.host(client).sal.counters().drops(DropReason::WrongPath) > 0, "it was confirmed");
+    assert!(liars.world.host(client).streams[stream].was_reset);
 }

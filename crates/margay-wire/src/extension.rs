@@ -27,7 +27,7 @@ const STARTS: u8 = 1;
 /// In TERMS: a silent host is never given up.
 pub const TERMS_NEVER: u32 = u32::MAX;
 /// Bytes of MOVE's value.
-const MOVE_LEN: usize = 32;
+const MOVE_LEN: usize = 40;
 const PREFIX_LEN: usize = 4;
 const ADDRESS_LEN: usize = 20;
 
@@ -270,6 +270,9 @@ pub struct MoveRepr {
     pub number: u32,
     /// What shows that RSYN-ACK came to where it was sent; zero in RSYN.
     pub token: u64,
+    /// In RSYN and RSYN-DONE, what the mover expects of a peer that receives what goes to the address that this goes to;
+    /// the answer repeats it. Zero in a PROBE.
+    pub challenge: u64,
     /// In RSYN, the address that the mover thinks it sends from; in what answers, the source that was seen.
     pub address: SocketAddr,
     /// Flags.
@@ -546,11 +549,12 @@ impl<'a> Extension<'a> {
 
     fn parse_move(value: &[u8]) -> Result<Self, Error> {
         exactly(value, MOVE_LEN)?;
-        let flags = u16::from_be_bytes([value[30], value[31]]);
+        let flags = u16::from_be_bytes([value[38], value[39]]);
         Ok(Self::Move(MoveRepr {
             number: u32_at(value, 0)?,
             token: u64::from_be_bytes(array(&value[4..])?),
-            address: parse_socket(&value[12..28], &value[28..30]),
+            challenge: u64::from_be_bytes(array(&value[12..])?),
+            address: parse_socket(&value[20..36], &value[36..38]),
             flags: MoveFlags::from_bits_retain(flags),
         }))
     }
@@ -700,9 +704,10 @@ impl<'a> Extension<'a> {
             Self::Move(location) => {
                 value[..4].copy_from_slice(&location.number.to_be_bytes());
                 value[4..12].copy_from_slice(&location.token.to_be_bytes());
-                emit_ip(location.address.ip(), &mut value[12..28]);
-                value[28..30].copy_from_slice(&location.address.port().to_be_bytes());
-                value[30..32].copy_from_slice(&location.flags.bits().to_be_bytes());
+                value[12..20].copy_from_slice(&location.challenge.to_be_bytes());
+                emit_ip(location.address.ip(), &mut value[20..36]);
+                value[36..38].copy_from_slice(&location.address.port().to_be_bytes());
+                value[38..40].copy_from_slice(&location.flags.bits().to_be_bytes());
             }
             Self::Stripe(stripe) => stripe.emit(value),
             Self::Arrivals(arrivals) => arrivals.emit(value),

@@ -212,6 +212,7 @@ local f = {
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
     move_number = ProtoField.uint32("margay.move.number", "Location"),
     move_token = ProtoField.bytes("margay.move.token", "Token"),
+    move_challenge = ProtoField.bytes("margay.move.challenge", "Challenge"),
     move_address = ProtoField.ipv6("margay.move.address", "Address"),
     move_port = ProtoField.uint16("margay.move.port", "Port"),
     move_flags = ProtoField.uint16("margay.move.flags", "Flags", base.HEX),
@@ -507,11 +508,12 @@ local readers = {
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))
     end },
-    [0x8e] = { len = 32, add = function(tree, value)
+    [0x8e] = { len = 40, add = function(tree, value)
         tree:add(f.move_number, value(0, 4))
         tree:add(f.move_token, value(4, 8))
-        add_socket(tree, f.move_address, f.move_port, value(12, 16), value(28, 2))
-        tree:add(f.move_flags, value(30, 2))
+        tree:add(f.move_challenge, value(12, 8))
+        add_socket(tree, f.move_address, f.move_port, value(20, 16), value(36, 2))
+        tree:add(f.move_flags, value(38, 2))
     end },
     [15] = { len = 8, add = function(tree, value)
         if value(4, 1):uint() >= PLACES_MAX then return "a place that no flow has" end

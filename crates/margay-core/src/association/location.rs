@@ -594,7 +594,13 @@ Closing Leave Asking\nClosing Answered -\nClosing Confirmed Settled\nClosing Dro
         let numbers: Vec<u32> = suspicion.questions.iter().map(|question| question.number).collect();
         assert_eq!(numbers.len(), 2, "a pair is asked once");
         let speaks_for = |token, number| {
-            suspicion.pair_of(&MoveRepr { number, token, address: pair(1).remote, flags: MoveFlags::empty() })
+            suspicion.pair_of(&MoveRepr {
+                number,
+                token,
+                challenge: 0,
+                address: pair(1).remote,
+                flags: MoveFlags::empty(),
+            })
         };
         assert_eq!([speaks_for(0, numbers[0]), speaks_for(1, numbers[1])], [Some(pair(1)), Some(pair(2))]);
         assert_eq!([speaks_for(1, numbers[0]), speaks_for(0, numbers[1])], [None, None]);

@@ -253,7 +253,9 @@ impl Known {
         };
         let token = if dice.hits(0.5) { seen.token } else { dice.roll() };
         let address = if dice.hits(0.7) { there } else { seen.address };
-        Some(MoveRepr { number, token, address, flags: MoveFlags::from_bits_retain(dice.below(32) as u16) })
+        let challenge = if dice.hits(0.5) { seen.challenge } else { dice.roll() };
+        let flags = MoveFlags::from_bits_retain(dice.below(32) as u16);
+        Some(MoveRepr { number, token, challenge, address, flags })
     }
 
     /// "This session goes to that host", of a hand-over that was seen or never was.
@@ -361,7 +363,7 @@ mod tests {
         let mut buf = [0; 300];
         let mut writer = MessageWriter::new(&mut buf, Kind::RsynDone, FlowId(1), FlowId(2), 3);
         let address = ([10, 0, 0, 1], PORT).into();
-        let location = MoveRepr { number: 4, token: 5, address, flags: MoveFlags::empty() };
+        let location = MoveRepr { number: 4, token: 5, challenge: 6, address, flags: MoveFlags::empty() };
         let auth = AuthRepr { assoc_id: 6, epoch: 7, receiver_epoch: 9, tag: [8; 16] };
         let written = writer.extension(&Extension::Move(location)).and_then(|w| w.extension(&Extension::Auth(auth)));
         assert!(written.is_ok());

@@ -171,8 +171,11 @@ fn loss() -> impl Strategy<Value = Value> {
 }
 
 fn location() -> impl Strategy<Value = Value> {
-    (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
-        json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
+    (any::<u32>(), bytes(8), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, challenge, address, flags)| {
+        json!({
+            "type": "MOVE", "number": number, "token": token, "challenge": challenge, "address": address,
+            "flags": flags,
+        })
     })
 }
 

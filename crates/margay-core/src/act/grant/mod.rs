@@ -61,6 +61,8 @@ const SETTLING: Duration = SETUP_TIMEOUT;
 /// agent nothing; one that was there the time before, and still is, becomes a flow as any other. Where thousands
 /// connect at once, a listener may take a tenth of a second to close.
 const SURVEYS: Duration = Duration::from_millis(250);
+/// The same, at first, of flows that rules have come to be about: what has no answer yet may have one in a round trip.
+const SURVEYS_OF_RULED: Duration = Duration::from_millis(10);
 /// Grants of this host, whichever end it is. At the bound none is asked for and none is given.
 const GRANTS_MAX: usize = 4096;
 /// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which
@@ -118,6 +120,9 @@ pub(crate) struct Given {
     silent: u8,
     /// When the kernel is asked next.
     survey: Option<Instant>,
+    /// Rules have come to be about its flows: the core is told of each that a survey finds answered. How long after
+    /// that the kernel is asked again.
+    hurry: Option<Duration>,
     /// None is opened any more; it is forgotten then, after what is left has been told of.
     over: Option<Instant>,
     is_last: bool,
@@ -148,6 +153,7 @@ impl Given {
             waiting: 0,
             silent: 0,
             survey: None,
+            hurry: None,
             over: None,
             is_last: false,
         }
@@ -165,6 +171,13 @@ impl Given {
     fn unsettled(&self) -> u128 {
         let all = u128::MAX >> u128::BITS.saturating_sub(self.grant.count.into()).min(u128::BITS - 1);
         all & !(self.told | self.brief)
+    }
+
+    /// The kernel is asked at once, and then ever more seldom.
+    const fn hurry(&mut self, now: Instant) {
+        (self.survey, self.hurry) = (Some(now), Some(SURVEYS_OF_RULED));
+        // So many surveys in so short a time do not show that nobody answers.
+        self.silent = u8::MAX;
     }
 
     /// Takes note of a survey. Whether it has just become clear that nobody answers.
@@ -452,7 +465,7 @@ impl Sal {
         let brief = survey.over & answered;
         let lasting = answered & !brief;
         let is_news = answered & !given.waiting != 0;
-        let told_now = lasting & given.waiting;
+        let told_now = if given.hurry.is_some() { lasting } else { lasting & given.waiting };
         (given.brief, given.waiting) = (given.brief | brief, lasting);
         let (is_silent, is_answered) = (given.note_silence(), given.is_initiators() && given.has_answers());
         let (association, host) = (given.association, given.host);
@@ -633,10 +646,21 @@ impl Grants {
         !begins_inside && (first..=last).all(is_free)
     }
 
+    /// Rules have come to be about names. Flows of those that the kernel has opened go plain until the core knows them.
+    pub fn hurry(&mut self, now: Instant, is_ruled: impl Fn(&ServiceId) -> bool) {
+        let ruled = self.all.values().filter(|given| given.unsettled() != 0 && is_ruled(&given.service));
+        for id in ruled.map(|given| given.grant.id).collect::<Vec<_>>() {
+            self.change(id, |given| given.hurry(now));
+        }
+    }
+
     /// Asks the kernel what has become of the flows of a grant.
     fn survey(&mut self, queue: &mut OutputQueue, now: Instant, id: FlowId) {
         let Some(unsettled) = self.all.get(&id).map(|given| given.unsettled()) else { return };
-        self.change(id, |given| given.survey = (unsettled != 0).then_some(now + SURVEYS));
+        self.change(id, |given| {
+            given.survey = (unsettled != 0).then_some(now + given.hurry.unwrap_or(SURVEYS));
+            given.hurry = given.hurry.map(|after| (2 * after).min(SURVEYS));
+        });
         if unsettled != 0 {
             queue.survey(id, unsettled);
         }

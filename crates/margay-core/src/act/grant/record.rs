@@ -73,6 +73,9 @@ impl Sal {
         // Which of them were taken nobody knows: that nothing was answered says nothing.
         given.silent = u8::MAX;
         (given.survey, given.over) = (Some(now + SURVEYS), Some(now + SETTLING));
+        if self.stack_rules.has_floor_for(&given.service) {
+            given.hurry(now);
+        }
         self.associations.hold_grant(&given);
         self.grants.by_first.insert(grant.first_flow, grant.id);
         self.grants.shown.extend(given.shown());

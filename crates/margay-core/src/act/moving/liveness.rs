@@ -167,7 +167,13 @@ impl Sal {
         });
         for (place, Question { pair, number }) in asked.into_iter().flatten().enumerate() {
             if self.locations.may_ask(&self.associations, now, host, pair) {
-                let probe = MoveRepr { number, token: place as u64, address: pair.remote, flags: MoveFlags::empty() };
+                let probe = MoveRepr {
+                    number,
+                    token: place as u64,
+                    challenge: 0,
+                    address: pair.remote,
+                    flags: MoveFlags::empty(),
+                };
                 self.send_probe(host, pair, probe, Flags::empty());
             }
         }

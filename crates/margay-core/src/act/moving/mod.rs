@@ -9,6 +9,10 @@
 //!            ◀─ RSYN-DONE(n) CONFIRM
 //!   Settled
 //! ```
+//!
+//! The token shows the peer that the mover receives what goes to its new address. RSYN and RSYN-DONE bear a challenge,
+//! which differs by the address that they go to, and the answer repeats it: so the mover knows at which of its addresses
+//! the peer receives, whatever source its answers have.
 
 pub mod keepsake;
 pub(crate) mod liveness;
@@ -248,7 +252,9 @@ impl Sal {
             if location.ask.as_ref().is_some_and(|ask| ask.broken) { MoveFlags::BROKEN } else { MoveFlags::empty() };
         let unspecified = IpAddr::V6(core::net::Ipv6Addr::UNSPECIFIED);
         let address = SocketAddr::new(pair.local.unwrap_or(unspecified), PORT);
-        let location = Extension::Move(MoveRepr { number: location.number, token: 0, address, flags });
+        let number = location.number;
+        let challenge = challenge(&self.move_secret, scope, number, pair.remote);
+        let location = Extension::Move(MoveRepr { number, token: 0, challenge, address, flags });
         let (peer_flow, own_flow) = self.flows.flow_numbers(scope);
         let addresses = self.config.own_addresses();
         let mut extensions = alloc::vec![location];
@@ -295,7 +301,9 @@ impl Sal {
         let flags =
             if location.ask.as_ref().is_some_and(|ask| ask.broken) { MoveFlags::BROKEN } else { MoveFlags::empty() };
         let flags = flags | self.seals(scope, pair);
-        let location = MoveRepr { number: location.number, token, address: pair.remote, flags };
+        let number = location.number;
+        let challenge = challenge(&self.move_secret, scope, number, pair.remote);
+        let location = MoveRepr { number, token, challenge, address: pair.remote, flags };
         self.send_move(Kind::RsynDone, Flags::empty(), scope, pair, location);
     }
 
@@ -317,14 +325,7 @@ impl Sal {
     fn token(&self, host: HostId, flow: FlowId, epoch: u32, number: u32, source: SocketAddr) -> u64 {
         let mut hasher = blake3::Hasher::new_keyed(&self.move_secret);
         hasher.update(&host.0).update(&flow.0.to_be_bytes()).update(&epoch.to_be_bytes()).update(&number.to_be_bytes());
-        match source.ip() {
-            IpAddr::V4(v4) => hasher.update(&v4.to_ipv6_mapped().octets()),
-            IpAddr::V6(v6) => hasher.update(&v6.octets()),
-        };
-        hasher.update(&source.port().to_be_bytes());
-        let mut token = [0; 8];
-        token.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-        u64::from_be_bytes(token)
+        first_word(&hash_address(&mut hasher, source).finalize())
     }
 
     /// Somebody says that it is elsewhere now.
@@ -361,7 +362,8 @@ impl Sal {
             let by = self.associations.peer_of(scope.host);
             self.side_paths.check(by, scope.host, pair).map_err(|_| DropReason::Full)?;
         }
-        if let Some(answer) = self.refusal_of(scope, found, pair) {
+        if let Some(number) = self.refusal_of(scope, found, pair) {
+            let answer = MoveRepr { number, token: 0, address: pair.remote, flags: MoveFlags::STALE, ..theirs };
             // Also what is of no use shows where the peer is.
             self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
             self.ask_there_too(scope, pair);
@@ -373,7 +375,7 @@ impl Sal {
         }
         let token = self.token(scope.host, scope.flow, epoch, theirs.number, reply.direct);
         let flags = self.seals(scope, pair);
-        let answer = MoveRepr { number: theirs.number, token, address: reply.direct, flags };
+        let answer = MoveRepr { token, address: reply.direct, flags, ..theirs };
         self.send_move(Kind::RsynAck, Flags::empty(), scope, pair, answer);
         self.locations.expect(&self.associations, &mut self.queue, now, scope, reply.direct);
         if let Some(via) = reply.via {
@@ -383,9 +385,9 @@ impl Sal {
         Ok(())
     }
 
-    /// What a peer is told whose RSYN is of no later location than is known: how far the count is. Nothing where it is
-    /// later, or the one in force said again.
-    fn refusal_of(&mut self, scope: Scope, found: Numbered, pair: Pair) -> Option<MoveRepr> {
+    /// How far the count is, where the RSYN of a peer is of no later location than is known. Nothing where it is later,
+    /// or the one in force said again.
+    fn refusal_of(&mut self, scope: Scope, found: Numbered, pair: Pair) -> Option<u32> {
         let own = self.config.host_id();
         let is_here = self.pair_in_use(scope).is_some_and(|known| known.remote == pair.remote);
         let (is_later, is_last, number) = self.locations.with(scope, |location| {
@@ -393,7 +395,7 @@ impl Sal {
             (location.is_later(found, own), found == location.force, number)
         });
         let is_refused = !(is_later || is_last && is_here);
-        is_refused.then_some(MoveRepr { number, token: 0, address: pair.remote, flags: MoveFlags::STALE })
+        is_refused.then_some(number)
     }
 
     /// This host is moving itself, and the peer is not where its RSYNs go: now one goes there.
@@ -436,12 +438,17 @@ impl Sal {
         let association = message.association();
         let theirs = message.location().ok_or(DropReason::Malformed)?;
         let scope = self.flows.scope_of(&self.associations, association, message)?;
-        let source = relayed_from(message).unwrap_or(from);
-        let is_proved = relayed_from(message).is_none() || self.associations.is_own_router_at(from);
+        let relayed = relayed_from(message);
+        let source = relayed.unwrap_or(from);
+        let is_by_own_router = relayed.is_some() && self.associations.is_own_router_at(from);
         let named = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous);
-        if !is_proved && named != Some(from) {
+        if relayed.is_some() && !is_by_own_router && named != Some(from) {
             return Err(DropReason::WrongPath);
         }
+        // Anybody can write a source into a packet, and routers pass on what they see.
+        let receives_at = |remote| theirs.challenge == challenge(&self.move_secret, scope, theirs.number, remote);
+        let is_proved = receives_at(source);
+        let reached: Vec<SocketAddr> = [source, from].into_iter().filter(|remote| receives_at(*remote)).collect();
         let arrival = self.arrival;
         if theirs.flags.contains(MoveFlags::STALE) {
             return self.count_on(now, scope, theirs.number);
@@ -459,19 +466,20 @@ impl Sal {
             let local = arrival.or_else(|| asked.and_then(|pair| pair.local));
             let pair = Pair { local, remote: source };
             ask.answered = Some((pair, theirs.token));
-            ask.is_hearsay = !is_proved;
+            ask.is_hearsay = !is_proved && !is_by_own_router;
             location.spent = location.spent.max(location.number);
             let rtt = (ask.tries == 1).then(|| now.since(ask.asked));
             (ask.tries, ask.next) = (0, now);
-            // A router that the peer has named may lie for it: then the peer has to confirm RSYN-DONE first.
-            let result = (pair, ask.broken && is_proved && asked.is_some(), ask.cause, rtt);
+            // A peer that has not shown to be there has to confirm RSYN-DONE first.
+            let result = (pair, ask.broken && is_proved, ask.cause, rtt);
             location.take(MoveEvent::Answered);
             Ok(result)
         });
         let (pair, is_placed, cause, rtt) = answered?;
-        // The router has passed it on, or it has come straight from there.
-        let at = if is_proved { pair } else { Pair { remote: from, ..pair } };
-        self.locations.with(Scope::of(scope.host), |location| location.unproved.answered(at));
+        // The peer, or the router that has passed on to it what went there.
+        self.locations.with(Scope::of(scope.host), |location| {
+            reached.into_iter().for_each(|remote| location.unproved.answered(Pair { remote, ..pair }));
+        });
         if theirs.flags.contains(MoveFlags::SEALED) {
             self.stack_rules.note_peer_demand(&mut self.rng, now, scope);
         }
@@ -483,7 +491,7 @@ impl Sal {
         }
         self.ask(now, scope);
         if is_placed {
-            // Its answer has come from where it was asked: it is there, and what was in use is dead.
+            // It is there, and what was in use is dead.
             self.place(now, scope, pair, true, cause);
         }
         Ok(())
@@ -561,6 +569,10 @@ impl Sal {
 
     fn end_move(&mut self, now: Instant, scope: Scope, from: SocketAddr, theirs: &MoveRepr) -> Result<(), DropReason> {
         let own = self.config.host_id();
+        let expected = challenge(&self.move_secret, scope, theirs.number, from);
+        if theirs.challenge != expected {
+            return Err(DropReason::BadToken);
+        }
         let ended = self.locations.with(scope, |location| {
             let ask = location.ask.as_ref().filter(|_| location.number == theirs.number).ok_or(DropReason::Stale)?;
             let chosen = |(pair, token): &(Pair, u64)| pair.remote == from && *token == theirs.token;
@@ -588,6 +600,27 @@ impl Sal {
         let side = self.flows.get(scope.flow).and_then(|flow| flow.side).and_then(|id| self.side_path(id));
         side.map(|side| side.pair).or_else(|| self.associations.pair_of(scope.host))
     }
+}
+
+/// What a message of a move bears that goes to `remote`. Only a peer that receives there can repeat it.
+fn challenge(secret: &[u8; 32], scope: Scope, number: u32, remote: SocketAddr) -> u64 {
+    let mut hasher = blake3::Hasher::new_keyed(secret);
+    // No input of a token is as long.
+    hasher.update(b"challenge").update(&scope.host.0).update(&scope.flow.0.to_be_bytes()).update(&number.to_be_bytes());
+    first_word(&hash_address(&mut hasher, remote).finalize())
+}
+
+fn hash_address(hasher: &mut blake3::Hasher, address: SocketAddr) -> &mut blake3::Hasher {
+    let ip = match address.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    hasher.update(&ip.octets()).update(&address.port().to_be_bytes())
+}
+
+fn first_word(hash: &blake3::Hash) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 impl AssociationTable {

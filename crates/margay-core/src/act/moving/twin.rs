@@ -173,7 +173,7 @@ impl Sal {
             (inquiry.state, inquiry.due) = (State::Asking { asked: asked + 1 }, now + (rtt * 2).clamp(WAIT, WAIT_MAX));
             for pair in self.elders_places(host, newcomer) {
                 // Not the first of a suspicion, which would say that this host goes by that pair now.
-                let probe = MoveRepr { number, token: 1, address: newcomer, flags: MoveFlags::TWIN };
+                let probe = MoveRepr { number, token: 1, challenge: 0, address: newcomer, flags: MoveFlags::TWIN };
                 let extensions = [Extension::Move(probe)];
                 let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
                 draft.extensions = &extensions;

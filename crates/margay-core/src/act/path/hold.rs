@@ -83,7 +83,7 @@ impl Sal {
 
     fn say_of_direct(&mut self, host: HostId, flags: MoveFlags, number: u32) {
         let Some(pair) = self.associations.pair_of(host) else { return };
-        let extensions = [Extension::Move(MoveRepr { number, token: 0, address: pair.remote, flags })];
+        let extensions = [Extension::Move(MoveRepr { number, token: 0, challenge: 0, address: pair.remote, flags })];
         let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
         draft.extensions = &extensions;
         self.send_over(host, pair, draft);

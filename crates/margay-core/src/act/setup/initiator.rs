@@ -21,7 +21,7 @@ use crate::act::path::related::Related;
 use crate::act::secure::Verdict;
 use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::act::stack_rule::guard;
-use crate::association::draft::Draft;
+use crate::association::draft::{Draft, relayed_from};
 use crate::association::location::Pair;
 use crate::association::{Association, auth};
 use crate::cache::entry::{Directions, EntryUpdate, RemoveReason};
@@ -506,7 +506,9 @@ impl Sal {
         let is_first = !message_3.is_empty();
         let (pair, elsewhere) = self.associations.ways_of_ack(answer.association, answered, is_first);
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), elsewhere, granted)));
+            let is_relayed = relayed_from(message).is_some();
+            let late = LateAnswers::new(&setup, now, message_3.clone(), elsewhere, granted, is_relayed);
+            flow.setup = Setup::Late(Box::new(late));
         }
         let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
         let keeps_ack = self.keeps_ack(id);

@@ -136,7 +136,7 @@ impl InitiatorSetup {
     ) -> Result<SocketAddr, DropReason> {
         let Some(source) = relayed_from(message) else { return Ok(from) };
         let is_resolved = self.pin.is_some() || self.related.is_some() || self.fetch.is_some();
-        // Any host of the segment may be the relay.
+        // Any host of the segment may be the relay; see [`LateAnswers::is_hearsay`].
         let is_asked = [from, SEGMENT].contains(&self.next_hop) || self.beside.contains(&from);
         let is_believed = is_asked && !is_resolved || associations.is_own_router_at(from);
         if is_believed { Ok(source) } else { Err(DropReason::WrongPath) }
@@ -263,6 +263,8 @@ pub(crate) struct LateAnswers {
     pub give_up: Instant,
     /// What the answer grants, once it is confirmed.
     pub granted: Option<Box<Granted>>,
+    /// Where the peer is, is the word of some host of the segment. The flow ends unless the peer confirms it from there.
+    pub is_hearsay: bool,
 }
 
 impl LateAnswers {
@@ -273,6 +275,7 @@ impl LateAnswers {
         message_3: Vec<u8>,
         answered_from: Option<SocketAddr>,
         granted: Option<Granted>,
+        is_relayed: bool,
     ) -> Self {
         Self {
             handshake: setup.handshake.clone(),
@@ -283,6 +286,7 @@ impl LateAnswers {
             retries: 1,
             give_up: now + SETUP_TIMEOUT,
             granted: granted.map(Box::new),
+            is_hearsay: is_relayed && setup.next_hop == SEGMENT,
         }
     }
 }

@@ -54,6 +54,11 @@ impl Sal {
     ) -> Result<(), DropReason> {
         if message.flags.contains(Flags::CONFIRM) {
             let association = auth::authenticate(&mut self.associations, message, now)?.association();
+            let is_elsewhere = self.associations.get(association).is_none_or(|known| known.remote != from);
+            let is_hearsay = |flow: &Flow| matches!(&flow.setup, Setup::Late(late) if late.is_hearsay);
+            if is_elsewhere && self.flows.get(message.dst_flow).is_some_and(is_hearsay) {
+                return Err(DropReason::WrongPath);
+            }
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;
@@ -299,7 +304,8 @@ fn confirm_again(sal: &mut Sal, association: u32, from: SocketAddr, message: &Me
 fn have_it_proved(sal: &mut Sal, association: u32, remote: SocketAddr) {
     let known = sal.associations.get(association).filter(|known| known.remote != remote);
     let Some(host) = known.map(|known| known.host) else { return };
-    let probe = MoveRepr { number: sal.rng.u32(), token: 0, address: remote, flags: MoveFlags::ELSEWHERE };
+    let probe =
+        MoveRepr { number: sal.rng.u32(), token: 0, challenge: 0, address: remote, flags: MoveFlags::ELSEWHERE };
     sal.send_probe(host, Pair { local: sal.arrival, remote }, probe, Flags::empty());
 }
 

@@ -89,6 +89,7 @@ impl Sal {
         self.stack_rules.rules = rules.into();
         self.stack_rules.epoch += 1;
         self.end_all_grants();
+        self.grants.hurry(now, |service| self.stack_rules.has_floor_for(service));
         let all: Vec<FlowId> = self.flows.iter().filter(|flow| flow.carries_data()).map(|flow| flow.id).collect();
         for id in all {
             let acted = self.stack_rules.followed.remove(&id).and_then(|followed| followed.acted);

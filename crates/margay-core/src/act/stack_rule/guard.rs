@@ -285,7 +285,7 @@ pub(crate) fn tell_of_demand(sal: &mut Sal, id: FlowId) {
 fn say_of_sealing(sal: &mut Sal, scope: Scope, flags: MoveFlags, token: u64) {
     let Some(pair) = sal.pair_in_use(scope) else { return };
     let peer_flow = sal.flows.get(scope.flow).map_or(FlowId(0), |flow| flow.peer_flow);
-    let extensions = [Extension::Move(MoveRepr { number: 0, token, address: pair.remote, flags })];
+    let extensions = [Extension::Move(MoveRepr { number: 0, token, challenge: 0, address: pair.remote, flags })];
     let mut draft = Draft::new(Kind::Probe, peer_flow, scope.flow);
     draft.extensions = &extensions;
     sal.send_over(scope.host, pair, draft);

@@ -118,6 +118,11 @@ impl Notices {
         }
     }
 
+    /// Whether a host that was heard of serves a name at an address.
+    pub fn has_at(&self, service: &ServiceId, at: SocketAddr) -> bool {
+        self.heard.iter().any(|((prefix, _), entry)| prefix.contains(service) && entry.addresses.contains(&at))
+    }
+
     pub fn next_deadline(&self) -> Option<Instant> {
         self.own.values().map(|own| own.next).chain(self.look).min()
     }

@@ -532,6 +532,12 @@ impl LocationTable {
         }
     }
 
+    /// Whether this host moves, with all flows that it has with a peer or with one of them.
+    pub fn is_any_moving(&self, host: HostId) -> bool {
+        let is_its = |scope: &Scope| scope.host == host;
+        self.scopes().filter(is_its).any(|scope| self.get(scope).is_some_and(|at| at.state != Moving::Settled))
+    }
+
     pub fn scopes(&self) -> impl Iterator<Item = Scope> {
         self.locations.keys().copied()
     }

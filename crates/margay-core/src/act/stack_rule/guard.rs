@@ -18,7 +18,7 @@ use super::guarded::Lateness;
 use crate::act::stack_rule::StackRules;
 use crate::association::AssociationTable;
 use crate::association::draft::Draft;
-use crate::association::location::{Cause, Moving, Pair, Scope};
+use crate::association::location::{Cause, Pair, Scope};
 use crate::cache::output::AppVerdict;
 use crate::leg::stack::Stack;
 use crate::machine::sal::Sal;
@@ -137,11 +137,8 @@ impl Sal {
             return;
         }
         let is_there = self.associations.pair_of(host).is_some_and(|known| known.remote == pair.remote);
-        let is_its = |scope: &Scope| scope.host == host;
-        let is_moving = |scope: Scope| self.locations.get(scope).is_some_and(|at| at.state != Moving::Settled);
         // Whoever is not there yet itself has guarded nothing so far.
-        let is_moving = self.locations.scopes().filter(is_its).any(is_moving);
-        if is_moving || self.is_found_elsewhere(now, scope, pair) {
+        if self.locations.is_any_moving(host) || self.is_found_elsewhere(now, scope, pair) {
             return;
         }
         if !scope.is_host() {
@@ -176,6 +173,10 @@ impl Sal {
     /// Asks peers to free what waits, tells them what is demanded, and takes note of what waits for too long.
     pub(crate) fn guards_due(&mut self, now: Instant) {
         for (scope, token) in self.stack_rules.peer_demands.take_due(now, DUE_MAX) {
+            if self.locations.is_any_moving(scope.host) {
+                // What the peer has said holds for where the packets are going to be.
+                continue;
+            }
             if scope.is_host() && self.stack_rules.guarded.with(scope.host).next().is_none() {
                 self.stack_rules.peer_demands.forget_host(scope.host);
             } else {

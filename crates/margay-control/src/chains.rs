@@ -447,7 +447,7 @@ mod tests {
     fn line(n: u8) -> (tempfile::TempDir, Lineage) {
         let base = tempfile::tempdir().expect("a directory");
         let store = Store::open(&StateDir::open(base.path().join("s")).expect("made")).expect("opened");
-        let line = Lineage::of(&store, authority_block("shop"), key(n).public());
+        let line = Lineage::of(&store, authority_block("shop"), key(n).public()).expect("readable");
         (base, line)
     }
 
@@ -617,7 +617,7 @@ mod tests {
         let block = authority_block("shop");
         let follows = Succession::new(block, &key(1), &key(2), NOW_S - 100, NOW_S - 10);
         store.keep_succession(&follows, "shop", NOW_S).expect("kept");
-        let line = Lineage::of(&store, block, key(1).public());
+        let line = Lineage::of(&store, block, key(1).public()).expect("readable");
         assert_eq!(sign(&authority(1)).policy(&line, &[], NOW_S), Err(Doubt::Unsigned));
         assert!(sign(&authority(2)).policy(&line, &[], NOW_S).is_ok());
         let earlier = SignedChains::sign(&authority(1), &ChainRules::default(), None, NOW_MS - 20_000).expect("signed");

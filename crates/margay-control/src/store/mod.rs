@@ -306,6 +306,11 @@ pub(crate) mod tests {
         (base, store)
     }
 
+    /// A store whose successions cannot be read.
+    pub(crate) fn damage(store: &Store) {
+        store.write(|transaction| Ok(transaction.delete_table(succession::SUCCESSIONS)?)).expect("written");
+    }
+
     /// A disk that has room for so many more bytes beyond what was ever written.
     #[derive(Debug)]
     struct Quota {

@@ -13,7 +13,7 @@ use super::host::{End, Shared};
 use super::order_book::{Standing, Taking};
 use super::proto;
 use crate::chain_order::SignedOrder;
-use crate::chains::{Doubt, SignedChains};
+use crate::chains::SignedChains;
 use crate::lineage::Lineage;
 use crate::store::{Kept, StoreError};
 
@@ -132,25 +132,18 @@ impl Shared {
         let unix_s = self.clock.unix_s();
         let authority = &config.authority;
         let (line, revoked) = self.signers(unix_s)?;
-        let counts = SignedChains::decode(&chains.signed).and_then(|signed| {
-            // What only this version does not understand is kept for the next one.
-            match signed.policy(&line, &revoked, unix_s) {
-                Ok(_) | Err(Doubt::Newer | Doubt::Rules(_)) => Ok(signed),
-                Err(doubt) => Err(doubt),
-            }
-        });
-        match counts {
-            Ok(signed) => {
-                // Whatever its date: who has signed what counts no longer may have dated it ahead.
-                let is_void = |known: &SignedChains| known.until_s(&line, &revoked, unix_s).is_err();
-                self.store.replace_chains(&signed, authority, unix_s, is_void).map(drop)
-            }
-            Err(doubt) => {
-                let router = &config.router_address;
-                tracing::warn!(router, authority, why = %doubt, "chains that the router tells are not taken");
-                Ok(())
-            }
+        let Ok(signed) = SignedChains::decode(&chains.signed) else {
+            tracing::warn!(router = config.router_address, authority, "chains that the router tells are malformed");
+            return Ok(());
+        };
+        let replaces = |known: Option<&SignedChains>| signed.replaces(known, &line, &revoked, unix_s);
+        if !self.store.keep_chains(&signed, authority, unix_s, replaces)?
+            && let Err(why) = signed.policy(&line, &revoked, unix_s)
+        {
+            let router = &config.router_address;
+            tracing::warn!(router, authority, %why, "chains that the router tells are not taken");
         }
+        Ok(())
     }
 
     fn keep_keys(&self, keys: &proto::Keys) -> Result<(), Trouble> {

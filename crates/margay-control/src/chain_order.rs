@@ -279,7 +279,7 @@ mod test {
     fn line(n: u8) -> (tempfile::TempDir, Lineage) {
         let base = tempfile::tempdir().expect("a directory");
         let store = Store::open(&StateDir::open(base.path().join("s")).expect("made")).expect("opened");
-        let line = Lineage::of(&store, authority_block("shop"), key(n).public());
+        let line = Lineage::of(&store, authority_block("shop"), key(n).public()).expect("readable");
         (base, line)
     }
 

@@ -161,6 +161,28 @@ impl SignedChains {
         Ok(compile(&self.rules()?, self.authority)?)
     }
 
+    /// Whether they take the place of `known`, what this host goes by until now. What counts gives way to what was
+    /// signed later; what the authority's own key has signed, only to what its own key has signed: a stolen router's
+    /// would undo what the operator demands. What counts no longer gives way to what counts, also if that was signed
+    /// earlier: whoever has signed it may have dated it ahead, by a day at most. More would let old rules come back.
+    /// Where nothing is known, rules that have ended are taken as well: they close names.
+    pub fn replaces(&self, known: Option<&Self>, line: &Lineage, revoked: &[KeyRevocation], unix_s: u64) -> bool {
+        let counts = match self.policy(line, revoked, unix_s) {
+            // What only this version does not understand is for the next one.
+            Ok(_) | Err(Doubt::Newer | Doubt::Rules(_)) => true,
+            Err(Doubt::Ended | Doubt::Revoked) => false,
+            Err(Doubt::Malformed | Doubt::Unsigned | Doubt::Ahead) => return false,
+        };
+        let Some(known) = known else { return true };
+        match known.until_s(line, revoked, unix_s) {
+            Ok(_) => counts && self.signed_ms > known.signed_ms && (known.is_by_warrant() || !self.is_by_warrant()),
+            Err(Doubt::Ended | Doubt::Revoked) => {
+                counts && self.signed_s().saturating_add(AHEAD_MAX_S) >= known.signed_s().min(unix_s)
+            }
+            Err(_) => true,
+        }
+    }
+
     /// The names that the rules are about, as far as this version can tell, where they were signed and do not count:
     /// nobody is to get past their middleboxes meanwhile.
     pub fn lapsed_names(&self) -> Vec<Prefix> {
@@ -447,7 +469,7 @@ mod tests {
     fn line(n: u8) -> (tempfile::TempDir, Lineage) {
         let base = tempfile::tempdir().expect("a directory");
         let store = Store::open(&StateDir::open(base.path().join("s")).expect("made")).expect("opened");
-        let line = Lineage::of(&store, authority_block("shop"), key(n).public());
+        let line = Lineage::of(&store, authority_block("shop"), key(n).public()).expect("readable");
         (base, line)
     }
 
@@ -617,7 +639,7 @@ mod tests {
         let block = authority_block("shop");
         let follows = Succession::new(block, &key(1), &key(2), NOW_S - 100, NOW_S - 10);
         store.keep_succession(&follows, "shop", NOW_S).expect("kept");
-        let line = Lineage::of(&store, block, key(1).public());
+        let line = Lineage::of(&store, block, key(1).public()).expect("readable");
         assert_eq!(sign(&authority(1)).policy(&line, &[], NOW_S), Err(Doubt::Unsigned));
         assert!(sign(&authority(2)).policy(&line, &[], NOW_S).is_ok());
         let earlier = SignedChains::sign(&authority(1), &ChainRules::default(), None, NOW_MS - 20_000).expect("signed");
@@ -657,6 +679,31 @@ mod tests {
         let again =
             of_router.renewed(&grant(90 * 86_400), &line, &[], NOW_S + 86_400).expect("its right is longer now");
         assert_eq!(again.until_s(&line, &[], NOW_S), Ok(NOW_S + 86_400 + LIFETIME_S));
+    }
+
+    #[test]
+    fn what_counts_gives_way_to_a_later_word_and_the_authoritys_own_to_its_own_alone() {
+        let (_base, line) = line(1);
+        let own = authority(1);
+        let Warrant::Authority(warrant) = Request::new("shop", &key(7)).grant(&own, NOW_S, 86_400).expect("granted")
+        else {
+            panic!("it is an authority's")
+        };
+        let router = Authority { key: key(7), warrant: Some(warrant), ..own.clone() };
+        let empty = |by: &Authority, ms| SignedChains::sign(by, &ChainRules::default(), None, ms).expect("signed");
+        let replaces = |one: &SignedChains, known: &SignedChains| one.replaces(Some(known), &line, &[], NOW_S);
+        let (operators, stolen) = (sign(&own), empty(&router, NOW_MS + 10));
+        assert!(!replaces(&stolen, &operators) && replaces(&empty(&own, NOW_MS + 10), &operators));
+        assert!(replaces(&stolen, &sign(&router)) && !replaces(&sign(&router), &stolen));
+        assert!(replaces(&empty(&own, NOW_MS + 20), &stolen) && !replaces(&operators, &stolen));
+        // What was taken back gives way to an earlier date, but to nothing that was replaced long ago.
+        let revoked = [KeyRevocation::new(own.block(), key(7).public(), u64::MAX, &key(1))];
+        let replaces = |one: &SignedChains| one.replaces(Some(&stolen), &line, &revoked, NOW_S);
+        assert!(replaces(&operators) && !replaces(&empty(&own, NOW_MS - 2 * AHEAD_MAX_S * MS_PER_S)));
+        // Where nothing is known, what has ended closes names; what nobody has signed is nothing.
+        let late_s = NOW_S + LIFETIME_S + 1;
+        assert!(operators.replaces(None, &line, &[], late_s) && !operators.replaces(Some(&stolen), &line, &[], late_s));
+        assert!(!sign(&authority(2)).replaces(None, &line, &[], NOW_S));
     }
 
     #[test]

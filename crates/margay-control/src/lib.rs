@@ -18,6 +18,7 @@ pub mod keyring;
 pub mod lease;
 pub mod lineage;
 pub mod permits;
+pub mod pins;
 pub mod quantity;
 pub mod registration;
 pub mod relocation;

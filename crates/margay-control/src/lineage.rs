@@ -101,11 +101,13 @@ pub struct Lineage {
 
 impl Lineage {
     /// From the key that is known, by what the store has.
-    pub fn of(store: &Store, authority: [u8; 8], first: VerifyingKey) -> Self {
-        let known = store.successions().unwrap_or_else(|error| {
-            tracing::warn!(%error, "which keys follow each other cannot be read");
-            Vec::new()
-        });
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses. The key that is known may have been followed by others long ago, and be somebody else's by
+    /// now: nobody is to believe it alone.
+    pub fn of(store: &Store, authority: [u8; 8], first: VerifyingKey) -> Result<Self, StoreError> {
+        let known = store.successions()?;
         let mut first = first;
         // Who knows a later key believes what it says of the earlier one, for its time.
         let mut seen = 0;
@@ -114,7 +116,7 @@ impl Lineage {
         {
             (first, seen) = (before.old, seen + 1);
         }
-        Self { authority, first, line: heirs(authority, first, &known) }
+        Ok(Self { authority, first, line: heirs(authority, first, &known) })
     }
 
     /// The first key of the line.
@@ -227,6 +229,17 @@ mod tests {
         assert_eq!(store.keep_succession(&rival, "shop", NOW_S).expect("kept"), Kept::New);
         assert!(matches!(take_up(&keyring, &store, NOW_S + 10), Err(TakeUpError::Rival(name)) if name == "shop"));
         assert_eq!(keyring.waiting().expect("readable"), [], "nobody was told of it, and nobody is");
+    }
+
+    #[test]
+    fn where_the_keys_that_follow_cannot_be_read_the_one_before_them_is_not_believed_alone() {
+        let (_base, store) = crate::store::tests::store();
+        let follows = Succession::new(authority_block("shop"), &key(1), &key(2), 5, 10);
+        store.keep_succession(&follows, "shop", 5).expect("kept");
+        let line = || Lineage::of(&store, authority_block("shop"), key(1).public());
+        assert_eq!(line().expect("readable").until_s(&key(1).public()), Some(10));
+        crate::store::tests::damage(&store);
+        assert!(matches!(line(), Err(StoreError::Damaged { .. })));
     }
 
     #[test]

@@ -79,6 +79,11 @@ impl Statement {
         self.signed_ms / MS_PER_S
     }
 
+    /// Whether a router's key has signed it, which the authority lets sign; else one of the authority's own.
+    pub const fn is_by_warrant(&self) -> bool {
+        !self.delegations.is_empty()
+    }
+
     /// Whether the authority whose keys are `line` has signed it: by a key that might when it was signed, and that may
     /// now. Whoever signs chooses the first of these times; a right that has ended could sign for ever by dating back.
     /// Gives until when the key may sign.

@@ -489,8 +489,10 @@ impl<'a> Conversation<'a> {
     /// one.
     async fn look_at_keys(&mut self) -> Option<End> {
         let shared = Arc::clone(self.shared);
-        if tokio::task::spawn_blocking(move || shared.read_keys()).await.is_err() {
-            tracing::error!("looking at the authority's keys ended badly");
+        match tokio::task::spawn_blocking(move || shared.read_keys()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the authority's keys cannot be read; those of before stay"),
+            Err(_) => tracing::error!("looking at the authority's keys ended badly"),
         }
         let unix_s = self.shared.clock.unix_s();
         match self.shared.check_proofs(&self.membership, &self.router) {
@@ -508,7 +510,7 @@ impl<'a> Conversation<'a> {
             self.membership_renewal_s = 0;
             self.renewals.values_mut().for_each(|at| *at = 0);
         } else if std::mem::replace(&mut self.keys_known, known) != known {
-            let at_s = self.half_way(self.shared.line.lock().chain_until_s(&self.membership));
+            let at_s = self.half_way(self.shared.chain_until_s(&self.membership));
             self.membership_renewal_s = self.membership_renewal_s.min(at_s);
             self.renewals.values_mut().for_each(|at| *at = at_s.min(*at));
         }
@@ -518,7 +520,7 @@ impl<'a> Conversation<'a> {
 
     /// Until when a certificate is of use: its own end, or that of the key that signed it.
     fn end_of(&self, chain: &[u8], not_after_s: u64) -> u64 {
-        self.shared.line.lock().chain_until_s(chain).min(not_after_s)
+        self.shared.chain_until_s(chain).min(not_after_s)
     }
 
     fn put_out(&self, revoked: proto::Revoked) {

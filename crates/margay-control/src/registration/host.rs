@@ -215,8 +215,8 @@ pub(super) struct Shared {
     /// What carries orders out on this host, if they are.
     pub order_book: OnceLock<Arc<OrderBook>>,
     pub area: Option<Arc<WideArea>>,
-    /// The authority's own keys.
-    pub line: Mutex<Lineage>,
+    /// The authority's own keys; `None`: they could not be read yet.
+    pub line: Mutex<Option<Lineage>>,
     /// Those keys, and the ones that may sign no longer: what the router has to be vouched for by.
     pub trust: Mutex<TrustStore>,
 }
@@ -267,7 +267,6 @@ impl Home {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
         let is_member = Mutex::new(config.secret.is_none());
-        let line = Lineage::of(&store, authority_block(&config.authority), config.authority_key);
         let shared = Arc::new(Shared {
             config,
             local,
@@ -291,12 +290,14 @@ impl Home {
             traces_refused: AtomicU64::default(),
             order_book: OnceLock::new(),
             area,
-            line: Mutex::new(line),
+            line: Mutex::default(),
             trust: Mutex::default(),
         });
         // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a
-        // router is heard.
-        shared.read_keys();
+        // router is heard. As long as the keys cannot be read, nobody proves anything; each welcome tries again.
+        if let Err(error) = shared.read_keys() {
+            tracing::error!(%error, "the authority's keys cannot be read; no router is believed until they can");
+        }
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
     }

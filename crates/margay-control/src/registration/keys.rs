@@ -13,7 +13,7 @@ use super::host::{End, Shared};
 use super::order_book::{Standing, Taking};
 use super::proto;
 use crate::chain_order::SignedOrder;
-use crate::chains::{Doubt, SignedChains};
+use crate::chains::SignedChains;
 use crate::lineage::Lineage;
 use crate::store::{Kept, StoreError};
 
@@ -31,18 +31,18 @@ impl From<StoreError> for Trouble {
 
 impl Shared {
     /// Takes up what is kept here of the authority's keys.
-    pub fn read_keys(&self) {
-        let unix_s = self.clock.unix_s();
-        let line = Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key);
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read; nothing is changed.
+    pub fn read_keys(&self) -> Result<(), StoreError> {
+        let (line, revoked) = self.signers(self.clock.unix_s())?;
         line.teach(&*self.sal);
         line.teach_store(&mut self.trust.lock());
         self.area.iter().for_each(|area| line.teach_area(area));
-        let kept = self.store.key_revocations(unix_s).unwrap_or_else(|error| {
-            tracing::warn!(%error, "revocations of keys cannot be read");
-            Vec::new()
-        });
-        kept.into_iter().filter(|kept| line.says(kept, unix_s)).for_each(|kept| self.disbelieve(kept));
-        *self.line.lock() = line;
+        revoked.into_iter().for_each(|revocation| self.disbelieve(revocation));
+        *self.line.lock() = Some(line);
+        Ok(())
     }
 
     fn disbelieve(&self, revocation: KeyRevocation) {
@@ -53,7 +53,12 @@ impl Shared {
 
     /// How much is known of keys: more is a reason to look again.
     pub fn keys_known(&self) -> usize {
-        self.trust.lock().revocations() + self.line.lock().successions().len()
+        self.trust.lock().revocations() + self.line.lock().as_ref().map_or(0, |line| line.successions().len())
+    }
+
+    /// Until when the key is believed with which a chain begins; none is, where the authority's keys could not be read.
+    pub fn chain_until_s(&self, chain: &[u8]) -> u64 {
+        self.line.lock().as_ref().map_or(0, |line| line.chain_until_s(chain))
     }
 
     /// Takes up what the router tells of the authority's keys. It is on disk when this returns: the router may begin to
@@ -110,9 +115,13 @@ impl Shared {
         }
     }
 
+    fn lineage(&self) -> Result<Lineage, StoreError> {
+        Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key)
+    }
+
     /// The authority's own keys, and those that may sign for it no longer, as they are on disk.
     fn signers(&self, unix_s: u64) -> Result<(Lineage, Vec<KeyRevocation>), StoreError> {
-        let line = Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key);
+        let line = self.lineage()?;
         let revoked = self.store.key_revocations(unix_s)?.into_iter().filter(|kept| line.says(kept, unix_s)).collect();
         Ok((line, revoked))
     }
@@ -123,25 +132,18 @@ impl Shared {
         let unix_s = self.clock.unix_s();
         let authority = &config.authority;
         let (line, revoked) = self.signers(unix_s)?;
-        let counts = SignedChains::decode(&chains.signed).and_then(|signed| {
-            // What only this version does not understand is kept for the next one.
-            match signed.policy(&line, &revoked, unix_s) {
-                Ok(_) | Err(Doubt::Newer | Doubt::Rules(_)) => Ok(signed),
-                Err(doubt) => Err(doubt),
-            }
-        });
-        match counts {
-            Ok(signed) => {
-                // Whatever its date: who has signed what counts no longer may have dated it ahead.
-                let is_void = |known: &SignedChains| known.until_s(&line, &revoked, unix_s).is_err();
-                self.store.replace_chains(&signed, authority, unix_s, is_void).map(drop)
-            }
-            Err(doubt) => {
-                let router = &config.router_address;
-                tracing::warn!(router, authority, why = %doubt, "chains that the router tells are not taken");
-                Ok(())
-            }
+        let Ok(signed) = SignedChains::decode(&chains.signed) else {
+            tracing::warn!(router = config.router_address, authority, "chains that the router tells are malformed");
+            return Ok(());
+        };
+        let replaces = |known: Option<&SignedChains>| signed.replaces(known, &line, &revoked, unix_s);
+        if !self.store.keep_chains(&signed, authority, unix_s, replaces)?
+            && let Err(why) = signed.policy(&line, &revoked, unix_s)
+        {
+            let router = &config.router_address;
+            tracing::warn!(router, authority, %why, "chains that the router tells are not taken");
         }
+        Ok(())
     }
 
     fn keep_keys(&self, keys: &proto::Keys) -> Result<(), Trouble> {
@@ -152,7 +154,7 @@ impl Shared {
         let mut told: Vec<Succession> = told.filter(Succession::is_signed).collect();
         told.retain(|one| one.authority == authority_block(authority));
         loop {
-            let line = Lineage::of(&self.store, authority_block(authority), self.config.authority_key);
+            let line = self.lineage()?;
             // The next one, or the one before the first: the later key says that of the earlier one, too.
             let Some(at) = told.iter().position(|one| one.old == line.last() || one.new == line.first()) else { break };
             let one = told.swap_remove(at);
@@ -164,7 +166,7 @@ impl Shared {
                 tracing::info!(authority, "the authority has another key, which signs from its time on");
             }
         }
-        let line = Lineage::of(&self.store, authority_block(authority), self.config.authority_key);
+        let line = self.lineage()?;
         let is_rival =
             |one: &&Succession| line.successions().iter().any(|known| known.old == one.old && known.new != one.new);
         if told.iter().any(|one| is_rival(&one)) {
@@ -176,7 +178,7 @@ impl Shared {
         for revocation in revoked.iter().filter(|revocation| line.says(revocation, unix_s)) {
             self.store.revoke_key(revocation, authority, unix_s)?;
         }
-        self.read_keys();
+        self.read_keys()?;
         Ok(())
     }
 

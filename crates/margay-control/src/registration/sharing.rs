@@ -18,6 +18,7 @@ use super::router::{News, Router, Shared};
 use crate::cluster::{Cluster, RouterEntry};
 use crate::keyring::Authority;
 use crate::lineage::LineageError;
+use crate::pins::pin_statements;
 use crate::store::{MemberKey, StoreError};
 use crate::warrant::{believed, lineages};
 
@@ -167,6 +168,7 @@ impl Shared {
     /// Takes up who was put out and which keys may sign no longer, for this host and for those that are told.
     pub fn read_revocations(&self) -> Result<(), LineageError> {
         let unix_s = self.clock.unix_s();
+        pin_statements(&self.keyring, &self.store, unix_s)?;
         let (hosts, keys) = (self.store.revocations(unix_s)?, believed(&self.keyring, &self.store, unix_s)?);
         let lines = lineages(&self.keyring, &self.store)?.into_values();
         // Also the way to the key that this router begins with, for hosts that know one before it.

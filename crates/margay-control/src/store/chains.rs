@@ -18,77 +18,57 @@ pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
 }
 
 impl Store {
-    /// Keeps what an authority has signed; `authority` is its name, for the audit log. The caller has seen that it is
-    /// signed. False: it, or something later, was here.
+    /// Keeps what an authority has signed, here and for the other routers, where it `replaces` what was there;
+    /// `authority` is its name, for the audit log. False: it, or something that stays, was here.
     ///
     /// # Errors
     ///
     /// The others do not agree, or the disk refuses.
-    pub fn keep_chains(&self, signed: &SignedChains, authority: &str, unix_s: u64) -> Result<bool, StoreError> {
-        self.replace_chains(signed, authority, unix_s, |_| false)
-    }
-
-    /// The same where what was here `is_void`, also if that is later.
-    ///
-    /// # Errors
-    ///
-    /// The others do not agree, or the disk refuses.
-    pub fn replace_chains(
+    pub fn keep_chains(
         &self,
         signed: &SignedChains,
         authority: &str,
         unix_s: u64,
-        is_void: impl Fn(&SignedChains) -> bool,
+        replaces: impl Fn(Option<&SignedChains>) -> bool,
     ) -> Result<bool, StoreError> {
-        let row = signed.authority;
-        self.settle(|transaction, draft| {
+        let (row, encoded) = (signed.authority, signed.encode());
+        let pinned = self.pinned(SharedTable::Chains)?.remove(&row[..]);
+        let is_pinned = pinned.as_ref() == Some(&encoded);
+        let stays = |known: Option<&[u8]>| !replaces(known.and_then(|known| SignedChains::decode(known).ok()).as_ref());
+        if !is_pinned && stays(pinned.as_deref()) {
+            return Ok(false);
+        }
+        let is_kept = self.settle(|transaction, draft| {
             let table = transaction.open_table(CHAINS)?;
             let before = table.get(row)?.map(|known| known.value().to_vec());
-            let known = before.as_deref().and_then(|known| SignedChains::decode(known).ok());
-            if known.is_some_and(|known| known.signed_ms >= signed.signed_ms && !is_void(&known)) {
+            let is_shared = before.as_ref() == Some(&encoded);
+            if is_shared && is_pinned || !is_shared && stays(before.as_deref()) {
                 return Ok(false);
             }
-            draft.put(SharedTable::Chains, &row, before, Some(signed.encode()));
-            let detail = signed.rules().map_or(String::new(), |rules| {
-                format!("{}, {}", count_of(rules.chains.len(), "chain"), count_of(rules.required.len(), "requirement"))
-            });
-            draft.note(AuditEntry::once(unix_s, "chains", authority.to_owned(), detail));
+            draft.put(SharedTable::Chains, &row, before, Some(encoded.clone()));
+            if !is_pinned {
+                let detail = signed.rules().map_or(String::new(), |rules| {
+                    let chains = count_of(rules.chains.len(), "chain");
+                    format!("{chains}, {}", count_of(rules.required.len(), "requirement"))
+                });
+                draft.note(AuditEntry::once(unix_s, "chains", authority.to_owned(), detail));
+            }
             Ok(true)
-        })
+        })?;
+        if is_kept {
+            self.pin(&[(SharedTable::Chains, row.to_vec(), Some(encoded))])?;
+        }
+        Ok(is_kept)
     }
 
-    /// Blocks of authorities in whose place there is something that nobody has signed, as whoever may write into the
-    /// cluster's store could put it there.
-    ///
-    /// # Errors
-    ///
-    /// The disk refuses.
-    pub fn damaged_chains(&self) -> Result<Vec<[u8; 8]>, StoreError> {
-        let rows = self.shared_rows(SharedTable::Chains)?.into_iter();
-        let is_good =
-            |block: &[u8], row: &[u8]| SignedChains::decode(row).is_ok_and(|signed| signed.authority == block);
-        let damaged = rows.filter(|(block, row)| !is_good(block, row));
-        Ok(damaged.filter_map(|(block, _)| block.try_into().ok()).collect())
-    }
-
-    /// What authorities have signed. Whoever may write into the cluster's store may write anything: whether it is
-    /// signed is for the caller to see.
+    /// What authorities have signed, as this host has believed it last. It may count no longer.
     ///
     /// # Errors
     ///
     /// The disk refuses.
     pub fn chains(&self) -> Result<Vec<SignedChains>, StoreError> {
-        self.read(|transaction| {
-            let mut all = Vec::new();
-            for entry in transaction.open_table(CHAINS)?.iter()? {
-                let (block, signed) = entry?;
-                match SignedChains::decode(signed.value()) {
-                    Ok(signed) if signed.authority == block.value() => all.push(signed),
-                    _ => tracing::warn!("the store has chains that nobody has signed"),
-                }
-            }
-            Ok(all)
-        })
+        let rows = self.pinned(SharedTable::Chains)?.into_values();
+        Ok(rows.filter_map(|row| SignedChains::decode(&row).ok()).collect())
     }
 }
 
@@ -114,18 +94,28 @@ mod tests {
             next: None,
         };
         let sign = |name, ms| SignedChains::sign(&authority(name), &ChainRules::default(), None, ms).expect("no rules");
+        let keep = |name, ms| {
+            let signed = sign(name, ms);
+            let is_later = |known: Option<&SignedChains>| known.is_none_or(|known| known.signed_ms < signed.signed_ms);
+            store.keep_chains(&signed, name, 1, is_later).expect("written")
+        };
         let changes = store.key_changes();
-        assert!(store.keep_chains(&sign("shop", 5), "shop", 1).expect("written"));
+        assert!(keep("shop", 5));
         assert!(changes.has_changed().expect("the store lives"));
-        assert!(!store.keep_chains(&sign("shop", 5), "shop", 1).expect("readable"), "known");
-        assert!(!store.keep_chains(&sign("shop", 4), "shop", 1).expect("readable"), "older");
-        assert!(store.keep_chains(&sign("shop", 6), "shop", 1).expect("written"));
-        assert!(store.keep_chains(&sign("infra", 1), "infra", 1).expect("written"));
+        assert!(!keep("shop", 5), "known");
+        assert!(!keep("shop", 4), "older");
+        assert!(keep("shop", 6));
+        assert!(keep("infra", 1));
         let mut kept: Vec<u64> = store.chains().expect("readable").iter().map(|signed| signed.signed_ms).collect();
         kept.sort_unstable();
         assert_eq!(kept, [1, 6]);
         assert_eq!(store.audit(10).expect("readable")[0].act, "chains");
-        store.take_up(&[(SharedTable::Chains, vec![7; 8], Some(b"nothing".to_vec()))]).expect("written");
-        assert_eq!(store.chains().expect("readable").len(), 2);
+        let (shop, infra) = (sign("shop", 6), sign("infra", 1));
+        let row = |signed: &SignedChains, value| (SharedTable::Chains, signed.authority.to_vec(), value);
+        store.take_up(&[row(&shop, None), row(&infra, Some(b"nothing".to_vec()))]).expect("written");
+        assert_eq!(store.chains().expect("readable").len(), 2, "what was believed stays");
+        assert!(keep("shop", 6) && !keep("shop", 5), "the row is given back, and no older one");
+        assert_eq!(store.shared_rows(SharedTable::Chains).expect("readable")[&shop.authority[..]], shop.encode());
+        assert_eq!(store.audit(10).expect("readable").len(), 3, "nothing new was said");
     }
 }

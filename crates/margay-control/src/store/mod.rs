@@ -12,6 +12,7 @@ mod lease;
 mod member;
 mod name;
 mod order;
+mod pin;
 mod record;
 mod replica;
 mod revoked_key;
@@ -36,9 +37,11 @@ pub use join::Joined;
 pub use lease::StoredLease;
 pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
-pub use replica::{Marks, SharedTable};
+pub use replica::{Marks, Rows, SharedTable};
+pub(crate) use revoked_key::row as revocation_row;
 pub use rule::StoredRule;
 pub use succession::Kept;
+pub(crate) use succession::row as succession_row;
 pub use view::{KeptView, ViewChanges};
 
 use tokio::sync::watch;
@@ -170,6 +173,7 @@ impl Store {
             member::create(transaction)?;
             name::create(transaction)?;
             order::create(transaction)?;
+            pin::create(transaction)?;
             revoked_key::create(transaction)?;
             succession::create(transaction)?;
             rule::create(transaction)?;
@@ -304,6 +308,11 @@ pub(crate) mod tests {
         let dir = StateDir::open(base.path().join("s")).expect("made");
         let store = Store::open(&dir).expect("opened");
         (base, store)
+    }
+
+    /// A store whose successions cannot be read.
+    pub(crate) fn damage(store: &Store) {
+        store.write(|transaction| Ok(transaction.delete_table(succession::SUCCESSIONS)?)).expect("written");
     }
 
     /// A disk that has room for so many more bytes beyond what was ever written.

@@ -41,6 +41,9 @@ pub enum SharedTable {
     OrderReports,
 }
 
+/// What a table holds, by key.
+pub type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// How far a router has followed which cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
@@ -106,7 +109,7 @@ impl SharedTable {
         Ok(())
     }
 
-    fn rows(self, transaction: &ReadTransaction) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Failure> {
+    pub(super) fn rows(self, transaction: &ReadTransaction) -> Result<Rows, Failure> {
         macro_rules! rows {
             ($table:expr, $value:expr) => {{
                 let mut all = BTreeMap::new();
@@ -165,7 +168,7 @@ impl Store {
     /// # Errors
     ///
     /// The disk refuses, or the store is damaged.
-    pub fn shared_rows(&self, table: SharedTable) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
+    pub fn shared_rows(&self, table: SharedTable) -> Result<Rows, StoreError> {
         self.read(|transaction| table.rows(transaction))
     }
 

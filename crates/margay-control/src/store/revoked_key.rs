@@ -18,7 +18,8 @@ pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     Ok(())
 }
 
-fn row_of(revocation: &KeyRevocation) -> [u8; 40] {
+/// Under which key a revocation is kept.
+pub(crate) fn row(revocation: &KeyRevocation) -> [u8; 40] {
     let mut key = [0; 40];
     key[..32].copy_from_slice(&revocation.key.0);
     key[32..].copy_from_slice(&revocation.authority);
@@ -33,12 +34,15 @@ impl Store {
     ///
     /// The others do not agree, or the disk refuses.
     pub fn revoke_key(&self, revocation: &KeyRevocation, authority: &str, unix_s: u64) -> Result<bool, StoreError> {
-        let row = row_of(revocation);
+        let row = row(revocation);
         self.settle(|transaction, draft| {
             let table = transaction.open_table(REVOKED_KEYS)?;
             let before = table.get(row)?.map(|known| known.value().to_vec());
             let until_s = |encoded: &[u8]| KeyRevocation::decode(encoded).map_or(0, |known| known.until_s);
-            if before.as_deref().is_some_and(|known| until_s(known) >= revocation.until_s) {
+            // What somebody else has put in its place is not the authority's word.
+            let known = before.as_deref().and_then(|known| KeyRevocation::decode(known).ok());
+            let is_same = |known: &KeyRevocation| known.signer == revocation.signer && known.is_signed();
+            if known.is_some_and(|known| known.until_s >= revocation.until_s && is_same(&known)) {
                 return Ok(false);
             }
             let mut others = Vec::new();
@@ -77,17 +81,15 @@ impl Store {
     ///
     /// The disk refuses.
     pub fn key_revocations(&self, unix_s: u64) -> Result<Vec<KeyRevocation>, StoreError> {
-        self.read(|transaction| {
-            let mut all = Vec::new();
-            for entry in transaction.open_table(REVOKED_KEYS)?.iter()? {
-                match KeyRevocation::decode(entry?.1.value()) {
-                    Ok(known) if known.until_s < unix_s => {}
-                    Ok(known) if known.is_signed() => all.push(known),
-                    _ => tracing::warn!("the store has a revocation of a key that nobody has signed"),
-                }
+        let mut all = Vec::new();
+        for row in self.signed_rows(SharedTable::RevokedKeys)?.into_values() {
+            match KeyRevocation::decode(&row) {
+                Ok(known) if known.until_s < unix_s => {}
+                Ok(known) if known.is_signed() => all.push(known),
+                _ => tracing::warn!("the store has a revocation of a key that nobody has signed"),
             }
-            Ok(all)
-        })
+        }
+        Ok(all)
     }
 
     /// Told whenever there may be others, or successions, or other chains.

@@ -19,6 +19,14 @@ pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Under which key a succession is kept.
+pub(crate) fn row(succession: &Succession) -> [u8; 40] {
+    let mut key = [0; 40];
+    key[..32].copy_from_slice(&succession.old.0);
+    key[32..].copy_from_slice(&succession.authority);
+    key
+}
+
 /// What became of a succession.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -37,19 +45,19 @@ impl Store {
     ///
     /// The others do not agree, the disk refuses, or there are too many.
     pub fn keep_succession(&self, succession: &Succession, authority: &str, unix_s: u64) -> Result<Kept, StoreError> {
-        let mut row = [0; 40];
-        row[..32].copy_from_slice(&succession.old.0);
-        row[32..].copy_from_slice(&succession.authority);
+        let row = row(succession);
         self.settle(|transaction, draft| {
             let table = transaction.open_table(SUCCESSIONS)?;
-            if let Some(known) = table.get(row)?.and_then(|known| Succession::decode(known.value()).ok()) {
+            let before = table.get(row)?.map(|known| known.value().to_vec());
+            let known = before.as_deref().and_then(|known| Succession::decode(known).ok());
+            if let Some(known) = known.filter(Succession::is_signed) {
                 // The same key at other times is the same key.
                 return Ok(if known.new == succession.new { Kept::Known } else { Kept::Rival });
             }
             if table.len()? >= SUCCESSIONS_MAX {
                 return Err(Failure::Full { what: "keys of authorities that others follow", limit: SUCCESSIONS_MAX });
             }
-            draft.put(SharedTable::Successions, &row, None, Some(succession.encode().to_vec()));
+            draft.put(SharedTable::Successions, &row, before, Some(succession.encode().to_vec()));
             let detail = format!("{authority}, after key {}", to_hex(&succession.old.0));
             draft.note(AuditEntry::once(unix_s, "key-succeed", to_hex(&succession.new.0), detail));
             Ok(Kept::New)
@@ -62,16 +70,14 @@ impl Store {
     ///
     /// The disk refuses.
     pub fn successions(&self) -> Result<Vec<Succession>, StoreError> {
-        self.read(|transaction| {
-            let mut all = Vec::new();
-            for entry in transaction.open_table(SUCCESSIONS)?.iter()? {
-                match Succession::decode(entry?.1.value()) {
-                    Ok(known) if known.is_signed() => all.push(known),
-                    _ => tracing::warn!("the store has a succession of a key that nobody has signed"),
-                }
+        let mut all = Vec::new();
+        for row in self.signed_rows(SharedTable::Successions)?.into_values() {
+            match Succession::decode(&row) {
+                Ok(known) if known.is_signed() => all.push(known),
+                _ => tracing::warn!("the store has a succession of a key that nobody has signed"),
             }
-            Ok(all)
-        })
+        }
+        Ok(all)
     }
 }
 

@@ -106,8 +106,8 @@ pub fn lineages(keyring: &Keyring, store: &Store) -> Result<BTreeMap<[u8; 8], (S
     // What this host signs for counts for more.
     let known: BTreeMap<_, _> =
         joined.chain(signed.map(|known| (known.block(), (known.name.clone(), known.root())))).collect();
-    let line = |(block, (name, root))| (block, (name, Lineage::of(store, block, root)));
-    Ok(known.into_iter().map(line).collect())
+    let line = |(block, (name, root))| Ok((block, (name, Lineage::of(store, block, root)?)));
+    known.into_iter().map(line).collect()
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use margay_control::chains::{Doubt, SignedChains};
 use margay_control::keyring::Keyring;
 use margay_control::lease::Asker;
 use margay_control::lineage::LineageError;
+use margay_control::pins::{give_back, pin_statements};
 use margay_control::store::Store;
 use margay_control::warrant::{believed, lineages};
 use margay_core::chain::{CHAIN_RULES_MAX, ChainPolicy, Requirement};
@@ -30,6 +31,9 @@ pub struct Said {
     pub policy: Result<ChainPolicy, Doubt>,
     /// Until when, in seconds since 1970; zero: it does not.
     pub until_s: u64,
+    /// The key that signs for the authority now has signed it: names that it is not about are to go through no boxes.
+    /// Anybody else's policy may have replaced one that demanded more.
+    is_its_last_word: bool,
 }
 
 /// All that authorities have signed, as far as this host knows them.
@@ -44,17 +48,10 @@ pub fn said(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Said>, 
         let (authority, line) = lines.remove(&signed.authority)?;
         let policy = signed.policy(&line, &revoked, unix_s);
         let until_s = signed.until_s(&line, &revoked, unix_s).unwrap_or(0);
-        Some(Said { authority, signed, policy, until_s })
+        let is_its_last_word = !signed.is_by_warrant() && signed.signer == line.last();
+        Some(Said { authority, signed, policy, until_s, is_its_last_word })
     };
     Ok(store.chains()?.into_iter().filter_map(of).collect())
-}
-
-/// Names and blocks of authorities that this host knows, in the place of whose chains there is something that nobody
-/// has signed.
-fn damaged(keyring: &Keyring, store: &Store) -> Result<Vec<(String, [u8; 8])>, LineageError> {
-    let lines = lineages(keyring, store)?;
-    let named = |block| lines.get(&block).map(|(authority, _)| (authority.clone(), block));
-    Ok(store.damaged_chains()?.into_iter().filter_map(named).collect())
 }
 
 /// One policy of all that counts, and of what this host itself requires; and for people, what does not count and why.
@@ -66,7 +63,7 @@ fn joined(
 ) -> (ChainPolicy, Vec<(String, Doubt)>) {
     let mut joined = ChainPolicy { required, ..ChainPolicy::default() };
     let mut doubts = Vec::new();
-    for Said { authority, signed, policy, .. } in all {
+    for Said { authority, signed, policy, is_its_last_word, .. } in all {
         let with_its = policy.and_then(|policy| {
             // Each authority speaks of its own names: no rule of one comes before one of another.
             let mut more = joined.clone();
@@ -78,7 +75,7 @@ fn joined(
         match with_its {
             Ok(more) => joined = more,
             Err(why) => {
-                joined.lapsed.extend(closed_by(&signed, &why));
+                joined.lapsed.extend(closed_by(&signed, &why, is_its_last_word));
                 doubts.push((authority, why));
             }
         }
@@ -91,12 +88,16 @@ fn joined(
 }
 
 /// Names that nobody reaches, since rules that were taken once do not count: those that the rules are about.
-fn closed_by(signed: &SignedChains, why: &Doubt) -> Vec<Prefix> {
+fn closed_by(signed: &SignedChains, why: &Doubt, is_its_last_word: bool) -> Vec<Prefix> {
     let names = signed.lapsed_names();
-    // Whoever stole a key may have put rules that demand nothing in the place of those that did. The same of whoever
-    // may write into the store.
-    let is_any = matches!(why, Doubt::Revoked | Doubt::Unsigned | Doubt::Malformed) || names.len() > CHAIN_RULES_MAX;
-    if is_any { vec![all_of(signed.authority)] } else { names }
+    // Whoever stole a router's key, or one that another key has followed, may have put rules that demand nothing in the
+    // place of those that did, and let them end.
+    let may_lack_names = match why {
+        Doubt::Revoked | Doubt::Unsigned | Doubt::Malformed => true,
+        Doubt::Ended | Doubt::Ahead => !is_its_last_word,
+        Doubt::Newer | Doubt::Rules(_) => false,
+    };
+    if may_lack_names || names.len() > CHAIN_RULES_MAX { vec![all_of(signed.authority)] } else { names }
 }
 
 /// All names of an authority.
@@ -116,8 +117,10 @@ fn sign_again(host: &Host) -> Result<(), Box<dyn Error>> {
         let by = authorities.iter().find(|by| by.block() == signed.authority);
         let Some((by, (name, line))) = by.zip(lines.remove(&signed.authority)) else { continue };
         if let Some(again) = signed.renewed(by, &line, &revoked, unix_s) {
-            host.store.keep_chains(&again, &name, unix_s)?;
-            tracing::info!(authority = name, "the chains of the authority are signed again");
+            let replaces = |known: Option<&SignedChains>| again.replaces(known, &line, &revoked, unix_s);
+            if host.store.keep_chains(&again, &name, unix_s, replaces)? {
+                tracing::info!(authority = name, "the chains of the authority are signed again");
+            }
         }
     }
     Ok(())
@@ -144,8 +147,9 @@ pub fn renew(agent: &Agent) {
 
 fn look(agent: &Agent) -> Result<(), Box<dyn Error>> {
     let Host { keyring, store, clock, .. } = &agent.host;
+    let damaged = pin_statements(keyring, store, clock.unix_s())?;
     let all = said(keyring, store, clock.unix_s())?;
-    let (policy, doubts) = joined(all, damaged(keyring, store)?, agent.config().required());
+    let (policy, doubts) = joined(all, damaged, agent.config().required());
     let is_news = agent.core.0.with_sal(|sal, _| *sal.chain_policy() != policy);
     for (authority, why) in doubts.iter().filter(|_| is_news) {
         tracing::error!(authority, %why, "this host does not go by the chains of an authority");
@@ -159,16 +163,26 @@ pub async fn follow(agent: Arc<Agent>) {
     let mut changes = agent.host.store.key_changes();
     // A router may have told something since the start.
     changes.mark_changed();
+    let mut given_back = Instant::now();
     loop {
         if let Ok(Err(_)) = tokio::time::timeout(LOOK_EVERY, changes.changed()).await {
             return;
         }
         let agent = Arc::clone(&agent);
+        // Not at each change: two routers whose clocks differ much might never agree what is to be there.
+        let is_due = given_back.elapsed() >= LOOK_EVERY;
+        if is_due {
+            given_back = Instant::now();
+        }
         let look = move || {
             if let Err(error) = sign_again(&agent.host) {
                 tracing::warn!(%error, "chains cannot be signed again");
             }
             renew(&agent);
+            let Host { keyring, store, clock, .. } = &agent.host;
+            if is_due && let Err(error) = give_back(keyring, store, clock.unix_s()) {
+                tracing::warn!(%error, "what the cluster's store has lost is not given back");
+            }
         };
         if tokio::task::spawn_blocking(look).await.is_err() {
             tracing::error!("looking at chains ended badly");
@@ -237,7 +251,7 @@ mod test {
             };
             let rules = ChainRules { chains: vec![chain], required: Vec::new() };
             let signed = SignedChains::sign(authority, &rules, None, NOW_S * 1000).expect("signed");
-            assert!(store.keep_chains(&signed, &authority.name, NOW_S).expect("written"));
+            assert!(store.keep_chains(&signed, &authority.name, NOW_S, |_| true).expect("written"));
         };
         let shop = keyring.create_authority("shop");
         let lab = keyring.create_authority("lab");
@@ -265,6 +279,19 @@ mod test {
         (base, keyring, store)
     }
 
+    /// As another router has it.
+    fn share(store: &Store, block: [u8; 8], row: Option<Vec<u8>>) {
+        let row: Row = (SharedTable::Chains, block.to_vec(), row);
+        store.follow(&[row], Marks::default()).expect("written");
+    }
+
+    fn router_of(by: &Authority, lifetime_s: u64) -> Authority {
+        let key = SigningKey::generate(&mut Rng::new([7; 32]));
+        let granted = Request::new("shop", &key).grant(by, NOW_S, lifetime_s).expect("granted");
+        let Warrant::Authority(warrant) = granted else { panic!("it is an authority's") };
+        Authority { key, warrant: Some(warrant), ..by.clone() }
+    }
+
     fn required(by: &Authority, before: Option<&SignedChains>) -> SignedChains {
         let boxes = vec!["fw.shop".to_owned()];
         let chain = PolicyChain {
@@ -279,11 +306,8 @@ mod test {
     }
 
     fn goes_by(keyring: &Keyring, store: &Store, unix_s: u64) -> (usize, Vec<Prefix>) {
-        let (policy, _) = joined(
-            said(keyring, store, unix_s).expect("readable"),
-            damaged(keyring, store).expect("readable"),
-            Vec::new(),
-        );
+        let damaged = pin_statements(keyring, store, unix_s).expect("readable");
+        let (policy, _) = joined(said(keyring, store, unix_s).expect("readable"), damaged, Vec::new());
         assert_eq!(policy.required.len(), policy.rules.len());
         (policy.rules.len(), policy.lapsed)
     }
@@ -294,11 +318,11 @@ mod test {
         let by = keyring.create_authority("shop").expect("made");
         let web: Name = "web.shop".parse().expect("literal");
         let signed = required(&by, None);
-        assert!(store.keep_chains(&signed, "shop", NOW_S).expect("written"));
+        share(&store, by.block(), Some(signed.encode()));
         assert_eq!(goes_by(&keyring, &store, NOW_S + LIFETIME_S), (1, Vec::new()));
         assert_eq!(goes_by(&keyring, &store, NOW_S + LIFETIME_S + 1), (0, vec![web.service_prefix()]));
         let again = required(&by, Some(&signed));
-        assert!(store.keep_chains(&again, "shop", NOW_S).expect("written"));
+        share(&store, by.block(), Some(again.encode()));
         assert_eq!(goes_by(&keyring, &store, NOW_S + LIFETIME_S), (1, Vec::new()));
     }
 
@@ -306,20 +330,18 @@ mod test {
     fn what_a_key_has_signed_that_was_taken_back_counts_no_longer_where_it_was_known() {
         let (_base, keyring, store) = keys();
         let by = keyring.create_authority("shop").expect("made");
-        let stolen = SigningKey::generate(&mut Rng::new([7; 32]));
-        let granted = Request::new("shop", &stolen).grant(&by, NOW_S, 86_400).expect("granted");
-        let Warrant::Authority(warrant) = granted else { panic!("it is an authority's") };
-        let router = Authority { key: stolen.clone(), warrant: Some(warrant), ..by.clone() };
+        let router = router_of(&by, 86_400);
         let signed = required(&router, None);
-        assert!(store.keep_chains(&signed, "shop", NOW_S).expect("written"));
+        share(&store, by.block(), Some(signed.encode()));
         assert_eq!(goes_by(&keyring, &store, NOW_S).0, 1);
-        let revocation = revoke(&by, stolen.public(), NOW_S).expect("made");
+        let revocation = revoke(&by, router.key.public(), NOW_S).expect("made");
         // Whoever has stolen the key puts rules that demand nothing in the place of those that did.
         let empty = SignedChains::sign(&router, &ChainRules::default(), Some(&signed), NOW_S * 1000).expect("signed");
-        assert!(store.keep_chains(&empty, "shop", NOW_S).expect("written"));
+        share(&store, by.block(), Some(empty.encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (0, Vec::new()));
         assert!(store.revoke_key(&revocation, "shop", NOW_S).expect("written"));
         assert_eq!(goes_by(&keyring, &store, NOW_S), (0, vec![all_of(by.block())]));
-        assert!(store.keep_chains(&required(&by, Some(&empty)), "shop", NOW_S).expect("written"));
+        share(&store, by.block(), Some(required(&by, Some(&empty)).encode()));
         assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
     }
 
@@ -328,7 +350,7 @@ mod test {
         let (_base, keyring, store) = keys();
         let (shop, lab) =
             (keyring.create_authority("shop").expect("made"), keyring.create_authority("lab").expect("made"));
-        assert!(store.keep_chains(&required(&shop, None), "shop", NOW_S).expect("written"));
+        assert!(store.keep_chains(&required(&shop, None), "shop", NOW_S, |_| true).expect("written"));
         let chain = |number: usize| PolicyChain {
             name: number.to_string(),
             services: format!("n{number}.lab"),
@@ -338,7 +360,7 @@ mod test {
             |number: usize| PolicyRequirement { services: format!("n{number}.lab"), boxes: vec!["fw.lab".to_owned()] };
         let keep = |rules: &ChainRules, ms: u64| {
             let signed = SignedChains::sign(&lab, rules, None, NOW_S * 1000 + ms).expect("signed");
-            assert!(store.keep_chains(&signed, "lab", NOW_S).expect("written"));
+            assert!(store.keep_chains(&signed, "lab", NOW_S, |_| true).expect("written"));
         };
         keep(&ChainRules { chains: (0..CHAIN_RULES_MAX).map(chain).collect(), required: Vec::new() }, 0);
         let all = || said(&keyring, &store, NOW_S).expect("readable");
@@ -359,19 +381,65 @@ mod test {
     }
 
     #[test]
-    fn what_nobody_has_signed_in_the_place_of_chains_closes_the_names_of_the_authority() {
-        let (_base, keyring, store) = keys();
-        let by = keyring.create_authority("shop").expect("made");
-        assert!(store.keep_chains(&required(&by, None), "shop", NOW_S).expect("written"));
+    fn what_nobody_has_signed_in_the_place_of_chains_closes_names_where_no_others_are_known() {
         let posing = {
             let (_base, elsewhere, _) = keys();
             elsewhere.create_authority("shop").expect("made")
         };
-        let unsigned = required(&posing, None).encode();
-        for (block, garbage) in [(by.block(), vec![1, 2, 3]), (by.block(), unsigned), ([9; 8], vec![4])] {
-            let row: Row = (SharedTable::Chains, block.to_vec(), Some(garbage));
-            store.follow(&[row], Marks::default()).expect("written");
-            assert_eq!(goes_by(&keyring, &store, NOW_S), (0, vec![all_of(by.block())]));
+        for (is_own, garbage) in [(true, vec![1, 2, 3]), (true, required(&posing, None).encode()), (false, vec![4])] {
+            let (_base, keyring, store) = keys();
+            let by = keyring.create_authority("shop").expect("made");
+            share(&store, if is_own { by.block() } else { [9; 8] }, Some(garbage.clone()));
+            let closed = if is_own { vec![all_of(by.block())] } else { Vec::new() };
+            assert_eq!(goes_by(&keyring, &store, NOW_S), (0, closed));
+            share(&store, by.block(), Some(required(&by, None).encode()));
+            assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+            share(&store, by.block(), Some(garbage));
+            assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()), "what is known stays");
         }
+    }
+
+    #[test]
+    fn a_row_that_is_gone_or_older_opens_no_names() {
+        let (_base, keyring, store) = keys();
+        let by = keyring.create_authority("shop").expect("made");
+        let before = SignedChains::sign(&by, &ChainRules::default(), None, NOW_S * 1000).expect("signed");
+        share(&store, by.block(), Some(required(&by, Some(&before)).encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+        for row in [None, Some(before.encode())] {
+            share(&store, by.block(), row);
+            assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+        }
+    }
+
+    #[test]
+    fn rules_of_a_routers_key_that_have_ended_close_what_those_before_them_may_have_demanded() {
+        let (_base, keyring, store) = keys();
+        let by = keyring.create_authority("shop").expect("made");
+        let router = router_of(&by, 3600);
+        let own = required(&by, None);
+        share(&store, by.block(), Some(own.encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+        let empty = |before| SignedChains::sign(&router, &ChainRules::default(), Some(before), NOW_S * 1000);
+        let stolen = empty(&own).expect("signed");
+        share(&store, by.block(), Some(stolen.encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()), "the authority's own word stays");
+
+        let (_base, keyring, store) = keys();
+        let joined = keyring.request("shop", true).expect("asked").grant(&by, NOW_S, 86_400).expect("granted");
+        let Warrant::Authority(joined) = joined else { panic!("it is an authority's") };
+        keyring.accept(joined, &[], NOW_S).expect("accepted");
+        let of_router = required(&router, None);
+        share(&store, by.block(), Some(of_router.encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (1, Vec::new()));
+        share(&store, by.block(), Some(empty(&of_router).expect("signed").encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S), (0, Vec::new()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S + 3601), (0, vec![all_of(by.block())]));
+        // What was replaced a while ago does not open them.
+        let old = SignedChains::sign(&by, &ChainRules::default(), None, (NOW_S - 2 * 86_400) * 1000).expect("signed");
+        share(&store, by.block(), Some(old.encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S + 3601), (0, vec![all_of(by.block())]));
+        share(&store, by.block(), Some(required(&by, Some(&stolen)).encode()));
+        assert_eq!(goes_by(&keyring, &store, NOW_S + 3601), (1, Vec::new()));
     }
 }

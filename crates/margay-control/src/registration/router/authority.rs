@@ -56,16 +56,17 @@ pub(super) fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<Aut
     match found {
         Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
         // The key that has signed its warrant is trusted no longer.
-        Some(found) if found.warrant.is_some() && is_by_former_key(shared, &found) => {
+        Some(found) if found.warrant.is_some() && is_by_former_key(shared, &found)? => {
             Err(No(Code::Store, found.ended()))
         }
         found => Ok(found),
     }
 }
 
-fn is_by_former_key(shared: &Shared, authority: &Authority) -> bool {
-    let line = Lineage::of(&shared.store, authority.block(), authority.root());
-    line.until_s(&authority.root()).is_some_and(|until_s| until_s < shared.clock.unix_s())
+fn is_by_former_key(shared: &Shared, authority: &Authority) -> Result<bool, No> {
+    let line = Lineage::of(&shared.store, authority.block(), authority.root())
+        .map_err(|error| No(Code::Store, error.to_string()))?;
+    Ok(line.until_s(&authority.root()).is_some_and(|until_s| until_s < shared.clock.unix_s()))
 }
 
 /// What a host is shown: that it is a member of the authority, and that this router is one of the authority's. Both

@@ -78,8 +78,21 @@ impl World {
     }
 
     fn line(&self, host: &Party) -> VerifyingKey {
-        Lineage::of(&host.store, authority_block("shop"), self.first).last()
+        Lineage::of(&host.store, authority_block("shop"), self.first).expect("readable").last()
     }
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_read_the_authoritys_keys_believes_no_router() {
+    let world = World::new().await;
+    let host = party(2, "one");
+    let home = world.host(&host, true).await;
+    await_phase(&home, Phase::Connected).await;
+    home.stop().await;
+    crate::store::tests::damage(&host.store);
+    let home = world.host(&host, false).await;
+    await_phase(&home, Phase::Unreachable).await;
+    assert!(home.state().why.contains("damaged"), "{}", home.state().why);
 }
 
 fn root_of(party: &Party) -> VerifyingKey {

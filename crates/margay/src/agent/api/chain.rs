@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use margay_control::api::v1::*;
 use margay_control::chains::{ChainRules, Doubt, RulesError, SignedChains, authority_of, compile, written};
 use margay_control::keyring::Authority;
+use margay_control::warrant::{believed, lineages};
 use margay_core::chain::{ChainPlace, ChainRecord, PassedBox};
 use margay_core::key::{HostId, to_hex};
 use margay_core::name::{Name, Prefix, ServiceId};
@@ -12,7 +13,7 @@ use tonic::Status;
 
 use super::{blocking, environment, flow, misuse};
 use crate::agent::chain::{self, Said};
-use crate::agent::{Agent, naming};
+use crate::agent::{Agent, Host, naming};
 
 const MS_PER_S: u64 = 1000;
 
@@ -58,6 +59,13 @@ pub(super) fn declared(agent: &Agent, request: &PolicyApplyRequest) -> Result<Ve
         }
         if !by.is_valid(agent.host.clock.unix_s()) {
             return Err(environment(by.ended()));
+        }
+        if by.warrant.is_some() && kept.is_some_and(|known| known.until_s != 0 && !known.signed.is_by_warrant()) {
+            return Err(misuse(format!(
+                "the chains of {0} are signed by the authority's own key, and a router's key cannot replace them: \
+                 apply the policy on the router that has the key of {0} (`margay id` lists the keys of a host)",
+                by.name
+            )));
         }
         compile(&rules, by.block()).map_err(misuse)?;
         let mut changes = changes(&known, &rules);
@@ -136,12 +144,17 @@ fn of_authorities<T: OfNames>(all: &[T], authorities: &[Authority]) -> Result<Ha
 
 /// Signs what was declared, and tells hosts.
 pub(super) fn apply(agent: &Agent, declared: &[Declared]) -> Result<(), Status> {
-    let unix_s = agent.host.clock.unix_s();
+    let Host { keyring, store, clock, .. } = &agent.host;
+    let unix_s = clock.unix_s();
+    let lines = blocking(|| lineages(keyring, store)).map_err(environment)?;
+    let revoked = blocking(|| believed(keyring, store, unix_s)).map_err(environment)?;
     for Declared { by, rules, before, .. } in declared {
+        let name = &by.name;
+        let (_, line) = lines.get(&by.block()).ok_or_else(|| environment(format!("the key of {name} is gone")))?;
         let signed = SignedChains::sign(by, rules, before.as_ref(), unix_s * MS_PER_S).map_err(misuse)?;
-        let kept = blocking(|| agent.host.store.keep_chains(&signed, &by.name, unix_s)).map_err(environment)?;
+        let replaces = |known: Option<&SignedChains>| signed.replaces(known, line, &revoked, unix_s);
+        let kept = blocking(|| store.keep_chains(&signed, name, unix_s, replaces)).map_err(environment)?;
         if !kept {
-            let name = &by.name;
             return Err(environment(format!(
                 "the chains of {name} were changed by somebody else meanwhile; try again"
             )));
@@ -210,7 +223,7 @@ fn required(one: &PolicyRequirement) -> String {
 pub(super) async fn show(agent: &Agent) -> Result<ChainShowReply, Status> {
     let said = blocking(|| chain::said(&agent.host.keyring, &agent.host.store, agent.host.clock.unix_s()))
         .map_err(environment)?;
-    let policy = |Said { authority, signed, policy, until_s }: Said| {
+    let policy = |Said { authority, signed, policy, until_s, .. }: Said| {
         // What this version cannot read it does not go by, and says so.
         let rules = signed.rules().unwrap_or_default();
         ChainPolicyInfo {

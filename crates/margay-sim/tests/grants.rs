@@ -694,7 +694,7 @@ fn a_granted_flow_falls_back_and_moves_as_any_other() {
 }
 
 /// Starts a host's agent again, with what it had kept when it last wrote that down; the kernel's cache is as it is now.
-fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[HandoverRecord]) {
+fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[HandoverRecord], rules: Vec<StackRule>) {
     let now = world.now;
     let old = world.host(host);
     let (streams, listeners) = (std::mem::take(&mut old.streams), std::mem::take(&mut old.listeners));
@@ -702,6 +702,8 @@ fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[Handover
     let (address, key_seed) = (old.address, old.key_seed());
     world.start_host(host, address, Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL });
     let new = world.host(host);
+    new.set_secure(&[Cipher::Aes256Gcm], false);
+    new.sal.set_stack_rules(now, rules);
     (new.streams, new.listeners, new.cache.kernel) = (streams, listeners, kernel);
     new.sal.take_up_associations(now, kept).expect("kept whole");
     records.iter().for_each(|record| new.sal.adopt_flow(now, record).expect("adopted"));
@@ -725,7 +727,7 @@ fn an_instance_whose_agent_starts_again_takes_the_clients_word_for_the_path() {
     shop.world.run_for(20 * SECOND);
     for server in shop.servers {
         let kept = shop.world.hosts[server.0].sal.keep_associations();
-        start_again(&mut shop.world, server, &kept, &[]);
+        start_again(&mut shop.world, server, &kept, &[], Vec::new());
         let listeners = std::mem::take(&mut shop.world.host(server).listeners);
         listeners.into_iter().for_each(|(port, plan)| {
             shop.world.host(server).serve_streams(service(NAME), port, plan).expect("room");
@@ -758,7 +760,7 @@ fn what_an_agent_was_not_told_of_before_it_died_lives_on() {
             let written = sal.flows().filter(|flow| flow.why != Why::Granted || flow.since < then);
             let records: Vec<_> = written.filter_map(|flow| sal.export_flow(now, flow.flow)).collect();
             let kept = sal.keep_associations();
-            start_again(&mut shop.world, host, &kept, &records);
+            start_again(&mut shop.world, host, &kept, &records, Vec::new());
         }
         shop.world.run_for(2 * SECOND);
         let flows = streams.iter().filter(|stream| shop.world.host(shop.client).flow_of(**stream).is_some()).count();
@@ -773,6 +775,29 @@ fn what_an_agent_was_not_told_of_before_it_died_lives_on() {
         }
         shop.check(&streams);
     }
+}
+
+/// The next start has a rule that demands encryption. What it finds answered it knows at once.
+#[test]
+fn a_floor_holds_what_was_on_its_way_when_an_agent_died() {
+    let mut shop = shop(35, slow(2), CHAT);
+    for host in [shop.servers[0], shop.servers[1], shop.client] {
+        shop.world.host(host).set_secure(&[Cipher::Aes256Gcm], false);
+    }
+    let mut streams = shop.connect_often(220, CHAT);
+    shop.world.run_for(SECOND / 10);
+    let before = shop.set_up().0;
+    streams.push(shop.world.connect_stream(shop.client, NAME, CHAT));
+    shop.world.run_for(STEP);
+    assert_eq!(shop.set_up().0, before + 1);
+    let (now, sal) = (shop.world.now, &shop.world.hosts[shop.client.0].sal);
+    let records: Vec<_> = sal.flows().filter_map(|flow| sal.export_flow(now, flow.flow)).collect();
+    let kept = sal.keep_associations();
+    start_again(&mut shop.world, shop.client, &kept, &records, vec![floor()]);
+    shop.world.run_for(200 * STEP);
+    shop.are_encrypted(&streams[220..]);
+    shop.world.run_for(2 * SECOND);
+    shop.check(&streams);
 }
 
 #[test]

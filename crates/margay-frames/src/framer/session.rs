@@ -10,7 +10,7 @@ use margay_sdk::shares::Share;
 use margay_wire::{AbortReason, Framed};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Reach;
 use super::flow::{Flows, Place};
@@ -39,6 +39,11 @@ const REACH_PAUSE: Duration = Duration::from_millis(50);
 const MEMORY_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before memory is asked for again.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+/// A connection with a switch that ended sooner was no good: the pauses before the next one double, where that happens
+/// again and again.
+const GOOD_AFTER: Duration = Duration::from_secs(2);
+/// So often: up to 3.2 s.
+const DOUBLED_MAX: u32 = 6;
 /// What a client is told of requests that nobody knows the fate of.
 const CONNECTION_ENDED: &str = "the connection with the ensemble ended with this request; it may be done, or not";
 
@@ -93,13 +98,7 @@ pub(super) struct Session<R> {
 }
 
 impl<R: Reach> Session<R> {
-    pub(super) fn new(
-        client: TcpStream,
-        protocol: Protocol,
-        reach: Arc<R>,
-        flows: Arc<Flows>,
-        memory: Share,
-    ) -> Self {
+    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>, flows: Arc<Flows>, memory: Share) -> Self {
         Self {
             client,
             protocol,
@@ -126,7 +125,9 @@ impl<R: Reach> Session<R> {
     /// Until the client goes.
     pub(super) async fn run(mut self) -> io::Result<()> {
         self.client.set_nodelay(true)?;
+        let mut failures = 0;
         loop {
+            let began = Instant::now();
             let mut is_by_module = false;
             let why = match self.open().await {
                 Ok(mut link) => match self.carry(&mut link).await? {
@@ -146,6 +147,11 @@ impl<R: Reach> Session<R> {
                 self.refuse(&why).await?;
             } else if was_open {
                 self.unsent = self.slots.restart(&self.protocol.error(CONNECTION_ENDED));
+                failures = if began.elapsed() >= GOOD_AFTER { 0 } else { failures + 1 };
+                // Once is by a switch that has just been started anew.
+                if failures > 1 {
+                    sleep(REACH_PAUSE * (1 << failures.min(DOUBLED_MAX))).await;
+                }
             } else {
                 self.wait_for_reach(&why).await?;
             }
@@ -189,9 +195,9 @@ impl<R: Reach> Session<R> {
                 ready?;
                 self.read()?;
             }
-            () = tokio::time::sleep(REACH_PAUSE) => return Ok(()),
+            () = sleep(REACH_PAUSE) => return Ok(()),
         }
-        tokio::time::sleep(REACH_PAUSE).await;
+        sleep(REACH_PAUSE).await;
         Ok(())
     }
 

@@ -26,7 +26,8 @@ pub fn raise_descriptor_limit() {
 
 /// Root becomes `nobody` without any capability; another user stays who it is, and loses its capabilities. No program
 /// that this one starts gets more. Other processes of the same user cannot trace this one, nor read its memory or
-/// descriptors (ptrace(2), PR_SET_DUMPABLE); they can still end it. To be called while the process has one thread: the kernel has capabilities for each.
+/// descriptors (ptrace(2), PR_SET_DUMPABLE); they can still end it. To be called while the process has one thread: the
+/// kernel has capabilities for each.
 ///
 /// In a user namespace that knows one user alone, root stays root; the namespace is what confines it there, and the
 /// capabilities are gone.

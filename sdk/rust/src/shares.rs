@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use margay_core::fair_table::{FairShares, Full, Peer};
 
 /// Bytes that all framed connections of a process may hold beside [`MEMORY_FLOOR`] each; those with one peer have a
-/// sixteenth, those with peers that no authority vouches for half.
+/// sixteenth, those with all peers that no authority vouches for half.
 pub const MEMORY_MAX: usize = 2 << 30;
 /// A framed connection may always hold so many bytes: small frames pass where a peer's large ones use up its share.
 pub const MEMORY_FLOOR: usize = 64 << 10;

@@ -22,8 +22,8 @@ const WATERMARKS_MAX: usize = 32;
 const BUFFERS_MAX: usize = 8;
 /// A sender that was told of less room than this part of the buffer hears when there is as much again.
 const LITTLE: usize = 4;
-/// Where the owner has no memory, and nothing is ready that could be read to make room, a connection that holds parts of
-/// frames ends after so long: of several that wait for each other, one has to go.
+/// Where the owner has no memory, and nothing is ready that could be read to make room, a connection that holds parts
+/// of frames ends after so long: of several that wait for each other, one has to go.
 const HELD_BACK_MAX: Duration = Duration::from_secs(2);
 /// Bytes that it takes to keep a chunk beside its payload.
 pub(super) const CHUNK_BYTES: usize = 96;

@@ -32,8 +32,8 @@ use crate::protocol::{MESSAGE_MAX, Protocol, Shape, TOO_LARGE};
 use crate::random_seed;
 use answers::Answers;
 
-/// Framed connections at once. Each client of a switch is one here, so that a switch may have many: a sixteenth of them,
-/// and all hosts that no authority vouches for half.
+/// Framed connections at once; those of one host are a sixteenth of them, and those of all together half. Each client
+/// of a switch is one here, so a switch may have many.
 const CONNECTIONS_MAX: usize = 65_536;
 /// Datagrams of one connection that wait; others are lost, as on the way.
 const DATAGRAMS_MAX: usize = 512;

@@ -155,8 +155,8 @@ struct Held {
     number: u64,
     holder: HostId,
     /// Until when the holder may answer for the name, in seconds since 1970: the notice counts no longer. A holder that
-    /// goes on shows later certificates. Without that, a holder with the highest of all numbers, which a router can give
-    /// it, would keep every later one out for ever.
+    /// goes on shows later certificates. Without that, a holder with the highest of all numbers, which a router can
+    /// give it, would keep every later one out for ever.
     until_s: u64,
 }
 

@@ -90,7 +90,8 @@ pub enum Over {
     Aborted(AbortReason, String),
     /// Nothing comes from the other end.
     Silent,
-    /// The other end begins frames that do not end, and fills what there is of memory for them.
+    /// The other end begins frames that do not end, and fills what there is of memory for them; or there is none for
+    /// the frames that it has begun.
     Overfull,
 }
 
@@ -102,7 +103,7 @@ impl fmt::Display for Over {
             Self::Aborted(AbortReason::Unknown, _) => f.write_str("the other end does not know it; was it restarted?"),
             Self::Aborted(_, text) => write!(f, "the other end has ended it: {text}"),
             Self::Silent => f.write_str("nothing comes from the other end"),
-            Self::Overfull => f.write_str("the other end begins frames, and ends none"),
+            Self::Overfull => f.write_str("the other end begins frames, and ends none while there is memory for them"),
         }
     }
 }
@@ -341,6 +342,19 @@ impl Connection {
     /// Whether nothing waits or is under way.
     pub fn is_idle(&self) -> bool {
         self.halves.as_ref().is_none_or(|halves| halves.sender.is_idle())
+    }
+
+    /// Bytes of memory that frames take here, either way.
+    pub fn memory(&self) -> usize {
+        self.halves.as_ref().map_or(0, |halves| halves.sender.memory() + halves.receiver.memory())
+    }
+
+    /// The owner has no memory for more frames of the other end, or has some again. Until then they are dropped, and
+    /// the other end is told that there is no room.
+    pub fn hold_back(&mut self, is_held_back: bool) {
+        if let Some(halves) = &mut self.halves {
+            halves.receiver.hold_back(is_held_back);
+        }
     }
 
     fn note_waiting(&mut self, now: Instant) {

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use nix::sys::prctl::set_no_new_privs;
+use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid, geteuid, setgid, setgroups, setuid};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -25,7 +25,9 @@ pub fn raise_descriptor_limit() {
 }
 
 /// Root becomes `nobody` without any capability; another user stays who it is, and loses its capabilities. No program
-/// that this one starts gets more. To be called while the process has one thread: the kernel has capabilities for each.
+/// that this one starts gets more. Other processes of the same user cannot trace this one, nor read its memory or
+/// descriptors (ptrace(2), PR_SET_DUMPABLE); they can still end it. To be called while the process has one thread: the
+/// kernel has capabilities for each.
 ///
 /// In a user namespace that knows one user alone, root stays root; the namespace is what confines it there, and the
 /// capabilities are gone.
@@ -46,6 +48,8 @@ pub fn drop_privileges() -> io::Result<()> {
     }
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    // Where the user has changed, the kernel has done that, unless `fs.suid_dumpable` is 1; elsewhere not.
+    set_dumpable(false)?;
     Ok(set_no_new_privs()?)
 }
 
@@ -53,6 +57,8 @@ pub fn drop_privileges() -> io::Result<()> {
 mod test {
     use std::fs;
     use std::process::Command;
+
+    use nix::sys::prctl::get_dumpable;
 
     use super::*;
 
@@ -81,6 +87,9 @@ mod test {
             assert_eq!(status(set), "0000000000000000", "{set}");
         }
         assert_eq!(status("NoNewPrivs:"), "1");
+        set_dumpable(true).expect("everybody may");
+        drop_privileges().expect("there is nothing left to give up");
+        assert!(!get_dumpable().expect("known"), "others of the same user cannot read its memory");
         if was_root {
             assert_eq!((status("Uid:"), status("Groups:")), ("65534 ".repeat(4).trim_end().to_owned(), String::new()));
             assert!(setuid(Uid::from_raw(0)).is_err(), "there is no way back");

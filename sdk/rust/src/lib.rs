@@ -42,6 +42,8 @@ mod instances;
 mod load;
 mod next;
 mod options;
+#[doc(hidden)]
+pub mod shares;
 mod socket;
 mod splice;
 mod stream;

@@ -22,6 +22,11 @@ const WATERMARKS_MAX: usize = 32;
 const BUFFERS_MAX: usize = 8;
 /// A sender that was told of less room than this part of the buffer hears when there is as much again.
 const LITTLE: usize = 4;
+/// Where the owner has no memory, and nothing is ready that could be read to make room, a connection that holds parts
+/// of frames ends after so long: of several that wait for each other, one has to go.
+const HELD_BACK_MAX: Duration = Duration::from_secs(2);
+/// Bytes that it takes to keep a chunk beside its payload.
+pub(super) const CHUNK_BYTES: usize = 96;
 
 /// What the frames in order without a stream of their own are put in order by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +106,7 @@ pub struct Receiver {
     /// By stream, the message identifier that is next.
     streams: BTreeMap<u16, u32>,
     held_bytes: usize,
+    held_chunks: usize,
     ready: VecDeque<Received>,
     ready_bytes: usize,
     /// Watermarks that wait, the greatest last.
@@ -114,6 +120,10 @@ pub struct Receiver {
     is_sack_due: bool,
     /// The sender was told of little room.
     is_little_told: bool,
+    /// The owner has no memory for more.
+    is_held_back: bool,
+    /// Since when nothing can go on for that.
+    stuck_since: Option<Instant>,
     is_overfull: bool,
 }
 
@@ -126,6 +136,7 @@ impl Receiver {
             frames: BTreeMap::new(),
             streams: BTreeMap::new(),
             held_bytes: 0,
+            held_chunks: 0,
             ready: VecDeque::new(),
             ready_bytes: 0,
             watermarks: Vec::new(),
@@ -135,6 +146,8 @@ impl Receiver {
             sack_at: None,
             is_sack_due: false,
             is_little_told: false,
+            is_held_back: false,
+            stuck_since: None,
             is_overfull: false,
         }
     }
@@ -148,7 +161,7 @@ impl Receiver {
             match chunk {
                 Chunk::IData(repr, payload) => {
                     has_data = true;
-                    self.take(&repr, payload);
+                    self.take(now, &repr, payload);
                 }
                 Chunk::IForwardTsn(forward) => self.forward(&forward),
                 Chunk::Watermark(mark) => {
@@ -168,13 +181,16 @@ impl Receiver {
         }
     }
 
-    fn take(&mut self, repr: &IDataRepr, payload: &[u8]) {
+    fn take(&mut self, now: Instant, repr: &IDataRepr, payload: &[u8]) {
         let tsn = Tsn(repr.tsn);
         self.is_sack_due |= repr.flags.contains(IDataFlags::IMMEDIATE);
         let ahead = tsn.since(self.come.first());
         if tsn.is_before(self.come.first()) || self.come.get(tsn) == Some(&true) {
             self.is_sack_due = true;
             return;
+        }
+        if self.is_held_back {
+            return self.note_stuck(now, ahead == 0);
         }
         let has_room = payload.len() <= self.room() || (ahead == 0 && self.overdraws(payload.len()));
         if ahead >= AHEAD_MAX || !has_room || self.is_over(repr) {
@@ -192,7 +208,29 @@ impl Receiver {
             assembly.count = Some(repr.fragment() + 1);
         }
         self.held_bytes += payload.len();
+        self.held_chunks += 1;
+        self.stuck_since = self.stuck_since.filter(|_| ahead > 0);
         self.mark(tsn);
+    }
+
+    /// A chunk is dropped for want of the owner's memory.
+    fn note_stuck(&mut self, now: Instant, is_oldest: bool) {
+        if is_oldest && self.ready.is_empty() && !self.frames.is_empty() {
+            let since = *self.stuck_since.get_or_insert(now);
+            self.is_overfull |= now.since(since) >= HELD_BACK_MAX;
+        }
+    }
+
+    /// The owner has no memory for more, or has some again: until then what comes is dropped, and its sender told that
+    /// there is no room.
+    pub fn hold_back(&mut self, is_held_back: bool) {
+        self.is_held_back = is_held_back;
+        self.is_sack_due |= self.is_little_told && !self.has_little_room();
+    }
+
+    /// Bytes of memory that frames take here, however short they are.
+    pub fn memory(&self) -> usize {
+        self.held_bytes + self.ready_bytes + (self.held_chunks + self.ready.len()) * CHUNK_BYTES
     }
 
     /// Whether what everything else waits for is taken though there is no room: not where reading makes room.
@@ -229,6 +267,9 @@ impl Receiver {
     }
 
     fn room(&self) -> usize {
+        if self.is_held_back {
+            return 0;
+        }
         self.config.buffer_bytes.saturating_sub(self.held_bytes + self.ready_bytes)
     }
 
@@ -285,6 +326,7 @@ impl Receiver {
     fn take_out(&mut self, key: &FrameKey) -> Option<Assembly> {
         let assembly = self.frames.remove(key)?;
         self.held_bytes = self.held_bytes.saturating_sub(assembly.bytes());
+        self.held_chunks = self.held_chunks.saturating_sub(assembly.fragments.len());
         Some(assembly)
     }
 

@@ -12,6 +12,7 @@ use margay_wire::sctp::{
 
 use super::congestion::Congestion;
 use super::rack::{Patience, Rack};
+use super::receiver::CHUNK_BYTES;
 use crate::number::{Row, Serial, Tsn};
 use crate::plugin::Order;
 
@@ -510,6 +511,11 @@ impl Sender {
     /// How many chunks wait or are not acknowledged for good.
     pub fn held(&self) -> usize {
         self.chunks.len()
+    }
+
+    /// Bytes of memory that frames take here, however short they are.
+    pub fn memory(&self) -> usize {
+        self.held_bytes + self.chunks.len() * CHUNK_BYTES
     }
 
     /// All up to here, itself not included, has been acknowledged for good.

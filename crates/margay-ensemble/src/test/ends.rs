@@ -293,3 +293,27 @@ fn what_is_given_up_is_passed_over_and_all_else_comes() {
     sack_to(&mut sender, at(80), &sack);
     assert!(sender.is_idle() && sender.next_deadline().is_none());
 }
+
+#[test]
+fn without_memory_nothing_is_taken_and_what_stands_still_for_it_ends() {
+    let mut receiver = receiver(Reading::Plain);
+    receiver.on_packet(at(0), &data(&fragment(0, 0, 0, false), &[0; 100]));
+    let held = receiver.memory();
+    assert!(held > 100, "the chunk itself takes some");
+    receiver.hold_back(true);
+    receiver.on_packet(at(1), &data(&fragment(1, 0, 1, false), &[0; 100]));
+    receiver.on_packet(at(1), &data(&fragment(1, 0, 1, false), &[0; 100]));
+    assert!(!receiver.has(Tsn(1)) && receiver.memory() == held);
+    let told = poll(200, |packet| receiver.poll_sack(at(1), packet)).expect("it is told");
+    let Some(Ok(Chunk::Sack(sack))) = Chunks::new(&told).next() else { panic!("a SACK") };
+    assert_eq!(sack.window_bytes, 0);
+    receiver.hold_back(false);
+    assert!(poll(200, |packet| receiver.poll_sack(at(2), packet)).is_some(), "its sender hears of room at once");
+    receiver.on_packet(at(3), &data(&fragment(1, 0, 1, false), &[0; 100]));
+    assert!(receiver.has(Tsn(1)));
+    receiver.hold_back(true);
+    for (millis, is_overfull) in [(1000, false), (2999, false), (3000, true)] {
+        receiver.on_packet(at(millis), &data(&fragment(2, 0, 2, true), &[0; 100]));
+        assert_eq!(receiver.is_overfull(), is_overfull, "{millis}");
+    }
+}

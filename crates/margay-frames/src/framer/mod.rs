@@ -7,22 +7,27 @@ mod slots;
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::fair_table::Peer;
 use margay_core::name::Prefix;
+use margay_sdk::shares::{MEMORY_MAX, Room};
 use margay_sdk::{Agent, Options};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::Semaphore;
 
 use crate::protocol::Protocol;
 use flow::Flows;
 use session::Session;
 
-/// Clients at once; who comes later is told so.
-const CLIENTS_MAX: usize = 4096;
+/// Clients on this host at once; who comes later is told so.
+const OWN_CLIENTS_MAX: usize = 4096;
+/// Clients of other hosts at once; those of one are a sixteenth of them, and of all together half.
+const CLIENTS_MAX: usize = 32_768;
+/// Bytes that all clients on this host may hold, beside those of other hosts.
+const OWN_MEMORY_MAX: usize = 1 << 30;
 /// Pause where no connection can be taken: mostly there are no more descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -91,10 +96,11 @@ impl<R: Reach> Framer<R> {
 
     /// Serves clients until it is dropped.
     pub async fn run(self) {
-        let room = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let places = Room::new(CLIENTS_MAX, OWN_CLIENTS_MAX);
+        let memory = Room::new(MEMORY_MAX, OWN_MEMORY_MAX);
         let mut clients = tokio::task::JoinSet::new();
         loop {
-            let Ok((mut stream, _)) = self.listener.accept().await else {
+            let Ok((mut stream, from)) = self.listener.accept().await else {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
@@ -102,14 +108,24 @@ impl<R: Reach> Framer<R> {
             let reach = Arc::clone(&self.reach);
             let flows = Arc::clone(&self.flows);
             let protocol = self.protocol;
-            let place = Arc::clone(&room).try_acquire_owned();
+            let peer = peer_at(from.ip());
+            let mut place = places.share(peer);
+            let memory = memory.share(peer);
             clients.spawn(async move {
                 // How a client ends is its own affair.
-                let _ = match place {
-                    Ok(_place) => Session::new(stream, protocol, reach, flows).run().await,
-                    Err(_) => stream.write_all(&protocol.error("too many clients of this framer")).await,
+                let _ = match place.resize(1) {
+                    Ok(()) => Session::new(stream, protocol, reach, flows, memory).run().await,
+                    Err(full) => {
+                        let text = format!("the framer takes no more clients of this host now: {full}");
+                        stream.write_all(&protocol.error(&text)).await
+                    }
                 };
             });
         }
     }
+}
+
+/// Whose a client is.
+fn peer_at(address: IpAddr) -> Peer {
+    if address.to_canonical().is_loopback() { Peer::Own } else { Peer::Unauthenticated(address) }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Over, Standing, Tsn};
+use margay_sdk::shares::Share;
 use margay_wire::{AbortReason, Framed};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Reach;
 use super::flow::{Flows, Place};
@@ -34,6 +35,15 @@ const RECEIVE_BUFFER: usize = 9 << 20;
 const REACH_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before a switch is asked again that did not take the connection.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
+/// A client with a part of a request waits so long at most for memory for the rest: another one may wait for its part.
+const MEMORY_LIMIT: Duration = Duration::from_secs(2);
+/// Pause before memory is asked for again.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+/// A connection with a switch that ended sooner was no good: the pauses before the next one double, where that happens
+/// again and again.
+const GOOD_AFTER: Duration = Duration::from_secs(2);
+/// So often: up to 3.2 s.
+const DOUBLED_MAX: u32 = 6;
 /// What a client is told of requests that nobody knows the fate of.
 const CONNECTION_ENDED: &str = "the connection with the ensemble ended with this request; it may be done, or not";
 
@@ -78,11 +88,17 @@ pub(super) struct Session<R> {
     /// The framed connection has begun.
     is_open: bool,
     /// Since when no switch answers.
-    unreached_since: Option<tokio::time::Instant>,
+    unreached_since: Option<Instant>,
+    /// Memory that the client's host has.
+    memory: Share,
+    /// There is some for more.
+    has_memory: bool,
+    /// Since when only memory is missing for the client to go on.
+    stuck_since: Option<Instant>,
 }
 
 impl<R: Reach> Session<R> {
-    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>, flows: Arc<Flows>) -> Self {
+    pub(super) fn new(client: TcpStream, protocol: Protocol, reach: Arc<R>, flows: Arc<Flows>, memory: Share) -> Self {
         Self {
             client,
             protocol,
@@ -100,13 +116,18 @@ impl<R: Reach> Session<R> {
             is_last: false,
             is_open: false,
             unreached_since: None,
+            memory,
+            has_memory: true,
+            stuck_since: None,
         }
     }
 
     /// Until the client goes.
     pub(super) async fn run(mut self) -> io::Result<()> {
         self.client.set_nodelay(true)?;
+        let mut failures = 0;
         loop {
+            let began = Instant::now();
             let mut is_by_module = false;
             let why = match self.open().await {
                 Ok(mut link) => match self.carry(&mut link).await? {
@@ -126,6 +147,11 @@ impl<R: Reach> Session<R> {
                 self.refuse(&why).await?;
             } else if was_open {
                 self.unsent = self.slots.restart(&self.protocol.error(CONNECTION_ENDED));
+                failures = if began.elapsed() >= GOOD_AFTER { 0 } else { failures + 1 };
+                // Once is by a switch that has just been started anew.
+                if failures > 1 {
+                    sleep(REACH_PAUSE * (1 << failures.min(DOUBLED_MAX))).await;
+                }
             } else {
                 self.wait_for_reach(&why).await?;
             }
@@ -158,19 +184,20 @@ impl<R: Reach> Session<R> {
 
     /// No switch takes the connection: after a while the client is told so.
     async fn wait_for_reach(&mut self, why: &str) -> io::Result<()> {
-        let since = *self.unreached_since.get_or_insert_with(tokio::time::Instant::now);
+        let since = *self.unreached_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= REACH_LIMIT {
             self.refuse(&format!("no switch answers: {why}")).await?;
         }
+        self.account(None)?;
         let may_read = self.may_read();
         tokio::select! {
             ready = self.client.readable(), if may_read => {
                 ready?;
                 self.read()?;
             }
-            () = tokio::time::sleep(REACH_PAUSE) => return Ok(()),
+            () = sleep(REACH_PAUSE) => return Ok(()),
         }
-        tokio::time::sleep(REACH_PAUSE).await;
+        sleep(REACH_PAUSE).await;
         Ok(())
     }
 
@@ -220,6 +247,7 @@ impl<R: Reach> Session<R> {
     async fn carry(&mut self, link: &mut Link) -> io::Result<Option<Over>> {
         loop {
             self.settle(link);
+            self.account(Some(&mut link.connection))?;
             flush(link);
             match link.connection.standing() {
                 Standing::Over(over) => return Ok(Some(over.clone())),
@@ -230,6 +258,7 @@ impl<R: Reach> Session<R> {
                 return Ok(None);
             }
             let deadline = self.clock.deadline(link.connection.next_deadline());
+            let deadline = if self.has_memory { deadline } else { deadline.min(Instant::now() + MEMORY_PAUSE) };
             let may_read = self.may_read();
             let Link { place, connection, clock } = link;
             tokio::select! {
@@ -264,7 +293,25 @@ impl<R: Reach> Session<R> {
     fn may_read(&self) -> bool {
         let waiting = self.unwritten.len() + self.slots.held_bytes();
         let is_held = self.is_last || self.is_eof || self.reader.is_waiting();
-        !is_held && self.slots.open() < OPEN_MAX && waiting < UNWRITTEN_MAX && self.unsent.is_empty()
+        let has_room = self.has_memory && waiting < UNWRITTEN_MAX;
+        !is_held && self.slots.open() < OPEN_MAX && has_room && self.unsent.is_empty()
+    }
+
+    /// Holds the client and the other end back while there is no memory for what they send.
+    fn account(&mut self, connection: Option<&mut Connection>) -> io::Result<()> {
+        let unsent: usize = self.unsent.iter().map(Vec::len).sum();
+        let own = self.unread.len() + self.unwritten.len() + self.slots.held_bytes() + unsent;
+        self.has_memory = self.memory.holds(own + connection.as_ref().map_or(0, |connection| connection.memory()));
+        if let Some(connection) = connection {
+            connection.hold_back(!self.has_memory);
+        }
+        // A part of a request waits for the rest.
+        let is_stuck = !self.has_memory && self.slots.open() == 0 && self.unwritten.is_empty();
+        self.stuck_since = self.stuck_since.or_else(|| Some(Instant::now())).filter(|_| is_stuck);
+        match self.stuck_since {
+            Some(since) if since.elapsed() >= MEMORY_LIMIT => Err(io::ErrorKind::OutOfMemory.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Says what follows from what has come.
@@ -277,7 +324,7 @@ impl<R: Reach> Session<R> {
             && let Some(frame) = connection.poll_frame()
         {
             if let Some((head, answer)) = Head::split(&frame.bytes) {
-                self.slots.answer(head.number, answer.to_vec());
+                self.slots.answer(head.number, answer.to_vec(), self.has_memory);
                 self.slots.write(&mut self.unwritten);
             }
         }
@@ -364,5 +411,51 @@ fn flush(link: &mut Link) {
     let mut out = [0; Connection::DATAGRAM_MAX];
     while let Some(len) = link.connection.poll_datagram(link.clock.now(), &mut out) {
         link.place.send(&out[..len]);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::net::SocketAddr;
+
+    use margay_core::fair_table::Peer;
+    use margay_sdk::shares::{MEMORY_FLOOR, Room};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    struct To(SocketAddr);
+
+    impl Reach for To {
+        async fn open(&self) -> io::Result<UdpSocket> {
+            let socket = UdpSocket::bind("127.0.0.1:0").await?;
+            socket.connect(self.0).await?;
+            Ok(socket)
+        }
+
+        fn name(&self) -> &'static str {
+            "cache.test"
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_host_has_no_memory_left_is_not_read_from_and_ends_with_half_a_request() {
+        const SENT: usize = 4 << 20;
+        let switch = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let mut program = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let (client, from) = listener.accept().await.expect("accepted");
+        let memory = Room::new(16 * MEMORY_FLOOR, 0);
+        let reach = Arc::new(To(switch.local_addr().expect("bound")));
+        let share = memory.share(Peer::Unauthenticated(from.ip()));
+        let mut session = Session::new(client, Protocol::Memcached, reach, Arc::default(), share);
+        session.unread = [&b"set a 0 0 8000000\r\n"[..], &[b'x'; MEMORY_FLOOR]].concat();
+        let request = tokio::spawn(async move { program.write_all(&[b'x'; SENT]).await });
+        let ended = tokio::time::timeout(Duration::from_secs(20), session.run()).await.expect("an end");
+        assert_eq!(ended.map_err(|error| error.kind()), Err(io::ErrorKind::OutOfMemory));
+        assert!(request.await.expect("no panic").is_err(), "most of it was never read");
+        let mut other = memory.share(Peer::Unauthenticated([192, 0, 2, 1].into()));
+        assert!(other.holds(2 * MEMORY_FLOOR), "another host has its share");
     }
 }

@@ -7,6 +7,8 @@ use crate::protocol::{Join, Part, Protocol, TOO_LARGE};
 
 /// Bytes of the answers to one request that are held until all of them have come.
 const JOINED_MAX: usize = 64 << 20;
+/// What a client is told of an answer that would have to wait for others.
+const NO_MEMORY: &str = "the framer has no memory for the answer; ask for less at once";
 
 /// Bytes that a request takes, and each of its parts, however short it and its answer are.
 const SLOT_BYTES: usize = size_of::<Slot>();
@@ -164,11 +166,12 @@ impl Slots {
         self.held_bytes = self.held_bytes - was + is;
     }
 
-    /// An answer has come. One to a number that is none of these is of no interest.
-    pub(super) fn answer(&mut self, number: u32, answer: Vec<u8>) {
-        if let Some(place) = self.take(number) {
-            self.fill(place, answer);
-        }
+    /// An answer has come. One to a number that is none of these is of no interest. Without memory an answer is refused
+    /// that would wait for others.
+    pub(super) fn answer(&mut self, number: u32, answer: Vec<u8>, has_memory: bool) {
+        let Some(place) = self.take(number) else { return };
+        let is_next = place.request == self.before && self.slot(place).is_some_and(|slot| slot.parts.len() == 1);
+        self.fill(place, if has_memory || is_next { answer } else { self.protocol.error(NO_MEMORY) });
     }
 
     /// Nobody will answer a number: what may be repeated is asked anew, and gives its frame; else `refusal` is the
@@ -270,12 +273,12 @@ mod test {
         slots.answered(b"MN\r\n".to_vec());
         slots.ask(vec![part("delete c", false)], Join::Values(Quiet::All));
         slots.ask(vec![part("delete d", false)], VALUES);
-        slots.answer(3, b"DELETED\r\n".to_vec());
-        slots.answer(2, b"NOT_FOUND\r\n".to_vec());
-        slots.answer(1, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
+        slots.answer(3, b"DELETED\r\n".to_vec(), true);
+        slots.answer(2, b"NOT_FOUND\r\n".to_vec(), true);
+        slots.answer(1, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec(), true);
         assert_eq!((written(&mut slots), slots.open()), (String::new(), 1));
-        slots.answer(0, b"END\r\n".to_vec());
-        slots.answer(0, b"END\r\n".to_vec());
+        slots.answer(0, b"END\r\n".to_vec(), true);
+        slots.answer(0, b"END\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nEND\r\nMN\r\nDELETED\r\n");
         assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
         let frames = slots.ask(vec![part("get e", true)], VALUES);
@@ -290,9 +293,9 @@ mod test {
         let again = slots.lost(0, NO).expect("it is safe");
         assert_eq!(read(&[again]), [(2, 1, "get a".to_owned())]);
         assert_eq!((slots.lost(0, NO), slots.lost(1, NO)), (None, None));
-        slots.answer(0, b"late\r\n".to_vec());
+        slots.answer(0, b"late\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "", "the first answer is missing");
-        slots.answer(2, b"END\r\n".to_vec());
+        slots.answer(2, b"END\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "END\r\nSERVER_ERROR no\r\n");
     }
 
@@ -300,15 +303,15 @@ mod test {
     fn of_a_split_request_the_lost_part_alone_is_asked_again() {
         let mut slots = Slots::default();
         slots.ask(vec![part("get a", true), part("get b", true), part("get c", true)], VALUES);
-        slots.answer(2, b"VALUE c 0 1\r\nz\r\nEND\r\n".to_vec());
+        slots.answer(2, b"VALUE c 0 1\r\nz\r\nEND\r\n".to_vec(), true);
         let again = slots.lost(1, NO).expect("it is safe");
         assert_eq!(read(&[again]), [(3, 0, "get b".to_owned())]);
-        slots.answer(1, b"late\r\n".to_vec());
-        slots.answer(0, b"END\r\n".to_vec());
+        slots.answer(1, b"late\r\n".to_vec(), true);
+        slots.answer(0, b"END\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "");
         let again = slots.lost(3, NO).expect("the next one may die, too");
         assert_eq!(read(&[again]), [(4, 4, "get b".to_owned())]);
-        slots.answer(4, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec());
+        slots.answer(4, b"VALUE b 0 1\r\ny\r\nEND\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "VALUE b 0 1\r\ny\r\nVALUE c 0 1\r\nz\r\nEND\r\n");
     }
 
@@ -318,10 +321,26 @@ mod test {
         let parts = (0..10).map(|_| part("MGET k", true)).collect();
         slots.ask(parts, Join::Array);
         for number in 0..10 {
-            slots.answer(number, vec![b'x'; JOINED_MAX / 8]);
+            slots.answer(number, vec![b'x'; JOINED_MAX / 8], true);
             assert!(slots.held_bytes() <= JOINED_MAX + SLOT_BYTES + 10 * (PART_BYTES + "MGET k".len()));
         }
         assert_eq!(written(&mut slots), format!("-ERR {TOO_LARGE}\r\n"));
+        assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn without_memory_no_answer_waits_for_others() {
+        let mut slots = Slots::default();
+        slots.ask(vec![part("get a", true)], VALUES);
+        slots.ask(vec![part("get b", true), part("get c", true)], VALUES);
+        let held = slots.held_bytes();
+        slots.answer(2, vec![b'x'; 1 << 20], false);
+        assert!(slots.held_bytes() < held + 200);
+        let answer = "VALUE a 0 1\r\nx\r\nEND\r\n";
+        slots.answer(0, answer.as_bytes().to_vec(), false);
+        assert_eq!(written(&mut slots), answer, "it is the next one");
+        slots.answer(1, b"END\r\n".to_vec(), true);
+        assert_eq!(written(&mut slots), format!("SERVER_ERROR {NO_MEMORY}\r\n"));
         assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
     }
 
@@ -337,8 +356,8 @@ mod test {
             slots.answered(Vec::new());
         }
         assert_eq!(slots.held_bytes(), first + 1000 * (SLOT_BYTES + PART_BYTES));
-        slots.answer(0, b"END\r\n".to_vec());
-        slots.answer(1, b"1\r\n".to_vec());
+        slots.answer(0, b"END\r\n".to_vec(), true);
+        slots.answer(1, b"1\r\n".to_vec(), true);
         assert_eq!(written(&mut slots), "END\r\n1\r\n");
         assert_eq!((slots.open(), slots.held_bytes()), (0, 0));
     }
@@ -353,7 +372,7 @@ mod test {
         assert_eq!(read(&[again]), [(3, 1, "get a".to_owned())]);
         let frames = slots.restart(NO);
         assert_eq!(read(&frames), [(4, 4, "get a".to_owned()), (5, 4, "get c".to_owned())]);
-        slots.answer(5, b"c".to_vec());
+        slots.answer(5, b"c".to_vec(), true);
         slots.refuse_all(NO);
         assert_eq!(written(&mut slots), "SERVER_ERROR no\r\nSERVER_ERROR no\r\nc");
         assert_eq!(slots.open(), 0);

@@ -33,6 +33,11 @@ impl Answers {
         }
     }
 
+    /// Bytes that are held.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Takes what has come.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         let skipped = self.skip.min(bytes.len());

@@ -12,8 +12,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::fair_table::{FairTable, Peer};
 use margay_core::rng::Rng;
 use margay_ensemble::{Connection, ConnectionConfig, Order, Standing, Tsn};
+use margay_sdk::shares::{MEMORY_MAX, Room, Share};
 use margay_wire::{AbortReason, Framed, FramedTerms, framed_host_number};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UdpSocket};
@@ -21,7 +23,6 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::Table;
 use crate::batch::{self, Outlet, bytes_of};
 use crate::clock::Clock;
 use crate::head::{ANSWER_IS, Head};
@@ -31,8 +32,9 @@ use crate::protocol::{MESSAGE_MAX, Protocol, Shape, TOO_LARGE};
 use crate::random_seed;
 use answers::Answers;
 
-/// Framed connections at once.
-const CONNECTIONS_MAX: usize = 4096;
+/// Framed connections at once; those of one host are a sixteenth of them, and those of all together half. Each client
+/// of a switch is one here, so a switch may have many.
+const CONNECTIONS_MAX: usize = 65_536;
 /// Datagrams of one connection that wait; others are lost, as on the way.
 const DATAGRAMS_MAX: usize = 512;
 /// Bytes of requests that wait for the program to take them; frames wait at the switch's client then.
@@ -132,7 +134,8 @@ async fn serve_way(way: &Arc<Way>, config: Config, mut leave: watch::Receiver<bo
         config,
         rng: Rng::new(random_seed()?),
         clock: Clock::start(),
-        known: Table::default(),
+        known: FairTable::new(CONNECTIONS_MAX, 0),
+        memory: Room::new(MEMORY_MAX, 0),
         leave: leave.clone(),
         told,
     };
@@ -210,7 +213,9 @@ struct Server {
     rng: Rng,
     clock: Clock,
     /// By framed connection, where its datagrams go.
-    known: Table<Key, mpsc::Sender<Vec<u8>>>,
+    known: FairTable<Key, mpsc::Sender<Vec<u8>>>,
+    /// Bytes that connections hold.
+    memory: Room,
     leave: watch::Receiver<bool>,
     told: mpsc::Sender<Over>,
 }
@@ -255,8 +260,11 @@ impl Server {
         if *self.leave.borrow() {
             return self.answer(key, &LEAVES);
         }
-        if self.known.len() >= CONNECTIONS_MAX {
-            return self.answer(key, &Framed::abort(AbortReason::Full, "the member has as many connections as it may"));
+        let peer = Peer::Unauthenticated(key.0.ip());
+        let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
+        if let Err(full) = self.known.insert(peer, key, sender) {
+            let text = format!("the member takes no more connections of this host now: {full}");
+            return self.answer(key, &Framed::abort(AbortReason::Full, &text));
         }
         let config = ConnectionConfig {
             first: Tsn(self.rng.u32()),
@@ -265,8 +273,6 @@ impl Server {
             ..ConnectionConfig::default()
         };
         let connection = Connection::accept(self.clock.now(), key.1, &terms, &self.config.label, config);
-        let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
-        self.known.insert(key, sender);
         let session = Session {
             way: Arc::clone(&self.way),
             to: key.0,
@@ -277,6 +283,8 @@ impl Server {
             program: Program { protocol: self.config.protocol, version: Version::default() },
             asked: VecDeque::new(),
             unsent: None,
+            memory: self.memory.share(peer),
+            has_memory: true,
         };
         let told = self.told.clone();
         let leave = self.leave.clone();
@@ -334,6 +342,10 @@ struct Session {
     asked: VecDeque<(Option<u32>, Shape)>,
     /// An answer that there was no room for.
     unsent: Option<Vec<u8>>,
+    /// Memory that the peer's host has.
+    memory: Share,
+    /// There is some for more.
+    has_memory: bool,
 }
 
 impl Session {
@@ -357,7 +369,8 @@ impl Session {
                 return false;
             }
             let deadline = self.clock.deadline(self.connection.next_deadline());
-            let may_read = self.unsent.is_none();
+            // Where all has been sent, the program may wait for its answers to be read, and requests for the program.
+            let may_read = self.unsent.is_none() && (self.has_memory || self.connection.is_idle());
             tokio::select! {
                 datagram = datagrams.recv() => match datagram {
                     Some(datagram) => {
@@ -394,7 +407,16 @@ impl Session {
                 return self.program_gone(&format!("{} does not speak its protocol: {error}", self.name()));
             }
             self.take_frames();
+            self.account();
         }
+    }
+
+    /// Holds the other end back while there is no memory for what it sends.
+    fn account(&mut self) {
+        let kept = self.unwritten.len() + self.answers.len() + self.unsent.as_ref().map_or(0, Vec::len);
+        let asked = self.asked.len() * size_of::<(Option<u32>, Shape)>();
+        self.has_memory = self.memory.holds(self.connection.memory() + kept + asked);
+        self.connection.hold_back(!self.has_memory);
     }
 
     /// What the program is called in words.
@@ -486,5 +508,44 @@ impl Session {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn hello(number: u64) -> Vec<u8> {
+        let terms = FramedTerms { tsn: 1, window_bytes: 1 << 20, window: 100, streams: 1 };
+        bytes_of(number, &Framed::Hello { terms, host: [0; 16], protocol: Protocol::Memcached.number() })
+    }
+
+    /// Tasks of connections do not run: nothing is awaited.
+    #[tokio::test]
+    async fn one_host_leaves_room_for_others() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let (told, _tellings) = mpsc::channel(64);
+        let (_leaves, leave) = watch::channel(false);
+        let to = socket.local_addr().expect("bound");
+        let mut server = Server {
+            way: Arc::new(Way { socket, outlet: Outlet::default() }),
+            config: Config { protocol: Protocol::Memcached, to, label: String::new(), host: [0; 16] },
+            rng: Rng::new([0; 32]),
+            clock: Clock::start(),
+            known: FairTable::new(CONNECTIONS_MAX, 0),
+            memory: Room::new(MEMORY_MAX, 0),
+            leave,
+            told,
+        };
+        let address = |host, port| SocketAddr::from(([192, 0, 2, host], port));
+        for number in 0..=4096 {
+            server.take(address(1, 1 + (number % 7) as u16), &hello(1 + number));
+        }
+        assert_eq!(server.known.len(), 4096, "a switch may have so many clients");
+        server.take(address(2, 1), &hello(1));
+        assert_eq!(server.known.len(), 4097);
+        server.known.remove(&(address(1, 1), 1));
+        server.take(address(1, 9), &hello(1));
+        assert_eq!(server.known.len(), 4097);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use margay_core::Instant;
 
 use super::MemberAt;
-use super::served::Key;
+use super::served::{Key, Retry};
 use crate::router::Tally;
 
 /// A member's host.
@@ -21,6 +21,9 @@ const PINGS_MAX: u32 = 4;
 const PROBE_AGAIN: Duration = Duration::from_millis(200);
 /// The same of one whose program speaks another protocol: a person has to do something first.
 const MISFIT_AGAIN: Duration = Duration::from_secs(2);
+/// A member that has left or fallen is taken again at once, if that is no more often in a row; then after a pause. All
+/// connections are opened with it then.
+const RETURNS_AT_ONCE: u32 = 2;
 /// New connections wait so long for a member that is new to answer.
 const NEW_MAX: Duration = Duration::from_millis(300);
 
@@ -55,6 +58,10 @@ pub(super) struct Member {
     pub(super) is_drained: bool,
     /// When it has taken a connection last.
     pub(super) joined_at: Option<Instant>,
+    /// Since when it is up, or was.
+    up_since: Option<Instant>,
+    /// When it is taken again that has left or fallen.
+    returns: Retry,
     /// When it has died last: connections that it took before have ended by that death.
     died_at: Option<Instant>,
     /// Since when it is listed no more, and has not said whether it lives.
@@ -100,6 +107,8 @@ impl Member {
             is_leaving: false,
             is_drained: false,
             joined_at: None,
+            up_since: None,
+            returns: Retry::default(),
             died_at: None,
             parting_since: None,
             doubted_at: None,
@@ -135,10 +144,11 @@ impl Member {
         self.refused_at = None;
         self.heard_at = now;
         self.pings = 0;
-        if self.reach == Reach::Up {
+        if self.reach == Reach::Up || !self.may_return(now) {
             return false;
         }
         self.reach = Reach::Up;
+        self.up_since = Some(now);
         // Another process, perhaps, than the one that left.
         self.is_leaving = false;
         true
@@ -147,9 +157,19 @@ impl Member {
     /// It has answered as such: it takes connections. Gives whether it does so from now on.
     pub(super) fn answers(&mut self, now: Instant) -> bool {
         self.parting_since = None;
+        if !self.may_return(now) {
+            return self.heard(now);
+        }
         // Another process than the one that left.
         let was_leaving = std::mem::take(&mut self.is_leaving);
+        if was_leaving {
+            self.up_since = Some(now);
+        }
         self.heard(now) || was_leaving
+    }
+
+    fn may_return(&self, now: Instant) -> bool {
+        self.returns.failures() <= RETURNS_AT_ONCE || self.returns.is_due(now)
     }
 
     /// It has said that it leaves. Gives whether that is new.
@@ -158,7 +178,11 @@ impl Member {
         if self.reach == Reach::Up {
             self.heard(now);
         }
-        !std::mem::replace(&mut self.is_leaving, true)
+        let is_new = !std::mem::replace(&mut self.is_leaving, true);
+        if is_new {
+            self.returns.failed(now, self.up_since);
+        }
+        is_new
     }
 
     /// It is listed no more, and has not said that it leaves: it has died, or its name was withdrawn. It is to be
@@ -229,6 +253,9 @@ impl Member {
 
     /// Its flow has ended, or it is silent.
     pub(super) fn fell(&mut self, now: Instant, why: &str) {
+        if self.reach == Reach::Up && !self.is_leaving {
+            self.returns.failed(now, self.up_since);
+        }
         self.reach = Reach::Down(why.to_owned());
         self.turn = self.turn.wrapping_add(1);
         self.waiting_since = None;
@@ -357,6 +384,17 @@ mod test {
         member.heard(at(1602));
         member.owes(at(1602), key, false);
         assert_eq!(member.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_member_that_leaves_and_returns_without_end_is_taken_ever_more_seldom() {
+        let mut member = member();
+        member.heard(at(0));
+        let returns = (1..=60_000).filter(|millis| {
+            member.leaves(at(*millis));
+            member.answers(at(*millis))
+        });
+        assert_eq!(returns.count(), 2 + 3 + 8, "twice at once, after 0.8, 1.6 and 3.2 s, and then each 6.4 s");
     }
 
     #[test]

@@ -11,16 +11,22 @@ use margay_wire::{FRAMED_LOST_MAX, FramedTerms};
 use super::member::{Due, Host};
 use crate::router::Router;
 
-/// A HELLO to a member is repeated after so long.
-pub(super) const HELLO_AGAIN: Duration = Duration::from_millis(100);
+/// A HELLO to a member is repeated after so long, so often; then the pauses double.
+const HELLO_AGAIN: Duration = Duration::from_millis(100);
+const HELLOS_OFTEN: u32 = 10;
 /// A list of lost requests is repeated after so long.
 const LOST_AGAIN: Duration = Duration::from_millis(100);
 /// A client from which nothing has come for so long is gone: it asks more often than that.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(90);
 /// Members are told so often that the connection lives.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
-/// A member that did not take a connection is asked again after so long.
-pub(super) const LEG_PAUSE: Duration = Duration::from_millis(200);
+/// A member that did not take a connection is asked again after so long, and so is one that has left; the pauses double
+/// where it fails again and again.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Pauses double so often: up to 6.4 s.
+const DOUBLED_MAX: u32 = 5;
+/// One that has been there for so long begins anew.
+const WELL_AFTER: Duration = Duration::from_secs(2);
 
 /// A member that owes a connection something is asked after so long without a word of it whether it knows the
 /// connection, and again. Where it says each time that it does, without doing more, the pauses double.
@@ -28,6 +34,32 @@ const ASK_AFTER: Duration = Duration::from_millis(100);
 const ASK_DOUBLED_MAX: u32 = 4;
 /// A part of a connection is over when the member has said nothing of it to so many of these questions.
 const ASKS_MAX: u32 = 20;
+
+/// When a member is tried again that has failed, so that none makes the switch say HELLO without end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Retry {
+    failures: u32,
+    at: Option<Instant>,
+}
+
+impl Retry {
+    /// It has failed, and had been there since then, if at all.
+    pub(super) fn failed(&mut self, now: Instant, since: Option<Instant>) {
+        let was_well = since.is_some_and(|since| now.since(since) >= WELL_AFTER);
+        self.failures = if was_well { 1 } else { self.failures.saturating_add(1) };
+        self.at = Some(now + RETRY_FIRST * (1 << (self.failures - 1).min(DOUBLED_MAX)));
+    }
+
+    /// Failures in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Whether it may be tried.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| at <= now)
+    }
+}
 
 /// Which connection: by the client's address and the number that the client has chosen.
 pub(super) type Key = (SocketAddr, u64);
@@ -98,9 +130,29 @@ pub(super) enum LegStanding {
     Opening {
         /// When the HELLO is repeated.
         again_at: Instant,
+        /// How often it was said.
+        said: u32,
     },
     /// It is a member of the connection.
     Joined(MemberId),
+}
+
+impl LegStanding {
+    /// A HELLO is said now.
+    pub(super) fn opening(now: Instant) -> Self {
+        Self::Opening { again_at: now + HELLO_AGAIN, said: 1 }
+    }
+
+    /// Whether the HELLO is to be repeated now; it counts as said.
+    pub(super) fn repeats(&mut self, now: Instant) -> bool {
+        let Self::Opening { again_at, said } = self else { return false };
+        let is_due = *again_at <= now;
+        if is_due {
+            *again_at = now + HELLO_AGAIN * (1 << said.saturating_sub(HELLOS_OFTEN).min(DOUBLED_MAX + 1));
+            *said += 1;
+        }
+        is_due
+    }
 }
 
 impl Leg {
@@ -184,8 +236,8 @@ pub(super) struct Served {
     pub(super) module_calls: u64,
     /// When members are told that the connection lives, though nothing is asked.
     pub(super) ping_at: Instant,
-    /// Members that did not take this connection, until when.
-    pub(super) refused: BTreeMap<Host, Instant>,
+    /// Members that did not take this connection, or keep it.
+    pub(super) refused: BTreeMap<Host, Retry>,
     /// It is among those of which something has come.
     pub(super) is_touched: bool,
     /// For timers.
@@ -196,13 +248,22 @@ impl Served {
     /// When something is to be done.
     pub(super) fn next_deadline(&self) -> Instant {
         let again = self.legs.values().filter_map(|leg| match leg.standing {
-            LegStanding::Opening { again_at } => Some(again_at),
+            LegStanding::Opening { again_at, .. } => Some(again_at),
             LegStanding::Joined(_) => None,
         });
         let asks = self.legs.values().filter_map(|leg| leg.asking.at);
         let others = [self.switch.next_deadline(), self.lost.next_deadline()].into_iter().flatten();
-        let all = again.chain(asks).chain(others).chain(self.refused.values().copied());
+        let all = again.chain(asks).chain(others).chain(self.refused.values().filter_map(|retry| retry.at));
         all.fold(self.ping_at.min(self.heard_at + IDLE_MAX), Instant::min)
+    }
+
+    /// Forgets what is over of refusals: a member that does not take this connection now is asked once it takes any.
+    pub(super) fn forget_refusals(&mut self, now: Instant) {
+        let Self { refused, legs, .. } = self;
+        refused.retain(|host, retry| {
+            retry.at = retry.at.filter(|at| *at > now);
+            retry.at.is_some() || legs.contains_key(host)
+        });
     }
 
     pub(super) fn joined(&self) -> impl Iterator<Item = (&Host, MemberId)> {
@@ -237,6 +298,22 @@ mod test {
         assert_eq!(poll(&mut lost, 150), Some((2, (256..300).collect())));
         lost.seen(2);
         assert_eq!((poll(&mut lost, 150), lost.len()), (None, 0));
+    }
+
+    #[test]
+    fn who_fails_again_and_again_is_tried_ever_more_seldom() {
+        let at = Instant::from_millis;
+        let mut retry = Retry::default();
+        assert!(retry.is_due(at(0)));
+        for (failures, pause) in [200, 400, 800, 1600, 3200, 6400, 6400].into_iter().enumerate() {
+            retry.failed(at(0), Some(at(0)));
+            assert!(!retry.is_due(at(pause - 1)) && retry.is_due(at(pause)), "{failures}");
+        }
+        retry.failed(at(2000), Some(at(0)));
+        assert!(retry.is_due(at(2200)), "it had been there for a while");
+        let mut standing = LegStanding::opening(at(0));
+        let said = (1..=60_000).filter(|millis| standing.repeats(at(*millis))).count();
+        assert_eq!(said, 24, "each 100 ms at first, then each 6.4 s");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::clients::{Clients, host_at};
 use super::gathered::Outgoing;
 use super::member::{Due, Host, Member, Reach};
 use super::placed::{Loaded, Placed};
-use super::served::{Asking, HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
+use super::served::{Asking, IDLE_MAX, Key, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::Table;
 use crate::batch::bytes_of;
@@ -278,7 +278,7 @@ impl Worker {
             Ok(router) => router,
             Err(why) => return self.say_to_peer(key, &Framed::abort(AbortReason::Module, &why)),
         };
-        if let Err(full) = self.clients.add(key.0.ip()) {
+        if let Err(full) = self.clients.add(now, key.0.ip()) {
             let text = format!("the switch takes no more connections of this client now: {full}");
             return self.say_to_peer(key, &Framed::abort(AbortReason::Full, &text));
         }
@@ -345,14 +345,13 @@ impl Worker {
     fn open_leg(&mut self, now: Instant, key: Key, host: Host) {
         let Some(member) = self.members.get_mut(&host).filter(|member| member.takes()) else { return };
         let Some(served) = self.connections.get_mut(&key) else { return };
-        let is_refused = served.refused.get(&host).is_some_and(|until| *until > now);
+        let is_refused = served.refused.get(&host).is_some_and(|retry| !retry.is_due(now));
         if served.legs.contains_key(&host) || is_refused {
             return;
         }
-        served.refused.remove(&host);
         let number = self.rng.u64().max(1);
         let first = self.rng.u32();
-        let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
+        let standing = LegStanding::opening(now);
         let leg = Leg { number, first, standing, since: now, asking: Asking::default(), is_owing: false };
         served.legs.insert(host, leg);
         self.legs.insert(number, (key, host));
@@ -400,7 +399,7 @@ impl Worker {
     fn lose_leg(&mut self, now: Instant, key: Key, host: Host) {
         let Some(leg) = self.take_leg(now, key, host) else { return };
         let Some(served) = self.connections.get_mut(&key) else { return };
-        served.refused.insert(host, now + LEG_PAUSE);
+        served.refused.entry(host).or_default().failed(now, leg.member().map(|_| leg.since));
         if let Some(id) = leg.member() {
             served.switch.died(now, id);
         }
@@ -700,7 +699,7 @@ impl Worker {
                 self.due.remove(&(due, key));
             }
             served.switch.close();
-            self.clients.remove(key.0.ip());
+            self.clients.remove(now, key.0.ip());
         }
         self.forget_members();
     }
@@ -730,7 +729,6 @@ impl Worker {
             return self.close(now, key);
         }
         served.switch.on_time(now);
-        served.refused.retain(|_, until| *until > now);
         let mut pinged = Vec::new();
         if served.ping_at <= now {
             served.ping_at = now + PING_EVERY;
@@ -744,17 +742,15 @@ impl Worker {
                 Due::Ping => pinged.push((*host, leg.number)),
                 Due::Dead => silent.push(*host),
             }
-            if let LegStanding::Opening { again_at } = &mut leg.standing
-                && *again_at <= now
-            {
-                *again_at = now + HELLO_AGAIN;
-                again.push(*host);
-            }
+            again.extend(leg.standing.repeats(now).then_some(*host));
         }
         silent.into_iter().for_each(|host| self.lose_leg(now, key, host));
         again.into_iter().for_each(|host| self.say_hello(now, key, host));
         pinged.into_iter().for_each(|(host, number)| self.say_to_member(now, host, number, &Framed::Ping));
         self.open_legs(now, key);
+        if let Some(served) = self.connections.get_mut(&key) {
+            served.forget_refusals(now);
+        }
         self.touch(key);
     }
 

@@ -1,6 +1,6 @@
 //! What carries one framed connection: a task between the program's calls and the datagrams of a flow.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
@@ -16,6 +16,7 @@ use tokio::time::sleep_until;
 
 use super::{ARRIVALS_MAX, Arrival, COMMANDS_MAX, End, Frames, FramesReceiver, FramesSender, Received, Send};
 use crate::datagram::{Connected, Datagrams};
+use crate::shares::Share;
 
 /// Longest datagram that is looked at.
 pub(super) const DATAGRAM_MAX: usize = 2048;
@@ -142,6 +143,10 @@ pub(super) struct Driver {
     arrivals: mpsc::Sender<Arrival>,
     /// One that the program has no room for.
     held: Option<Arrival>,
+    /// How long frames are that the program was given last: the last of them wait for it.
+    given: VecDeque<usize>,
+    /// Of a server's end, memory that its peer has.
+    memory: Option<Share>,
     over: Arc<OnceLock<End>>,
     /// When the connection is closed whatever waits; none: the program has it.
     closes_at: Option<tokio::time::Instant>,
@@ -156,6 +161,7 @@ impl Driver {
         clock: Clock,
         way: Way,
         is_leaving: Option<watch::Receiver<bool>>,
+        memory: Option<Share>,
     ) -> (Self, Frames) {
         let (sends, to_send) = mpsc::channel(COMMANDS_MAX);
         let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
@@ -170,6 +176,8 @@ impl Driver {
             unsent: None,
             arrivals: arrived,
             held: None,
+            given: VecDeque::new(),
+            memory,
             over: Arc::clone(&over),
             closes_at: None,
             is_leaving,
@@ -207,6 +215,10 @@ impl Driver {
         let _ = self.over.set(end.clone());
         let _ = opened.take().map(|opened| opened.send(Err(end.clone())));
         let _ = self.unsent.take().map(|send| send.done.send(Err(end.clone())));
+        if self.memory.is_some() {
+            // What the program has not taken counts for the peer until it has, or wants no more: then this fails.
+            let _ = self.arrivals.reserve_many(ARRIVALS_MAX).await;
+        }
     }
 
     /// Does what follows from what has come.
@@ -215,6 +227,7 @@ impl Driver {
         self.connection.on_time(now);
         self.give_on();
         self.send_frames(now);
+        self.account();
         let is_open = self.numbers.as_ref().is_some_and(|numbers| !numbers.awaited.is_empty());
         self.connection.await_frames(now, is_open);
         let is_late = self.closes_at.is_some_and(|at| at <= tokio::time::Instant::now());
@@ -228,13 +241,24 @@ impl Driver {
         Ok(())
     }
 
+    /// Holds the other end back while there is no memory for what it sends.
+    fn account(&mut self) {
+        let Some(memory) = &mut self.memory else { return };
+        let waiting = self.arrivals.max_capacity() - self.arrivals.capacity();
+        self.given.drain(..self.given.len().saturating_sub(waiting));
+        let bytes = self.connection.memory() + self.held.as_ref().map_or(0, Arrival::memory);
+        self.connection.hold_back(!memory.holds(bytes + self.given.iter().sum::<usize>()));
+    }
+
     /// Gives the program what has come, as far as it takes it.
     fn give_on(&mut self) {
         loop {
             let Some(arrival) = self.held.take().or_else(|| self.next_arrival()) else { return };
+            let len = arrival.memory();
             match self.arrivals.try_send(arrival) {
+                Ok(()) => self.given.push_back(len),
                 // Who takes none any more has closed it, or is about to.
-                Ok(()) | Err(TrySendError::Closed(_)) => {}
+                Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(arrival)) => {
                     self.held = Some(arrival);
                     return;

@@ -1,12 +1,12 @@
 //! Who takes framed connections: a server of frames, or a member of an ensemble.
 
-use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use margay_core::fair_table::{FairTable, Peer as Account};
 use margay_ensemble::{Connection, ConnectionConfig, Reading, Tsn};
 use margay_wire::{
     AbortReason, FRAMED_HEADER_LEN, FRAMED_LABEL_MAX, FRAMED_TEXT_MAX, Framed, FramedTerms, OWN_FRAMES,
@@ -20,13 +20,16 @@ use super::driver::{Clock, DATAGRAM_MAX, Driver, Way};
 use crate::datagram::Datagrams;
 use crate::error::Error;
 use crate::options::Options;
+use crate::shares::{MEMORY_MAX, Room, Share};
 use crate::stream::Peer;
 use crate::target::ToTarget;
 
-/// Connections at once.
-const CONNECTIONS_MAX: usize = 4096;
-/// Connections that wait for `accept`.
-const ACCEPTED_MAX: usize = 128;
+/// Connections at once; those of one host are a sixteenth of them, and those of all that no authority vouches for half.
+const CONNECTIONS_MAX: usize = 65_536;
+/// Connections that wait for `accept`, shared in the same way.
+const ACCEPTED_MAX: usize = 2048;
+/// Ends of connections that are told at once.
+const TELLINGS_MAX: usize = 128;
 /// Datagrams of one connection that wait; others are lost, as on the way.
 const DATAGRAMS_MAX: usize = 512;
 /// Bytes of frames that wait to be sent or are under way, and of those that come: the longest frame and more.
@@ -57,7 +60,7 @@ impl Options {
         let socket = self.connect_datagrams(name).await?;
         let clock = Clock::start();
         let connection = Connection::open(clock.now(), random().max(1), [0; 16], config());
-        let (driver, frames) = Driver::new(connection, clock, Way::Own(Box::new(socket)), None);
+        let (driver, frames) = Driver::new(connection, clock, Way::Own(Box::new(socket)), None, None);
         let (opened, outcome) = oneshot::channel();
         tokio::spawn(driver.run(Some(opened)));
         match outcome.await {
@@ -82,13 +85,15 @@ impl Options {
         let socket = self.clone().own_source_if_none().bind_datagrams(name).await?;
         let host = socket.source().and_then(|source| source.host()).map(|host| host.0).unwrap_or_default();
         let (give, accepted) = mpsc::channel(ACCEPTED_MAX);
-        let (told, tellings) = mpsc::channel(ACCEPTED_MAX);
+        let (told, tellings) = mpsc::channel(TELLINGS_MAX);
         let server = Server {
             socket: Arc::new(socket),
             host,
             label: label.to_owned(),
             clock: Clock::start(),
-            known: HashMap::new(),
+            known: FairTable::new(CONNECTIONS_MAX, 0),
+            waiting: Room::new(ACCEPTED_MAX, 0),
+            memory: Room::new(MEMORY_MAX, 0),
             give,
             told,
             is_leaving: watch::Sender::new(false),
@@ -102,7 +107,15 @@ impl Options {
 /// are told that this member leaves.
 #[derive(Debug)]
 pub struct FramesListener {
-    accepted: mpsc::Receiver<(Frames, Peer)>,
+    accepted: mpsc::Receiver<Accepted>,
+}
+
+/// A connection that waits for `accept`, and its place there.
+#[derive(Debug)]
+struct Accepted {
+    frames: Frames,
+    peer: Peer,
+    _place: Share,
 }
 
 impl FramesListener {
@@ -121,7 +134,7 @@ impl FramesListener {
     /// [`Error::Io`]: the socket has failed.
     pub async fn accept(&mut self) -> Result<(Frames, Peer), Error> {
         let failed = || Error::Io(io::Error::other("the socket that is bound to the name has failed"));
-        self.accepted.recv().await.ok_or_else(failed)
+        self.accepted.recv().await.map(|accepted| (accepted.frames, accepted.peer)).ok_or_else(failed)
     }
 }
 
@@ -135,8 +148,12 @@ struct Server {
     label: String,
     clock: Clock,
     /// Where a connection's datagrams go.
-    known: HashMap<Key, mpsc::Sender<Vec<u8>>>,
-    give: mpsc::Sender<(Frames, Peer)>,
+    known: FairTable<Key, mpsc::Sender<Vec<u8>>>,
+    /// Places of connections that wait for `accept`.
+    waiting: Room,
+    /// Bytes that connections hold.
+    memory: Room,
+    give: mpsc::Sender<Accepted>,
     /// Connections say that they are over.
     told: mpsc::Sender<Key>,
     is_leaving: watch::Sender<bool>,
@@ -205,30 +222,37 @@ impl Server {
         if !is_meant {
             return self.answer(key, &Framed::abort(AbortReason::OtherHost, "another host was meant"));
         }
-        if self.known.len() >= CONNECTIONS_MAX {
-            return self.answer(key, &Framed::abort(AbortReason::Full, "the server has as many connections as it may"));
-        }
+        let account = Account::Unauthenticated(key.0.ip());
         let permit = match self.give.try_reserve() {
             Ok(permit) => permit,
             Err(TrySendError::Closed(())) => return self.answer(key, &LEAVES),
             // It asks again.
             Err(TrySendError::Full(())) => return,
         };
+        let mut place = self.waiting.share(account);
+        if place.resize(1).is_err() {
+            return;
+        }
+        let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
+        if let Err(full) = self.known.insert(account, key, sender) {
+            let text = format!("the server takes no more connections of this host now: {full}");
+            return self.answer(key, &Framed::abort(AbortReason::Full, &text));
+        }
         // A switch names the host that it means, and puts in order by watermarks what comes from many clients.
         let reading = if meant == [0; 16] { Reading::Plain } else { Reading::Watermarks };
         let set_up = ConnectionConfig { reading, ..config() };
         let connection = Connection::accept(self.clock.now(), key.1, terms, &self.label, set_up);
-        let (sender, datagrams) = mpsc::channel(DATAGRAMS_MAX);
-        self.known.insert(key, sender);
         let socket = Arc::clone(&self.socket);
         let way = Way::Shared { socket, to: key.0, datagrams };
-        let (driver, frames) = Driver::new(connection, self.clock, way, Some(self.is_leaving.subscribe()));
+        let leave = Some(self.is_leaving.subscribe());
+        let memory = Some(self.memory.share(account));
+        let (driver, frames) = Driver::new(connection, self.clock, way, leave, memory);
         let told = self.told.clone();
         tokio::spawn(async move {
             driver.run(None).await;
             // Nobody serves any more.
             let _ = told.send(key).await;
         });
-        permit.send((frames, peer));
+        permit.send(Accepted { frames, peer, _place: place });
     }
 }

@@ -126,6 +126,16 @@ pub enum Arrival {
     Lost(u32),
 }
 
+impl Arrival {
+    /// Bytes of memory that it takes.
+    fn memory(&self) -> usize {
+        match self {
+            Self::Frame(frame) => size_of::<Self>() + frame.key.len() + frame.bytes.len(),
+            Self::Lost(_) => size_of::<Self>(),
+        }
+    }
+}
+
 /// A frame that is to be sent.
 #[derive(Debug)]
 struct Send {

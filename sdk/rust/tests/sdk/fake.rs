@@ -109,6 +109,11 @@ impl FakeAgent {
         self.shared.0.lock().expect("no test panicked in here")
     }
 
+    /// The port of what was served last.
+    pub fn served_port(&self) -> u16 {
+        self.world().services.last().expect("something is served").2
+    }
+
     /// How often a kind was asked.
     pub fn asked(&self, kind: u8) -> usize {
         self.world().asked.iter().filter(|asked| **asked == kind).count()

@@ -4,6 +4,8 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use margay_sdk::{Arrival, Error, FRAME_MAX, Frames, FramesListener, Options, Order, Received, Sending};
+use margay_wire::{Framed, FramedTerms, OWN_FRAMES};
+use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
 use crate::fake::FakeAgent;
@@ -135,4 +137,36 @@ async fn what_cannot_be_sent_is_refused_and_what_nobody_serves_too() {
     assert!(options.bind_frames("other.shop", &"x".repeat(65)).await.is_err());
     let error = timeout(LIMIT, options.connect_frames("nobody.shop")).await.expect("in time").expect_err("nobody");
     assert!(matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::TimedOut | ErrorKind::ConnectionReset));
+}
+
+async fn peer_at(address: &str, fake: &FakeAgent) -> UdpSocket {
+    let socket = UdpSocket::bind(address).await.expect("an address of the loopback");
+    socket.connect(("127.0.0.1", fake.served_port())).await.expect("connected");
+    socket
+}
+
+/// A connection of a peer that is none of this crate's: HELLO, and whatever comes back.
+async fn hello(peer: &UdpSocket, number: u64) -> Option<Vec<u8>> {
+    let terms = FramedTerms { tsn: 1, window_bytes: 1 << 20, window: 100, streams: 1 };
+    let mut bytes = [0; 2048];
+    let says = Framed::Hello { terms, host: [0; 16], protocol: OWN_FRAMES };
+    let len = says.emit(number, &mut bytes).expect("room");
+    peer.send(&bytes[..len]).await.expect("sent");
+    let len = timeout(Duration::from_millis(500), peer.recv(&mut bytes)).await.ok()?.expect("received");
+    Some(bytes[..len].to_vec())
+}
+
+#[tokio::test]
+async fn one_host_that_is_not_accepted_leaves_room_for_others() {
+    let fake = FakeAgent::start();
+    let agent = fake.agent().await;
+    let mut listener = Options::new().agent(&agent).bind_frames("work.shop", "a").await.expect("served");
+    let [one, other] = [peer_at("127.0.0.9:0", &fake).await, peer_at("127.0.1.9:0", &fake).await];
+    for number in 1..=128 {
+        assert!(hello(&one, number).await.is_some(), "{number}");
+    }
+    assert_eq!(hello(&one, 129).await, None, "it has its share of those that wait, and asks again");
+    assert!(hello(&other, 1).await.is_some(), "another host has room");
+    let (_frames, _) = timeout(LIMIT, listener.accept()).await.expect("in time").expect("accepted");
+    assert!(hello(&one, 129).await.is_some(), "there is room again");
 }

@@ -10,6 +10,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use margay_wire::{ErrorCode, Extension, FlowId};
 
@@ -21,7 +22,8 @@ use crate::session::event::Event;
 use crate::session::flow::Flow;
 use crate::session::flow::FlowTable;
 use crate::session::give_up::GiveUpCause;
-use crate::trust::certificate::CertificateError;
+use crate::trust::certificate::{CertificateError, decode_chain};
+use crate::types::fair_table::{FairTable, Full, Peer};
 use crate::types::key::{HostId, HostPublic, HostSecret};
 use crate::types::name::{Prefix, ServiceId};
 use crate::types::role::{Lifecycle, Role};
@@ -36,7 +38,8 @@ const CONTEXT: &[u8] = b"margay 2026 fence";
 const CHAIN_LEN_MAX: usize = 1024;
 /// Bytes of the longest notice.
 pub const FENCE_NOTICE_LEN_MAX: usize = FIXED_LEN + CHAIN_LEN_MAX;
-/// Names whose holder is known by a notice.
+/// Names whose holder is known by a notice; those of one holder are a sixteenth. A host that may answer for a name may
+/// hold each length of its prefix.
 const HELD_MAX: usize = 1024;
 
 /// A host's word that it holds a name for itself.
@@ -71,9 +74,9 @@ pub enum FenceError {
     /// The host may not answer for the name.
     #[error("{0}")]
     Certificate(#[from] CertificateError),
-    /// There is no room.
-    #[error("the holders of {HELD_MAX} names are known already, and flows of each are open")]
-    Full,
+    /// There is no room, and flows of each name that is known are open.
+    #[error("{0}")]
+    Full(#[from] Full),
 }
 
 /// What a notice has ended.
@@ -151,33 +154,77 @@ impl FenceNotice {
 struct Held {
     number: u64,
     holder: HostId,
+    /// Until when the holder may answer for the name, in seconds since 1970: the notice counts no longer. A holder that
+    /// goes on shows later certificates. Without that, a holder with the highest of all numbers, which a router can
+    /// give it, would keep every later one out for ever.
+    until_s: u64,
+}
+
+/// How a notice compares with what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weight {
+    /// It is the one that is known.
+    Known,
+    /// It is that one, and counts for longer.
+    Extended,
+    New,
 }
 
 /// What is known of fenced names.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Fences {
     /// With which numbers this host holds names.
     own: BTreeMap<Prefix, u64>,
-    held: BTreeMap<Prefix, Held>,
+    held: FairTable<Prefix, Held>,
     /// With which numbers hosts hold names that programs here have flows to, as they said in their SYN-ACKs. A flow to
     /// a host that has said a higher number than a notice is none to a former holder: the notice is said again.
     told: Told<u64>,
 }
 
+impl Default for Fences {
+    fn default() -> Self {
+        Self { own: BTreeMap::new(), held: FairTable::new(HELD_MAX, 0), told: Told::default() }
+    }
+}
+
 impl Fences {
-    /// Whether a notice counts; `None`: it is the one that is known.
-    fn weigh(&self, notice: &FenceNotice, own: HostId) -> Option<Result<(), FenceError>> {
+    /// Whether a notice counts.
+    fn weigh(&self, notice: &FenceNotice, own: HostId, unix_s: u64) -> Result<Weight, FenceError> {
         let number = notice.number;
         let holder = notice.holder();
         if holder != own && self.own.get(&notice.prefix).is_some_and(|held| *held >= number) {
-            return Some(Err(FenceError::Outdated));
+            return Err(FenceError::Outdated);
         }
-        let Some(known) = self.held.get(&notice.prefix) else { return Some(Ok(())) };
+        let Some(known) = self.held.get(&notice.prefix).filter(|held| held.until_s >= unix_s) else {
+            return Ok(Weight::New);
+        };
         match (number.cmp(&known.number), holder == known.holder) {
-            (core::cmp::Ordering::Equal, true) => None,
-            (core::cmp::Ordering::Greater, _) => Some(Ok(())),
-            _ => Some(Err(FenceError::Outdated)),
+            (Ordering::Equal, true) if end_of_chain(&notice.chain) > known.until_s => Ok(Weight::Extended),
+            (Ordering::Equal, true) => Ok(Weight::Known),
+            (Ordering::Greater, _) => Ok(Weight::New),
+            _ => Err(FenceError::Outdated),
         }
+    }
+
+    /// Notes who holds a name, once that is proved.
+    fn hold(
+        &mut self,
+        flows: &FlowTable,
+        associations: &AssociationTable,
+        prefix: Prefix,
+        held: Held,
+    ) -> Result<(), FenceError> {
+        let peer = Peer::Member(held.holder);
+        if !self.held.has_room(peer) && !self.held.contains_key(&prefix) {
+            self.forget_fences(flows, associations);
+        }
+        let before = self.held.remove(&prefix);
+        let noted = self.held.insert(peer, prefix, held);
+        if let Some(before) = before.filter(|_| noted.is_err()) {
+            // Its place was given back just now.
+            let _ = self.held.insert(Peer::Member(before.holder), prefix, before);
+        }
+        Ok(noted?)
     }
 }
 
@@ -212,13 +259,14 @@ impl Sal {
     pub fn handle_fence(&mut self, now: Instant, notice: &FenceNotice) -> Result<Fenced, FenceError> {
         self.now = now;
         let own = self.config.host_id();
-        let is_new = self.fences.weigh(notice, own).transpose()?.is_some();
+        let weight = self.fences.weigh(notice, own, self.unix_s())?;
+        if weight != Weight::Known {
+            let held = Held { number: notice.number, holder: notice.holder(), until_s: self.check_fence(notice)? };
+            self.fences.hold(&self.flows, &self.associations, notice.prefix, held)?;
+        }
+        let is_new = weight == Weight::New;
         if is_new {
-            self.check_fence(notice)?;
-            self.fences.make_room_for_fence(&self.flows, &self.associations, &notice.prefix)?;
-            let held = Held { number: notice.number, holder: notice.holder() };
-            self.fences.held.insert(notice.prefix, held);
-            if held.holder != own {
+            if notice.holder() != own {
                 self.fences.own.remove(&notice.prefix);
             }
             self.end_grants_under(&notice.prefix);
@@ -226,13 +274,13 @@ impl Sal {
         Ok(self.end_flows_with_former(now, notice, is_new))
     }
 
-    fn check_fence(&mut self, notice: &FenceNotice) -> Result<(), FenceError> {
+    /// Until when the holder may answer for the name.
+    fn check_fence(&mut self, notice: &FenceNotice) -> Result<u64, FenceError> {
         if !notice.is_signed() {
             return Err(FenceError::Signature);
         }
         let unix_s = self.unix_s();
-        self.trust.verify_prefix(&notice.chain, &notice.prefix, &notice.host_key.0, unix_s)?;
-        Ok(())
+        Ok(self.trust.verify_prefix(&notice.chain, &notice.prefix, &notice.host_key.0, unix_s)?)
     }
 
     /// With a new notice, also those whose holder has said no number: they are older.
@@ -308,30 +356,23 @@ impl Fences {
         }
     }
 
-    /// Who holds a name, where a host that says that it does so is a former holder.
-    pub(crate) fn holder_since(&self, host: HostId, service: &ServiceId, told: Option<u64>) -> Option<HostId> {
+    /// Who holds a name now, where a host that says that it does so is a former holder.
+    pub(crate) fn holder_since(
+        &self,
+        host: HostId,
+        service: &ServiceId,
+        told: Option<u64>,
+        unix_s: u64,
+    ) -> Option<HostId> {
         let told = told?;
-        let later =
-            |(prefix, held): &(&Prefix, &Held)| prefix.contains(service) && held.holder != host && told < held.number;
-        self.held.iter().find(later).map(|(_, held)| held.holder)
-    }
-
-    fn make_room_for_fence(
-        &mut self,
-        flows: &FlowTable,
-        associations: &AssociationTable,
-        prefix: &Prefix,
-    ) -> Result<(), FenceError> {
-        if self.held.len() >= HELD_MAX && !self.held.contains_key(prefix) {
-            self.forget_fences(flows, associations);
-        }
-        if self.held.len() < HELD_MAX || self.held.contains_key(prefix) { Ok(()) } else { Err(FenceError::Full) }
+        let is_later = |held: &Held| held.holder != host && told < held.number && held.until_s >= unix_s;
+        self.held.iter().find(|(prefix, held)| prefix.contains(service) && is_later(held)).map(|(_, held)| held.holder)
     }
 
     /// Forgets holders of names that no flow is of, and what hosts have said with which this one shares nothing any
     /// more.
     pub(crate) fn forget_fences(&mut self, flows: &FlowTable, associations: &AssociationTable) {
-        let mut unused: Vec<Prefix> = self.held.keys().copied().collect();
+        let mut unused: Vec<Prefix> = self.held.iter().map(|(prefix, _)| *prefix).collect();
         for flow in flows.iter() {
             if unused.is_empty() {
                 break;
@@ -343,6 +384,12 @@ impl Fences {
         }
         self.told.forget_strangers(associations);
     }
+}
+
+/// When the first certificate of a chain ends, in seconds since 1970; it may be no chain.
+fn end_of_chain(chain: &[u8]) -> u64 {
+    let chain = decode_chain(chain).unwrap_or_default();
+    chain.iter().map(|certificate| certificate.not_after_s).min().unwrap_or(0)
 }
 
 #[cfg(test)]

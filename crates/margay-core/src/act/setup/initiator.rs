@@ -486,8 +486,9 @@ impl Sal {
         let is_proved = self.check_right_to_answer(id, message, association);
         let is_proved = is_proved.and_then(|is_next| Ok(self.hear_chain_answer(id, message)? && is_next));
         let authenticated = is_proved.map_err(|why| (why, DropReason::BadCertificate))?;
+        let unix_s = self.unix_s();
         self.fences
-            .check_holder(&self.flows, &self.associations, id, message, association)
+            .check_holder(&self.flows, &self.associations, id, message, association, unix_s)
             .map_err(|why| (why, DropReason::NotAllowed))?;
         match self.secure.settle_stack(&self.flows, id, message) {
             Verdict::Plain => Ok((authenticated, None)),

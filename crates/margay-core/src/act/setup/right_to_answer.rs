@@ -83,9 +83,10 @@ impl Fences {
         id: FlowId,
         message: &Message<'_>,
         association: u32,
+        unix_s: u64,
     ) -> Result<(), String> {
         let Some((flow, peer)) = flows.get(id).zip(associations.get(association)) else { return Ok(()) };
-        match self.holder_since(peer.host, &flow.asked(), message.fence_number()) {
+        match self.holder_since(peer.host, &flow.asked(), message.fence_number(), unix_s) {
             None => Ok(()),
             Some(holder) => Err(alloc::format!(
                 "the name is held by host {holder} now, and another host answered that held it before; connect again"

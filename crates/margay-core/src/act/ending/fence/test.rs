@@ -24,12 +24,16 @@ fn name() -> Prefix {
 }
 
 fn chain_for(prefix: Prefix, host: &HostSecret, by: &SigningKey) -> Vec<u8> {
+    chain_until(1000, prefix, host, by)
+}
+
+fn chain_until(not_after_s: u64, prefix: Prefix, host: &HostSecret, by: &SigningKey) -> Vec<u8> {
     let certificate = Certificate {
         kind: CertificateKind::Service,
         prefix,
         host_key: host.public().0,
         not_before_s: 0,
-        not_after_s: 1000,
+        not_after_s,
         groups: Vec::new(),
         issuer: VerifyingKey([0; 32]),
         delegate: None,
@@ -187,9 +191,9 @@ fn the_same_notice_again_ends_what_a_former_holder_has_begun_since() {
     assert_eq!(sal.handle_fence(Instant::ZERO, &notice(9, 2)), ONE);
     // A SYN-ACK with that number is not taken to begin with; one without a number is.
     let holder = host(2).public().id();
-    assert_eq!(sal.fences.holder_since(host_id, &service, Some(8)), Some(holder));
-    assert_eq!([Some(9), Some(10), None].map(|told| sal.fences.holder_since(host_id, &service, told)), [None; 3]);
-    assert_eq!(sal.fences.holder_since(holder, &service, Some(8)), None);
+    assert_eq!(sal.fences.holder_since(host_id, &service, Some(8), 0), Some(holder));
+    assert_eq!([Some(9), Some(10), None].map(|told| sal.fences.holder_since(host_id, &service, told, 0)), [None; 3]);
+    assert_eq!(sal.fences.holder_since(holder, &service, Some(8), 0), None);
 }
 
 #[test]
@@ -205,4 +209,41 @@ fn what_is_known_is_forgotten_with_the_last_flow_of_the_name() {
     sal.fences.told.note(Peer::Member(stranger), (stranger, record().service), Some(1));
     sal.fences.forget_fences(&sal.flows, &sal.associations);
     assert_eq!(sal.fences.told.len(), 0, "nothing is shared with that host");
+}
+
+/// A router can give a holder the highest of all numbers.
+#[test]
+fn no_number_keeps_later_holders_out_for_longer_than_the_holders_certificate() {
+    let until = |until_s, number, n| {
+        let holder = host(n);
+        FenceNotice::new(name(), number, &holder, chain_until(until_s, name(), &holder, &authority()))
+    };
+    let mut sal = with_flow(Role::Initiator);
+    let holder = host(2).public().id();
+    let (other, service) = (host(3).public().id(), record().service);
+    assert_eq!(sal.handle_fence(Instant::ZERO, &until(1000, u64::MAX, 2)), ONE);
+    sal.set_wall_clock(Instant::ZERO, 1000);
+    assert_eq!(sal.handle_fence(Instant::ZERO, &until(5000, 9, 3)), Err(FenceError::Outdated));
+    assert_eq!(sal.handle_fence(Instant::ZERO, &until(2000, u64::MAX, 2)), NONE, "it goes on");
+    sal.set_wall_clock(Instant::ZERO, 2000);
+    assert_eq!(sal.fences.holder_since(other, &service, Some(9), 2000), Some(holder));
+    assert_eq!(sal.handle_fence(Instant::ZERO, &until(5000, 9, 3)), Err(FenceError::Outdated));
+    sal.set_wall_clock(Instant::ZERO, 2001);
+    assert_eq!(sal.fences.holder_since(other, &service, Some(9), 2001), None);
+    assert_eq!(sal.handle_fence(Instant::ZERO, &until(5000, 9, 3)), NONE);
+    assert_eq!(sal.fences.holder_since(holder, &service, Some(8), 2001), Some(other));
+}
+
+#[test]
+fn a_holder_of_many_names_leaves_room_for_those_of_others() {
+    let mut sal = with_flow(Role::Initiator);
+    let mut say = |bits, n| {
+        let prefix = Prefix::new(name().id, bits);
+        let holder = host(n);
+        let chain = chain_for(prefix, &holder, &authority());
+        sal.handle_fence(Instant::ZERO, &FenceNotice::new(prefix, 3, &holder, chain))
+    };
+    let taken = (100..250).filter(|bits| say(*bits, 2).is_ok()).count();
+    assert_eq!(taken, HELD_MAX / 16, "the flow is of each of them");
+    assert!(say(251, 3).is_ok());
 }

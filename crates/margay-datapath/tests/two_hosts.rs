@@ -9,6 +9,7 @@ mod namespace;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
@@ -429,6 +430,74 @@ fn a_fin_that_waits_in_the_kernel_goes_with_its_flow_to_user_space() {
         assert_eq!(cache.state(flow), None, "the kernel has forgotten it");
         network.hosts[0].run(move || send_segment(own, peer, ACK, 2));
         hear(&network, 0, |heard| *heard == Heard::Passed(flow, Direction::Ingress, 1));
+        KernelCache::remove_pins(&pin_dir);
+    });
+}
+
+/// NAT gives the packets of another socket of this host the very address of one that has a source name.
+#[test]
+fn only_a_named_socket_itself_sends_by_its_flow() {
+    isolated("only_a_named_socket_itself_sends_by_its_flow", || {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("skipped: eBPF needs root");
+        }
+        let network = network(UNDERLAY_V4, true, 20);
+        let pin_dir = std::env::temp_dir().join(format!("margay-named-{}", std::process::id()));
+        let place = pin_dir.clone();
+        let cache = network.hosts[0].run(move || KernelCache::open(&small_cache(eth0(), place)).unwrap());
+        let cache = Arc::new(cache);
+        network.datapaths[0].use_cache(Some(Arc::clone(&cache)));
+        let (local, remote) = ("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap());
+        let path = WirePath {
+            local,
+            remote,
+            next_hop: remote,
+            ifindex: network.hosts[0].run(eth0),
+            mtu: 1500,
+            stall_us: 200_000,
+            held: false,
+            watched: false,
+        };
+        cache.set_path(PathId(1), &path).unwrap();
+        let app = Tuple { protocol: 17, source: (OWN_V4, 40_000).into(), destination: (PEER_V4, 53).into() };
+        let wired = WireFlow {
+            flow: FlowId(40_000),
+            generation: 1,
+            app: app.into(),
+            path: PathId(1),
+            local_port: 61_001,
+            remote_port: 61_002,
+            egress: true,
+            accept: true,
+            by_sal0: false,
+            of_socket: true,
+            delta: None,
+        };
+        cache.install(&wired).unwrap();
+        let say = |from: Ipv4Addr| {
+            network.hosts[0].run(move || {
+                let socket = UdpSocket::bind((from, 40_000)).unwrap();
+                socket.send_to(b"x", (PEER_V4, 53)).unwrap();
+            });
+        };
+        say(OWN_V4);
+        assert_eq!(cache_counter(&cache, "egress_packets"), 1);
+        let misses = counters(&network)[0].egress_misses;
+        let elsewhere = Ipv4Addr::new(10, 9, 9, 9);
+        network.hosts[0].run(move || {
+            ip(&format!("address add {elsewhere}/32 dev lo"));
+            let rules = format!(
+                "add table ip nat; add chain ip nat post {{ type nat hook postrouting priority 100; }}; \
+                 add rule ip nat post ip saddr {elsewhere} oifname sal0 snat to {OWN_V4}"
+            );
+            assert!(Command::new("nft").arg(rules).status().expect("nftables").success());
+        });
+        say(elsewhere);
+        let begun = Instant::now();
+        while counters(&network)[0].egress_misses == misses {
+            assert!(begun.elapsed() < PATIENCE, "the agent is given it");
+        }
+        assert_eq!(cache_counter(&cache, "egress_packets"), 1, "it does not go direct");
         KernelCache::remove_pins(&pin_dir);
     });
 }

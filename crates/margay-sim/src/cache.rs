@@ -526,8 +526,8 @@ impl Cache {
         self.kernel.as_mut()?.egress(now, segment)
     }
 
-    /// Whether a packet is of a flow at a middlebox, which has not forwarded it, or of a named socket, which has not sent
-    /// it.
+    /// Whether a packet is of a flow at a middlebox, which has not forwarded it, or of a named socket, which has not
+    /// sent it.
     fn is_feigned(&self, segment: &Segment, packet: &[u8]) -> bool {
         let slot = self.by_tuple.get(&segment.tuple).and_then(|flow| self.by_flow.get(flow));
         let hop_limit = packet[if packet[0] >> 4 == 4 { 8 } else { 7 }];

@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use margay_core::BoxKind;
-use margay_core::chain::mark_outside;
 use margay_core::key::HostSecret;
 use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
@@ -267,14 +266,6 @@ impl Host {
     /// A program here sends a datagram.
     pub(crate) fn say(&mut self, now: Instant, datagram: &Datagram) {
         self.egress(now, &datagram.emit());
-        self.drain(now);
-    }
-
-    /// A container here sends a datagram.
-    pub(crate) fn say_from_outside(&mut self, now: Instant, datagram: &Datagram) {
-        let mut packet = datagram.emit();
-        mark_outside(&mut packet);
-        self.egress(now, &packet);
         self.drain(now);
     }
 

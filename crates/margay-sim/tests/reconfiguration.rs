@@ -3,10 +3,12 @@
 
 mod line;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use line::{Line, name, open_line};
 use margay_core::chain::ChainPolicy;
+use margay_core::name::ServiceId;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, ReconfigurationRefused, Reconfigured, SessionBoxes};
 use margay_core::table::{Action, Allow, Rule};
 use margay_core::{BoxKind, Event, Middlebox, RemoveReason, Role};
@@ -186,6 +188,26 @@ fn datagrams_go_through_a_box_that_is_put_in() {
     }
     let scrubber = line.boxes[0];
     assert_eq!(flows_at(&mut line, scrubber), 0);
+}
+
+/// Its client is a container, whose packets have the address of a socket that has got a source name since.
+#[test]
+fn a_session_without_a_source_name_gets_none_by_going_through_a_box() {
+    let mut line = open_line(16, Weather::FAIR, 1);
+    assert_eq!(line.ask_by_datagrams(4), 4);
+    let (client, server, now) = (line.client, line.server, line.world.now);
+    let sal = &mut line.world.host(client).sal;
+    let begun = sal.flows().find(|flow| flow.app.protocol == 17).expect("the session");
+    let own = ServiceId::at_host(sal.host(), 0x8000_0001);
+    sal.set_source(17, begun.app.source, own, Arc::new(|_| true)).expect("room");
+    sal.reconfigure(now, begun.flow, insert(name(0))).expect("it may");
+    line.world.touch(client);
+    line.world.run_for(3 * SECOND);
+    assert_eq!(outcomes(&mut line).last(), Some(&ReconfigurationOutcome::Done));
+    for host in [client, server] {
+        let sources: Vec<_> = line.world.host(host).sal.flows().map(|flow| flow.source).collect();
+        assert_eq!(sources, [None], "{host:?}");
+    }
 }
 
 #[test]

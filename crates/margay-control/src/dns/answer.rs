@@ -15,8 +15,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::responder::short_reply;
 use super::zone::{self, FALLBACK_TTL_S, Place, TTL_S, Zones};
-use super::{Carrier, Directory, DnsError, HEADER};
-use crate::lease::{Asker, LeaseError, Leases};
+use super::{Carrier, Directory, DnsError, HEADER, Questioner};
+use crate::lease::{LeaseError, Leases};
 
 /// Largest datagram that is sent: fits every path, and needs no fragments (DNS flag day 2020).
 const DATAGRAM_MAX: u16 = 1232;
@@ -84,33 +84,33 @@ impl Answers {
         }
     }
 
-    /// What to answer to a question from an address.
-    pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
+    /// What to answer to somebody's question.
+    pub(super) async fn reply(&self, bytes: &[u8], asker: Questioner, carrier: Carrier) -> Option<Vec<u8>> {
         if bytes.len() < HEADER {
             return None;
         }
         let Some((request, query)) = parse(bytes) else {
             return Some(short_reply(bytes, ResponseCode::FormErr));
         };
-        let response = self.respond(&request, query, from).await;
+        let response = self.respond(&request, query, asker).await;
         Some(finish(&request, response, carrier, bytes))
     }
 
-    async fn respond(&self, request: &Message, query: Query, from: IpAddr) -> Message {
+    async fn respond(&self, request: &Message, query: Query, asker: Questioner) -> Message {
         let mut response = response(request, query.clone());
         let code = if request.version() > 0 {
             ResponseCode::BADVERS
         } else if request.metadata.op_code != OpCode::Query {
             ResponseCode::NotImp
         } else {
-            self.look_up(&query, from, &mut response).await
+            self.look_up(&query, asker, &mut response).await
         };
         response.metadata.response_code = code;
         response
     }
 
-    async fn look_up(&self, query: &Query, from: IpAddr, response: &mut Message) -> ResponseCode {
-        let (found, zone) = self.find(query, from).await;
+    async fn look_up(&self, query: &Query, asker: Questioner, response: &mut Message) -> ResponseCode {
+        let (found, zone) = self.find(query, asker).await;
         response.metadata.authoritative = zone.is_some();
         let mut add_soa = |ttl_s| {
             if let Some(zone) = zone {
@@ -142,7 +142,7 @@ impl Answers {
         }
     }
 
-    async fn find(&self, query: &Query, from: IpAddr) -> (Found, Option<&Name>) {
+    async fn find(&self, query: &Query, asker: Questioner) -> (Found, Option<&Name>) {
         let is_ours = matches!(query.query_class, DNSClass::IN | DNSClass::ANY)
             && !matches!(query.query_type, RecordType::AXFR | RecordType::IXFR);
         if !is_ours {
@@ -152,7 +152,7 @@ impl Answers {
             Place::Elsewhere => (Found::NotOurs, None),
             Place::Apex(zone) => (self.apex(zone, query.query_type), Some(zone)),
             Place::Reverse(zone) => (self.pointer(query), Some(zone)),
-            Place::Forward(zone) => (self.forward(query, from, zone).await, Some(zone)),
+            Place::Forward(zone) => (self.forward(query, asker, zone).await, Some(zone)),
         }
     }
 
@@ -165,7 +165,7 @@ impl Answers {
         }
     }
 
-    async fn forward(&self, query: &Query, from: IpAddr, zone: &Name) -> Found {
+    async fn forward(&self, query: &Query, asker: Questioner, zone: &Name) -> Found {
         let (owner, kind) = (&query.name, query.query_type);
         if self.zones.is_server(owner) {
             return of_kind(
@@ -194,7 +194,7 @@ impl Answers {
         }
         let mut records = Vec::new();
         if kind != RecordType::AAAA {
-            match self.lease(&service, from).await {
+            match self.lease(&service, asker).await {
                 Ok(address) => records.push(zone::a(owner, TTL_S, address)),
                 Err(error) => return Found::Failed(error),
             }
@@ -206,12 +206,12 @@ impl Answers {
         of_kind(records, kind, TTL_S)
     }
 
-    async fn lease(&self, service: &name::Name, from: IpAddr) -> Result<Ipv4Addr, LeaseError> {
+    async fn lease(&self, service: &name::Name, asker: Questioner) -> Result<Ipv4Addr, LeaseError> {
         if let Some(address) = self.leases.used(service) {
             return Ok(address);
         }
         let (leases, wanted) = (Arc::clone(&self.leases), service.clone());
-        let leased = tokio::task::spawn_blocking(move || leases.lease(&wanted, Asker::Address(from))).await;
+        let leased = tokio::task::spawn_blocking(move || leases.lease(&wanted, asker.into())).await;
         // Only where the runtime is going down is the task not run.
         let leased = leased.unwrap_or_else(|_| Err(LeaseError::Stopping(service.written().to_owned())));
         if let Err(error @ LeaseError::Store { .. }) = &leased {

@@ -14,12 +14,16 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::answer::Answers;
-use super::{Carrier, ResponderCounters, transport};
+use super::{Carrier, Questioner, ResponderCounters, transport};
 
 /// Longest frame: a message of DNS is no longer than 65535 bytes.
 const FRAME_MAX: usize = 65_535 + HEAD;
-/// Number, carrier and address before a question.
-const HEAD: usize = 8 + 1 + 16;
+/// Number, carrier and asker before a question.
+const HEAD: usize = 8 + 1 + ASKER_LEN;
+/// What it is by, and an address.
+const ASKER_LEN: usize = 1 + 16;
+/// By its user.
+const BY_USER: u8 = 1;
 /// Frames that wait to be written; more wait themselves.
 const QUEUE: usize = 256;
 /// Questions that the agent looks into at once: as many as the responder lets in, so that none waits here for others'.
@@ -38,6 +42,29 @@ fn frame(number: u64, body: &[u8]) -> Vec<u8> {
     // Messages are shorter than what 32 bits count.
     let len = u32::try_from(8 + body.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes()[..], &number.to_be_bytes(), body].concat()
+}
+
+/// What it is by, and a user's number or an address.
+fn asker_bytes(asker: Questioner) -> [u8; ASKER_LEN] {
+    let mut bytes = [0; ASKER_LEN];
+    match asker {
+        Questioner::User(uid) => {
+            bytes[0] = BY_USER;
+            bytes[1..5].copy_from_slice(&uid.to_be_bytes());
+        }
+        Questioner::Address(IpAddr::V4(v4)) => bytes[1..].copy_from_slice(&v4.to_ipv6_mapped().octets()),
+        Questioner::Address(IpAddr::V6(v6)) => bytes[1..].copy_from_slice(&v6.octets()),
+    }
+    bytes
+}
+
+fn asker_of(bytes: &[u8; ASKER_LEN]) -> Questioner {
+    let [by, rest @ ..] = *bytes;
+    if by == BY_USER {
+        let [a, b, c, d, ..] = rest;
+        return Questioner::User(u32::from_be_bytes([a, b, c, d]));
+    }
+    Questioner::Address(Ipv6Addr::from(rest).to_canonical())
 }
 
 /// A frame's number and body; `None` at the end.
@@ -107,7 +134,7 @@ impl AgentChannel {
     }
 
     /// The agent's answer, empty where it has none; `None` when it is gone.
-    pub(super) async fn ask(&self, question: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
+    pub(super) async fn ask(&self, question: &[u8], asker: Questioner, carrier: Carrier) -> Option<Vec<u8>> {
         let (answer, receiver) = oneshot::channel();
         let number = {
             let mut waiting = self.waiting.lock();
@@ -116,11 +143,7 @@ impl AgentChannel {
             waiting.next = (number + 1) % END;
             number
         };
-        let address = match from {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        let body = [&[carrier as u8][..], &address.octets(), question].concat();
+        let body = [&[carrier as u8][..], &asker_bytes(asker), question].concat();
         let _forgotten = Forgotten { number, waiting: &self.waiting };
         self.frames.send(frame(number, &body)).await.ok()?;
         receiver.await.ok()
@@ -188,16 +211,16 @@ pub async fn serve(
             counters.send_replace(ResponderCounters::from_bytes(rest));
             continue;
         }
-        let Some((address, question)) = rest.split_first_chunk::<16>() else {
+        let Some((asker, question)) = rest.split_first_chunk() else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        let from = Ipv6Addr::from(*address).to_canonical();
+        let asker = asker_of(asker);
         let carrier = if kind == Carrier::Stream as u8 { Carrier::Stream } else { Carrier::Datagram };
         // The semaphore is never closed.
         let permit = Arc::clone(&asked).acquire_owned().await;
         let (answers, frames, question) = (Arc::clone(answers), frames.clone(), question.to_vec());
         tasks.spawn(async move {
-            let answer = answers.reply(&question, from, carrier).await.unwrap_or_default();
+            let answer = answers.reply(&question, asker, carrier).await.unwrap_or_default();
             let _ = frames.send(frame(number, &answer)).await;
             drop(permit);
         });
@@ -205,4 +228,17 @@ pub async fn serve(
     tasks.shutdown().await;
     writing.abort();
     Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_agent_hears_who_asks() {
+        let address = |text: &str| Questioner::Address(text.parse().expect("literal"));
+        for asker in [Questioner::User(0), Questioner::User(u32::MAX), address("10.0.0.1"), address("fd00::1")] {
+            assert_eq!(asker_of(&asker_bytes(asker)), asker);
+        }
+    }
 }

@@ -21,8 +21,11 @@ use std::pin::Pin;
 use margay_core::name::Name;
 use tokio::net::{TcpListener, UdpSocket};
 
+use crate::lease::Asker;
+
 pub use answer::Answers;
 pub use responder::{Received, Responder, receive};
+pub use transport::UserOf;
 pub use upstream::Servers;
 
 /// Length of the header: less is no DNS.
@@ -33,6 +36,24 @@ const HEADER: usize = 12;
 enum Carrier {
     Datagram = 0,
     Stream = 1,
+}
+
+/// Whose questions count together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Questioner {
+    /// A user of this host.
+    User(u32),
+    /// Whoever asks from this address.
+    Address(IpAddr),
+}
+
+impl From<Questioner> for Asker {
+    fn from(questioner: Questioner) -> Self {
+        match questioner {
+            Questioner::User(uid) => Self::User(uid),
+            Questioner::Address(address) => Self::Address(address),
+        }
+    }
 }
 
 /// What the responder asks about a name before it answers.

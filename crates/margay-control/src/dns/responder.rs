@@ -1,7 +1,7 @@
 //! The responder's process: sockets that programs ask, the agent that knows the zone, servers that know everything
 //! else.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use tokio::time::{Instant, interval, timeout_at};
 
 use super::channel::{AgentChannel, Ended};
 use super::memory::Memory;
-use super::transport::{self, OwnAddresses};
+use super::transport::{self, Askers, UserOf};
 use super::upstream::{Forwarded, Servers, Upstreams};
 use super::zone::{Place, Zones};
-use super::{Carrier, DnsError, HEADER, ResponderCounters};
+use super::{Carrier, DnsError, HEADER, Questioner, ResponderCounters};
 
 /// So long an agent may think, or be away, before a name that was asked before has its last answer.
 const THINKS: Duration = Duration::from_millis(2_500);
@@ -64,7 +64,7 @@ pub struct Responder {
 
 impl Responder {
     /// Answers on two sockets of one address: for `zone`, and for names of addresses in `ranges`, what an agent says,
-    /// else what `servers` say.
+    /// else what `servers` say. One user of this host leaves room for others: `user_of` tells them apart.
     ///
     /// # Errors
     ///
@@ -74,6 +74,7 @@ impl Responder {
         zone: &str,
         ranges: Ranges,
         servers: Servers,
+        user_of: UserOf,
     ) -> Result<Self, DnsError> {
         let local = udp.local_addr().map_err(|error| DnsError::Io { listen: ([0, 0, 0, 0], 0).into(), error })?;
         let zones = Zones::new(zone, local.ip(), ranges)?;
@@ -86,9 +87,9 @@ impl Responder {
         });
         let (running, stopped) = watch::channel(());
         let mut tasks = JoinSet::new();
-        let own = OwnAddresses::new(local.ip(), ranges);
-        tasks.spawn(transport::serve_udp(udp, own, Arc::clone(&desk), stopped.clone()));
-        tasks.spawn(transport::serve_tcp(tcp, own, Arc::clone(&desk), stopped.clone()));
+        let askers = Arc::new(Askers::new(local.ip(), ranges, user_of));
+        tasks.spawn(transport::serve_udp(udp, Arc::clone(&askers), Arc::clone(&desk), stopped.clone()));
+        tasks.spawn(transport::serve_tcp(tcp, askers, Arc::clone(&desk), stopped.clone()));
         tasks.spawn(report(Arc::clone(&desk), stopped));
         Ok(Self { local, desk, running, tasks })
     }
@@ -145,9 +146,9 @@ impl Desk {
         add(&self.counts.crowded);
     }
 
-    /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself an
+    /// What to answer to bytes of somebody. `None` where there shall be nothing: too short for DNS, or itself an
     /// answer.
-    pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
+    pub(super) async fn reply(&self, bytes: &[u8], asker: Questioner, carrier: Carrier) -> Option<Vec<u8>> {
         let query = match receive(bytes) {
             Received::Nothing => {
                 add(&self.counts.malformed);
@@ -162,14 +163,14 @@ impl Desk {
         add(&self.counts.queries);
         let reply = match self.zones.place(&query.name) {
             Place::Elsewhere => self.forward(bytes, &query, carrier).await,
-            _ => self.of_zone(bytes, &query, from, carrier).await?,
+            _ => self.of_zone(bytes, &query, asker, carrier).await?,
         };
         Some(reply)
     }
 
-    async fn of_zone(&self, bytes: &[u8], query: &Query, from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
+    async fn of_zone(&self, bytes: &[u8], query: &Query, asker: Questioner, carrier: Carrier) -> Option<Vec<u8>> {
         let start = Instant::now();
-        if let Some(reply) = self.ask_agent(bytes, from, carrier, start + THINKS).await {
+        if let Some(reply) = self.ask_agent(bytes, asker, carrier, start + THINKS).await {
             self.memory.note(query, &reply);
             self.count(&self.counts.answered, &reply);
             return Some(reply).filter(|reply| !reply.is_empty());
@@ -178,7 +179,7 @@ impl Desk {
             add(&self.counts.remembered);
             return Some(reply);
         }
-        let reply = self.await_agent(bytes, from, carrier, start + AWAITED).await;
+        let reply = self.await_agent(bytes, asker, carrier, start + AWAITED).await;
         let reply = reply.unwrap_or_else(|| short_reply(bytes, ResponseCode::ServFail));
         self.memory.note(query, &reply);
         self.count(&self.counts.answered, &reply);
@@ -186,19 +187,19 @@ impl Desk {
     }
 
     /// Of the agent that there is now; `None` where there is none, or it is silent.
-    async fn ask_agent(&self, bytes: &[u8], from: IpAddr, carrier: Carrier, until: Instant) -> Option<Vec<u8>> {
+    async fn ask_agent(&self, bytes: &[u8], asker: Questioner, carrier: Carrier, until: Instant) -> Option<Vec<u8>> {
         let agent = self.agent.borrow().clone()?;
-        timeout_at(until, agent.ask(bytes, from, carrier)).await.ok().flatten()
+        timeout_at(until, agent.ask(bytes, asker, carrier)).await.ok().flatten()
     }
 
     /// Of the next one.
-    async fn await_agent(&self, bytes: &[u8], from: IpAddr, carrier: Carrier, until: Instant) -> Option<Vec<u8>> {
+    async fn await_agent(&self, bytes: &[u8], asker: Questioner, carrier: Carrier, until: Instant) -> Option<Vec<u8>> {
         let mut agents = self.agent.subscribe();
         let wanted = async {
             loop {
                 let agent = agents.borrow_and_update().clone().filter(|agent| agent.is_open());
                 if let Some(agent) = agent
-                    && let Some(reply) = agent.ask(bytes, from, carrier).await
+                    && let Some(reply) = agent.ask(bytes, asker, carrier).await
                 {
                     return Some(reply);
                 }

@@ -27,10 +27,10 @@ const _: () = assert!(ASKER_BURST + QUARANTINE_S / ASKER_EVERY_S <= POOL as u64 
 /// Who asks for the address of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Asker {
-    /// Questions of DNS from this address: of all programs here that ask by it, or of a container. Those of one /64 are
-    /// one.
+    /// Questions of DNS from this address, of which no user of this host is known: of a container, say. Those of one
+    /// /64 are one.
     Address(IpAddr),
-    /// The programs of a user of this host that ask at the program socket.
+    /// The programs of a user of this host.
     User(u32),
     /// Sessions from this address, or this /64, that pass boxes of this host.
     Boxes(IpAddr),

@@ -136,7 +136,13 @@ pub struct World {
 /// A responder that hands everything of no zone to `servers`.
 pub async fn responder(listen: SocketAddr, zone: &str, servers: &[SocketAddr]) -> Result<Responder, DnsError> {
     let servers = servers.to_vec();
-    Responder::start(bind(listen).await?, zone, Ranges::USUAL, Box::new(move || servers.clone()))
+    Responder::start(
+        bind(listen).await?,
+        zone,
+        Ranges::USUAL,
+        Box::new(move || servers.clone()),
+        Box::new(|_, _| Some(0)),
+    )
 }
 
 impl World {

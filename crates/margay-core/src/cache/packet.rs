@@ -33,8 +33,9 @@ pub const KNOCK_WINDOW: u16 = 0x03ff;
 /// Hop limit of a packet that has come in by `sal0`, and leaves by it. First packets that middleboxes are given have
 /// it, too: one that sends such a packet on by a packet socket, past nftables, leaves it as it is.
 pub const FORWARDED_HOP_LIMIT: u8 = 254;
-/// Hop limit of a packet that leaves by `sal0` and was not sent by a socket of this host under the socket's own address:
-/// it comes from another network namespace or machine, and may have been given the address of any socket here by NAT.
+/// Hop limit of a packet that leaves by `sal0` and was not sent by a socket of this host under the socket's own
+/// address. It comes from another network namespace or machine, where NAT may have given it the address of any socket
+/// of this host.
 pub const OUTSIDE_HOP_LIMIT: u8 = 253;
 /// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as
 /// an acknowledgement; any other is not.

@@ -1,12 +1,12 @@
-//! The box of a host, where it has one.
+//! The box of a host, where it has one, and its containers.
 
 use std::net::IpAddr;
 
 use margay_core::Instant;
-use margay_core::chain::mark_forwarded;
+use margay_core::chain::{mark_forwarded, mark_outside};
 
 use super::Host;
-use crate::program::Segment;
+use crate::program::{Datagram, Segment};
 
 impl Host {
     /// Addresses for names that a box here is to see.
@@ -28,6 +28,14 @@ impl Host {
             self.let_out(now, &out);
         }
         true
+    }
+
+    /// A container here sends a datagram.
+    pub(crate) fn say_from_outside(&mut self, now: Instant, datagram: &Datagram) {
+        let mut packet = datagram.emit();
+        mark_outside(&mut packet);
+        self.egress(now, &packet);
+        self.drain(now);
     }
 
     /// What comes out of the box, as the kernel forwards it.

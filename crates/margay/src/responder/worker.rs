@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::dns::channel::Ended;
-use margay_control::dns::{Responder, Servers};
+use margay_control::dns::{Responder, Servers, UserOf};
 use margay_core::Ranges;
+use margay_datapath::sock_diag;
 use margay_frames::process::drop_privileges;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
@@ -75,7 +76,14 @@ fn start(words: &Words, sockets: &Sockets) -> io::Result<Responder> {
     tcp.set_nonblocking(true)?;
     let both = (UdpSocket::from_std(udp)?, TcpListener::from_std(tcp)?);
     let ranges = Ranges { v4: words.ipv4, v6: words.ipv6 };
-    Responder::start(both, &words.zone, ranges, servers(words.address)).map_err(io::Error::other)
+    let (servers, user_of) = (servers(words.address), user_of(words.address));
+    Responder::start(both, &words.zone, ranges, servers, user_of).map_err(io::Error::other)
+}
+
+/// As the kernel says whose sockets of this host are: the process is in the host's network namespace, also where what
+/// programs ask is in another one.
+fn user_of(own: SocketAddr) -> UserOf {
+    Box::new(move |protocol, from| Some(sock_diag::socket_of(protocol, from, own).ok()??.uid))
 }
 
 /// The agent is told what this process is, and given what it holds.
@@ -105,4 +113,21 @@ fn servers(own: SocketAddr) -> Servers {
         }
         known.1.clone()
     })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_which_user_asks() {
+        let own = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let at = own.local_addr().expect("bound");
+        let asker = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+        asker.connect(at).expect("a peer");
+        let (from, user_of) = (asker.local_addr().expect("bound"), user_of(at));
+        assert_eq!(user_of(17, from), Some(nix::unistd::Uid::effective().as_raw()));
+        drop(asker);
+        assert_eq!(user_of(17, from), None);
+    }
 }

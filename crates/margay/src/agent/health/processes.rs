@@ -1,11 +1,16 @@
 //! Which processes of this host serve a name.
 
 use std::collections::{BTreeSet, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use margay_core::name::Name;
 use margay_datapath::sock_diag::{self, Described};
 use margay_datapath::socket_table;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerPidfd;
 
 use crate::agent::Agent;
 use crate::agent::listening::{Listener, Place};
@@ -26,10 +31,28 @@ impl Process {
         Some(Self { pid, started: started(pid)? })
     }
 
+    /// The process that has connected: another one may have its number `pid` since. `None`: it has ended. Before Linux
+    /// 6.5 the kernel does not say whether it has, and whoever has the number now is taken for it.
+    pub fn of_peer(connection: &impl AsFd, pid: i32) -> Option<Self> {
+        let found = Self::of(pid)?;
+        match getsockopt(connection, PeerPidfd) {
+            // The number was its own until now, if it runs now.
+            Ok(process) => is_running(&process).then_some(found),
+            Err(Errno::ENOPROTOOPT) => Some(found),
+            Err(_) => None,
+        }
+    }
+
     /// Whether its number is still its own. What was read of the number before that was of this process.
     fn is_there(self) -> bool {
         started(self.pid) == Some(self.started)
     }
+}
+
+/// `pidfd_open(2)`: one becomes readable when the process ends, before its number is free.
+fn is_running(process: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    poll(&mut ended, PollTimeout::ZERO) == Ok(0)
 }
 
 /// `proc_pid_stat(5)`: field 22, behind the program's name in parentheses, which may contain any character.
@@ -94,6 +117,8 @@ fn sockets(listeners: &[Listener]) -> HashSet<u64> {
 #[cfg(test)]
 mod test {
     use std::net::{Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::Command;
 
     use rustix::net::sockopt::set_ipv6_v6only;
     use rustix::net::{AddressFamily, SocketType};
@@ -151,6 +176,28 @@ mod test {
         assert!(own.is_there());
         assert!(!Process { started: own.started + 1, ..own }.is_there());
         assert_eq!((Process::of(-1), Process::of(i32::MAX)), (None, None));
+    }
+
+    /// The one that connects is this test, run once more.
+    #[test]
+    fn a_process_that_has_connected_and_ended_is_not_the_next_one_of_its_number() {
+        const VARIABLE: &str = "MARGAY_TEST_CONNECTS_TO";
+        if let Some(path) = std::env::var_os(VARIABLE) {
+            UnixStream::connect(path).expect("it listens");
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).expect("a path");
+        let own = std::process::id().cast_signed();
+        let _client = UnixStream::connect(&path).expect("it listens");
+        let (connection, _) = listener.accept().expect("a connection");
+        assert_eq!(Process::of_peer(&connection, own), Process::of(own));
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["a_process_that_has_connected_and_ended_is_not_the_next_one_of_its_number"]);
+        assert!(command.env(VARIABLE, &path).output().expect("a process").status.success());
+        let (connection, _) = listener.accept().expect("a connection");
+        assert_eq!(Process::of_peer(&connection, own), None, "this process has the number, it has not connected");
     }
 
     #[test]

@@ -162,7 +162,8 @@ async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
     let peer = connection.peer_cred()?;
     let (uid, gid) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
     let pid = peer.pid().unwrap_or_default();
-    Ok((connection, Caller { uid, gid, pid, process: Process::of(pid) }))
+    let process = Process::of_peer(&connection, pid);
+    Ok((connection, Caller { uid, gid, pid, process }))
 }
 
 /// What a connection is for after a reply.

@@ -36,6 +36,7 @@ pub use join::Joined;
 pub use lease::StoredLease;
 pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
+pub(crate) use name::written_of;
 pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
 pub use succession::Kept;

@@ -83,9 +83,10 @@ impl Drop for Permit {
     }
 }
 
-/// Connections at a port of the agent's whose hosts have not shown yet who they are. Whoever has less of them than
-/// others always gets a place: where all are taken, the oldest connection of the network and address that have the most
-/// is ended. Without that, whoever has eight addresses could keep everybody else out.
+/// Connections that anybody may open, and hold: of hosts that have not shown yet who they are, and of local users.
+/// Whoever has less of them than others always gets a place: where all are taken, the oldest connection of the network
+/// and address, or of the user, that have the most is ended. Without that, whoever has eight addresses or four users
+/// could keep everybody else out.
 #[derive(Clone)]
 pub struct Backlog(Arc<Mutex<Unproved>>);
 
@@ -104,9 +105,14 @@ pub struct BacklogPlace {
 }
 
 impl Backlog {
-    /// Of `limit` places such connections have half, an address a sixteenth, a network a quarter.
+    /// Of `limit` places unauthenticated hosts have half, an address a sixteenth, a network a quarter.
     pub fn new(limit: usize) -> Self {
-        let places = FairTable::new(limit, 0);
+        Self::with_own(limit, 0)
+    }
+
+    /// The same, with `own` places beside them for this host.
+    pub fn with_own(limit: usize, own: usize) -> Self {
+        let places = FairTable::new(limit, own);
         Self(Arc::new(Mutex::new(Unproved { places, next: 0, displaced: 0 })))
     }
 
@@ -116,10 +122,19 @@ impl Backlog {
     ///
     /// What is full.
     pub fn enter(&self, from: IpAddr) -> Result<BacklogPlace, Full> {
+        self.admit(Peer::Unauthenticated(from))
+    }
+
+    /// A place for a connection of this peer.
+    ///
+    /// # Errors
+    ///
+    /// What is full.
+    pub fn admit(&self, peer: Peer) -> Result<BacklogPlace, Full> {
         let (told, displaced) = oneshot::channel();
         let mut unproved = self.0.lock();
         let number = unproved.next;
-        let gone = unproved.places.insert_fairly(Peer::Unauthenticated(from), number, told)?;
+        let gone = unproved.places.insert_fairly(peer, number, told)?;
         unproved.next += 1;
         unproved.displaced += u64::from(gone.is_some());
         drop(unproved);
@@ -193,6 +208,18 @@ mod test {
         }
         drop((attackers, honest));
         assert!(backlog.0.lock().places.is_empty());
+    }
+
+    #[tokio::test]
+    async fn four_users_keep_no_other_out() {
+        let backlog = Backlog::with_own(64, 1);
+        let mut attackers: Vec<_> =
+            (1..=4).flat_map(|uid| [uid; 16]).map(|uid| backlog.admit(Peer::User(uid))).collect();
+        assert!(attackers.iter().all(Result::is_ok) && backlog.admit(Peer::User(1)).is_err());
+        let _honest = backlog.admit(Peer::User(5)).expect("there is always a place");
+        attackers[0].as_mut().expect("it was there").displaced().await;
+        let _of_host = backlog.admit(Peer::Own).expect("room of its own");
+        assert!(backlog.admit(Peer::Own).is_err());
     }
 
     #[tokio::test]

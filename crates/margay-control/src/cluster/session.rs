@@ -19,7 +19,7 @@ use super::pause::Pauses;
 use super::record::{RouterEntry, write_router};
 use crate::entropy;
 use crate::registration::Place;
-use crate::store::{Marks, Row, SharedTable, ViewChanges};
+use crate::store::{Marks, Row, SharedTable, ViewChanges, written_of};
 
 /// Silence after which etcd takes a router for gone, with all that is registered with it.
 const LEASE_S: i64 = 9;
@@ -339,8 +339,12 @@ async fn take_over(
             match ours.remove(&row) {
                 Some(known) if known == value => continue,
                 Some(known) if table == SharedTable::Names => {
-                    let (ours, theirs) = (String::from_utf8_lossy(&known), String::from_utf8_lossy(&value));
-                    tracing::warn!(%ours, %theirs, "two names have the same bits; all routers keep the one that was first");
+                    let (known, value) = (String::from_utf8_lossy(&known), String::from_utf8_lossy(&value));
+                    let (ours, theirs) = (written_of(&known), written_of(&value));
+                    // Two hosts may have registered the same name.
+                    if ours != theirs {
+                        tracing::warn!(ours, theirs, "two names have the same bits; all routers keep the first one");
+                    }
                 }
                 _ => {}
             }

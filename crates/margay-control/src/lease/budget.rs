@@ -12,6 +12,9 @@ pub(super) const NEW_PER_S: u64 = 10;
 pub(super) const NEW_BURST: u64 = 256;
 /// Of these, one asker but an operator has at most half, so that others get theirs.
 const ASKER_SHARE: u64 = 2;
+/// Beside these, for users and addresses that have had none within the last second: one user asks at the program socket
+/// and through the host's DNS, and has both halves. As much at once as in a second.
+const RESERVE_PER_S: u64 = 10;
 /// New leases that one asker may have at once.
 pub(super) const ASKER_BURST: u64 = POOL as u64 / 16;
 /// How long it takes until an asker that has had those gets another.
@@ -115,8 +118,13 @@ impl OfAsker {
         self.long.fill(now_s);
     }
 
+    /// Whether it has had nothing within the last second, or has got back what it had.
+    const fn is_idle(&self) -> bool {
+        self.pace.left == self.pace.burst
+    }
+
     const fn is_full(&self) -> bool {
-        self.pace.left == self.pace.burst && self.long.left == self.long.burst
+        self.is_idle() && self.long.left == self.long.burst
     }
 }
 
@@ -124,6 +132,7 @@ impl OfAsker {
 #[derive(Debug)]
 pub(super) struct Budgets {
     all: Bucket,
+    reserve: Bucket,
     by_asker: HashMap<Asker, OfAsker>,
     /// Of all whose sessions pass boxes.
     boxes: Bucket,
@@ -133,8 +142,9 @@ pub(super) struct Budgets {
 impl Budgets {
     pub(super) fn new(now_s: u64) -> Self {
         let all = Bucket::full(NEW_BURST, NEW_PER_S, 1, now_s);
+        let reserve = Bucket::full(RESERVE_PER_S, RESERVE_PER_S, 1, now_s);
         let others = OfAsker::full(Self::of_asker(now_s), now_s);
-        Self { all, by_asker: HashMap::new(), boxes: Self::of_asker(now_s), others }
+        Self { all, reserve, by_asker: HashMap::new(), boxes: Self::of_asker(now_s), others }
     }
 
     const fn of_asker(now_s: u64) -> Bucket {
@@ -144,18 +154,23 @@ impl Budgets {
     /// One new lease for this asker.
     pub(super) fn take(&mut self, asker: Asker, now_s: u64) -> Result<(), Excess> {
         self.all.fill(now_s);
+        self.reserve.fill(now_s);
         self.boxes.fill(now_s);
-        // What others ask for does not keep an operator from it.
-        let left_of_all = match asker {
-            Asker::Operator => self.all.left,
-            _ => self.all.left.checked_sub(1).ok_or(Excess::All)?,
-        };
         let left_of_boxes = match asker {
             Asker::Boxes(_) => self.boxes.left.checked_sub(1).ok_or(Excess::OfAsker)?,
             _ => self.boxes.left,
         };
+        let (all, reserve) = (self.all.left, self.reserve.left);
         let own = self.of(asker, now_s);
         own.fill(now_s);
+        let has_reserve = matches!(asker, Asker::User(_) | Asker::Address(_)) && own.is_idle();
+        // What others ask for does not keep an operator from it.
+        let (left_of_all, left_of_reserve) = match (asker, all.checked_sub(1)) {
+            (Asker::Operator, _) => (all, reserve),
+            (_, Some(left)) => (left, reserve),
+            (_, None) if has_reserve => (all, reserve.checked_sub(1).ok_or(Excess::All)?),
+            (_, None) => return Err(Excess::All),
+        };
         let left_of_pace = match asker {
             Asker::Operator => own.pace.left,
             _ => own.pace.left.checked_sub(1).ok_or(Excess::All)?,
@@ -163,6 +178,7 @@ impl Budgets {
         own.long.left = own.long.left.checked_sub(1).ok_or(Excess::OfAsker)?;
         own.pace.left = left_of_pace;
         self.all.left = left_of_all;
+        self.reserve.left = left_of_reserve;
         self.boxes.left = left_of_boxes;
         Ok(())
     }
@@ -226,8 +242,8 @@ mod tests {
         assert!((BOXES_BURST..ASKER_BURST / 8).contains(&of_one), "{of_one}");
         assert!(budgets.take(address(2), 2 * ASKER_BURST).is_ok());
         while budgets.take(address(2), 2 * ASKER_BURST).is_ok() {}
-        let of_users = (0..300).filter(|uid| budgets.take(Asker::User(*uid), 2 * ASKER_BURST).is_ok()).count();
-        assert!(of_users < 300);
+        let of_users = (0..300).filter(|uid| budgets.take(Asker::User(*uid), 2 * ASKER_BURST).is_ok()).count() as u64;
+        assert!(of_users <= NEW_BURST + RESERVE_PER_S, "{of_users}");
         assert_eq!(budgets.take(Asker::User(300), 2 * ASKER_BURST), Err(Excess::All));
         assert_eq!(budgets.take(Asker::Operator, 2 * ASKER_BURST), Ok(()));
     }
@@ -243,6 +259,19 @@ mod tests {
         for now_s in 1..100 {
             assert_eq!(taken(at("fd00::1"), now_s), NEW_PER_S / 2);
             assert_eq!(taken(Asker::User(1), now_s), NEW_PER_S / 2);
+        }
+    }
+
+    #[test]
+    fn who_has_had_none_gets_a_name_though_another_user_asks_at_two_places() {
+        let mut budgets = Budgets::new(0);
+        let greedy = [Asker::User(1), Asker::Address([198, 18, 0, 1].into())];
+        for now_s in 0..100 {
+            let of_greedy = |asker| (0..NEW_BURST).filter(|_| budgets.take(asker, now_s).is_ok()).count() as u64;
+            let taken: u64 = greedy.map(of_greedy).iter().sum();
+            assert_eq!(taken, if now_s == 0 { NEW_BURST } else { NEW_PER_S });
+            assert_eq!(budgets.take(Asker::User(2), now_s), Ok(()));
+            assert_eq!(budgets.take(Asker::User(2), now_s), Err(Excess::All));
         }
     }
 

@@ -37,6 +37,7 @@ pub use join::Joined;
 pub use lease::StoredLease;
 pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
+pub(crate) use name::written_of;
 pub use replica::{Marks, Rows, SharedTable};
 pub(crate) use revoked_key::row as revocation_row;
 pub use rule::StoredRule;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use margay_core::fair_table::{FairShares, Full, Peer};
+use margay_core::fair_table::{Full, Peer};
+use margay_core::key::HostId;
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, SERVICE_BITS};
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
@@ -12,11 +13,16 @@ use super::record::{PrefixKey, prefix_key, prefix_of};
 use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
 
+/// The host that has registered a name first, none for this one, and the written name, with a tab between them. A new
+/// service has two rows, and one more if its authority is new.
 pub(super) const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
-const NAMES_MAX: u64 = 4_000_000;
-/// Names of this host itself since the agent has started; those of other hosts share the same number, whether they
-/// serve them still or not.
-const CLAIMED_MAX: usize = 4_000_000;
+/// How many of those rows each host has, on all routers of a cluster together; they stay when it serves them no more.
+const ROWS_OF_HOSTS: TableDefinition<[u8; 16], u64> = TableDefinition::new("name_rows_of_hosts");
+const ROWS_MAX: u64 = 4_000_000;
+/// One host's.
+const HOST_ROWS_MAX: u64 = ROWS_MAX / 16;
+/// Those that other hosts leave to this one.
+const OWN_ROWS: u64 = ROWS_MAX / 16;
 /// Names that are judged at once: what is here alone; and what a cluster's store takes as one change.
 const CLAIMS_MAX: usize = 1024;
 const CLAIMS_MAX_AGREED: usize = 32;
@@ -44,6 +50,47 @@ pub enum NameError {
 
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     transaction.open_table(NAMES)?;
+    transaction.open_table(ROWS_OF_HOSTS)?;
+    Ok(())
+}
+
+fn row_of(owner: Option<HostId>, written: &str) -> String {
+    format!("{}\t{written}", owner.map(|host| host.to_string()).unwrap_or_default())
+}
+
+/// The written name of a row.
+pub(crate) fn written_of(row: &str) -> &str {
+    row.split_once('\t').map_or(row, |(_, written)| written)
+}
+
+fn owner_of(row: &str) -> Option<HostId> {
+    row.split_once('\t')?.0.parse().ok()
+}
+
+/// Puts a row, or takes it out, and counts it for its host.
+pub(super) fn put(transaction: &WriteTransaction, key: PrefixKey, row: Option<&str>) -> Result<(), Failure> {
+    let mut table = transaction.open_table(NAMES)?;
+    let before = match row {
+        Some(row) => table.insert(key, row)?,
+        None => table.remove(key)?,
+    };
+    let before = before.and_then(|before| owner_of(before.value()));
+    let after = row.and_then(owner_of);
+    if before == after {
+        return Ok(());
+    }
+    let mut counts = transaction.open_table(ROWS_OF_HOSTS)?;
+    if let Some(HostId(host)) = before {
+        let count = counts.get(host)?.map_or(0, |count| count.value());
+        match count.saturating_sub(1) {
+            0 => drop(counts.remove(host)?),
+            count => drop(counts.insert(host, count)?),
+        }
+    }
+    if let Some(HostId(host)) = after {
+        let count = counts.get(host)?.map_or(0, |count| count.value());
+        counts.insert(host, count + 1)?;
+    }
     Ok(())
 }
 
@@ -66,66 +113,74 @@ fn claims(name: &Name) -> Vec<(Prefix, &str)> {
 
 /// Names that wait to be taken down: whoever has its turn writes for all that wait by then, so that a thousand at once
 /// cost the disk little more than one.
+#[derive(Default)]
 pub(super) struct Claims {
     turn: Mutex<()>,
     waiting: Mutex<Vec<Arc<Claim>>>,
-    /// How many names were taken down for whom, since the start.
-    shares: Mutex<FairShares>,
-}
-
-impl Default for Claims {
-    fn default() -> Self {
-        let shares = Mutex::new(FairShares::new(CLAIMED_MAX, CLAIMED_MAX));
-        Self { turn: Mutex::default(), waiting: Mutex::default(), shares }
-    }
 }
 
 impl Claims {
     fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Claim>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn shares(&self) -> MutexGuard<'_, FairShares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 struct Claim {
     name: Name,
+    /// Another host that claims it.
+    owner: Option<HostId>,
     verdict: OnceLock<Verdict>,
 }
 
 enum Verdict {
     Yes,
-    Taken { bits: u16, known: String },
+    Taken {
+        bits: u16,
+        known: String,
+    },
     Full,
+    /// Its host has its share.
+    Share,
 }
 
 /// Drafts names one after the other, each unless another has its bits.
 fn judge(transaction: &WriteTransaction, draft: &mut Draft, names: &[Arc<Claim>]) -> Result<Vec<Verdict>, Failure> {
-    let table = transaction.open_table(NAMES)?;
+    let (table, counts) = (transaction.open_table(NAMES)?, transaction.open_table(ROWS_OF_HOSTS)?);
     let mut drafted: BTreeMap<PrefixKey, &str> = BTreeMap::new();
+    let mut drafted_for: BTreeMap<HostId, u64> = BTreeMap::new();
     let mut verdicts = Vec::with_capacity(names.len());
     'names: for claim in names {
-        let mut fresh = Vec::new();
+        let mut fresh: BTreeMap<PrefixKey, &str> = BTreeMap::new();
         for (prefix, written) in claims(&claim.name) {
             let key = prefix_key(&prefix);
-            let there = table.get(key)?.map(|known| known.value().to_owned());
+            let there = table.get(key)?.map(|known| written_of(known.value()).to_owned());
             match there.or_else(|| drafted.get(&key).map(|known| (*known).to_owned())) {
                 Some(known) if known != written => {
                     verdicts.push(Verdict::Taken { bits: prefix.bits, known });
                     continue 'names;
                 }
                 Some(_) => {}
-                None => fresh.push((key, written)),
+                None => {
+                    fresh.insert(key, written);
+                }
             }
         }
-        if table.len()? + (drafted.len() + fresh.len()) as u64 > NAMES_MAX {
+        if let Some(host) = claim.owner.filter(|_| !fresh.is_empty()) {
+            let rows = drafted_for.entry(host).or_default();
+            if counts.get(host.0)?.map_or(0, |count| count.value()) + *rows + fresh.len() as u64 > HOST_ROWS_MAX {
+                verdicts.push(Verdict::Share);
+                continue;
+            }
+            *rows += fresh.len() as u64;
+        }
+        let limit = if claim.owner.is_some() { ROWS_MAX - OWN_ROWS } else { ROWS_MAX };
+        if table.len()? + (drafted.len() + fresh.len()) as u64 > limit {
             verdicts.push(Verdict::Full);
             continue;
         }
         for (key, written) in fresh {
-            draft.put(SharedTable::Names, &key, None, Some(written.as_bytes().to_vec()));
+            let row = row_of(claim.owner, written);
+            draft.put(SharedTable::Names, &key, None, Some(row.into_bytes()));
             drafted.insert(key, written);
         }
         verdicts.push(Verdict::Yes);
@@ -145,7 +200,7 @@ impl Store {
         let is_known = self.read(|transaction| {
             let table = transaction.open_table(NAMES)?;
             for (prefix, claim) in claims(name) {
-                if table.get(prefix_key(&prefix))?.is_none_or(|known| known.value() != claim) {
+                if table.get(prefix_key(&prefix))?.is_none_or(|known| written_of(known.value()) != claim) {
                     return Ok(false);
                 }
             }
@@ -154,12 +209,11 @@ impl Store {
         if is_known {
             return Ok(());
         }
-        self.claims.shares().take(by, 1)?;
-        self.claim_unknown(name).inspect_err(|_| self.claims.shares().give_back(by, 1))
-    }
-
-    fn claim_unknown(&self, name: &Name) -> Result<(), NameError> {
-        let own = Arc::new(Claim { name: name.clone(), verdict: OnceLock::new() });
+        let owner = match by {
+            Peer::Member(host) => Some(host),
+            _ => None,
+        };
+        let own = Arc::new(Claim { name: name.clone(), owner, verdict: OnceLock::new() });
         self.claims.waiting().push(Arc::clone(&own));
         let _turn = self.claims.turn.lock().unwrap_or_else(PoisonError::into_inner);
         while own.verdict.get().is_none() {
@@ -167,7 +221,11 @@ impl Store {
         }
         match own.verdict.get() {
             None | Some(Verdict::Yes) => Ok(()),
-            Some(Verdict::Full) => Err(StoreError::Full { what: "names", limit: NAMES_MAX }.into()),
+            Some(Verdict::Full) => Err(StoreError::Full { what: "names", limit: ROWS_MAX }.into()),
+            Some(Verdict::Share) => {
+                let share = usize::try_from(HOST_ROWS_MAX).unwrap_or(usize::MAX);
+                Err(Full::Peer { share }.into())
+            }
             Some(Verdict::Taken { bits, known }) => {
                 Err(NameError::Taken { name: name.written().to_owned(), bits: *bits, known: known.clone() })
             }
@@ -214,7 +272,7 @@ impl Store {
     pub fn name_of(&self, prefix: &Prefix) -> Result<Option<String>, StoreError> {
         self.read(|transaction| {
             let table = transaction.open_table(NAMES)?;
-            Ok(table.get(prefix_key(prefix))?.map(|name| name.value().to_owned()))
+            Ok(table.get(prefix_key(prefix))?.map(|name| written_of(name.value()).to_owned()))
         })
     }
 
@@ -229,7 +287,7 @@ impl Store {
             let entry =
                 |entry: Result<(redb::AccessGuard<'_, PrefixKey>, redb::AccessGuard<'_, &str>), redb::StorageError>| {
                     let (key, value) = entry?;
-                    Ok((prefix_of(&key.value())?, value.value().to_owned()))
+                    Ok((prefix_of(&key.value())?, written_of(value.value()).to_owned()))
                 };
             table.iter()?.map(entry).collect()
         })
@@ -238,8 +296,7 @@ impl Store {
     /// Plants a name for bits of another: what a collision of hashes would do.
     #[cfg(test)]
     pub(crate) fn plant_name(&self, prefix: &Prefix, written: &str) {
-        self.write(|transaction| Ok(transaction.open_table(NAMES)?.insert(prefix_key(prefix), written)?.map(|_| ())))
-            .expect("written");
+        self.write(|transaction| put(transaction, prefix_key(prefix), Some(written))).expect("written");
     }
 }
 
@@ -289,17 +346,39 @@ mod tests {
     }
 
     #[test]
-    fn a_member_does_not_use_up_the_names_of_others() {
-        let (_base, store) = store();
-        let member = |n: u8| Peer::Member(HostId([n; 16]));
-        store.claims.shares().take(member(1), CLAIMED_MAX / 16 - 1).expect("its share");
-        let claim = |written: &str, by| store.claim_name(&name(written), by);
-        claim("a.shop", member(1)).expect("the last one");
-        claim("a.shop", member(1)).expect("known already");
-        assert!(matches!(claim("b.shop", member(1)), Err(NameError::Share(Full::Peer { .. }))));
-        assert_eq!(store.name_of(&name("b.shop").prefix()).expect("readable"), None);
-        claim("b.shop", member(2)).expect("others have theirs");
-        assert!(matches!(claim("a.shop2", Peer::Own), Ok(())));
+    fn a_member_does_not_use_up_the_names_of_others_by_rows_nor_by_other_routers_nor_by_restarts() {
+        let (base, store) = store();
+        let of = |n: u8| HostId([n; 16]);
+        let rows_of = |store: &Store, host: HostId| {
+            let count =
+                store.read(|reading| Ok(reading.open_table(ROWS_OF_HOSTS)?.get(host.0)?.map(|count| count.value())));
+            count.expect("readable").unwrap_or_default()
+        };
+        let claim = |store: &Store, written: &str, by| store.claim_name(&name(written), by);
+        claim(&store, "a.shop", Peer::Member(of(1))).expect("free");
+        claim(&store, "a.shop", Peer::Member(of(2))).expect("known already");
+        assert_eq!((rows_of(&store, of(1)), rows_of(&store, of(2))), (3, 0), "its bits, its /96, its authority");
+        // What it has taken down at another router of the cluster.
+        let key = |written: &str| prefix_key(&name(written).prefix()).to_vec();
+        let elsewhere = (SharedTable::Names, key("b.shop"), Some(row_of(Some(of(1)), "b.shop").into_bytes()));
+        store.follow(std::slice::from_ref(&elsewhere), crate::store::Marks::default()).expect("written");
+        assert_eq!((rows_of(&store, of(1)), store.names().expect("readable").len()), (4, 4));
+        let set = |rows: u64| {
+            store.write(|transaction| Ok(drop(transaction.open_table(ROWS_OF_HOSTS)?.insert(of(1).0, rows)?)))
+        };
+        set(HOST_ROWS_MAX - 2).expect("written");
+        claim(&store, "c.shop", Peer::Member(of(1))).expect("the last two");
+        drop(store);
+        let store = Store::open(&crate::state_dir::StateDir::open(base.path().join("s")).expect("a directory"))
+            .expect("opened");
+        let refused = claim(&store, "d.shop", Peer::Member(of(1)));
+        assert!(matches!(refused, Err(NameError::Share(Full::Peer { .. }))), "also after a restart");
+        assert_eq!(store.name_of(&name("d.shop").prefix()).expect("readable"), None);
+        claim(&store, "c.shop", Peer::Member(of(1))).expect("known already");
+        claim(&store, "d.shop", Peer::Member(of(2))).expect("others have theirs");
+        claim(&store, "e.shop", Peer::Own).expect("so has this host");
+        store.follow(&[(elsewhere.0, elsewhere.1, None)], crate::store::Marks::default()).expect("written");
+        assert_eq!(rows_of(&store, of(1)), HOST_ROWS_MAX - 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use redb::{ReadTransaction, ReadableTable, WriteTransaction};
 use super::agreement::Row;
 use super::chains::CHAINS;
 use super::member::{MEMBERS, REVOKED, TOKENS};
-use super::name::NAMES;
+use super::name::{self, NAMES};
 use super::order::{ORDER_REPORTS, ORDERS};
 use super::record::{PrefixKey, bytes};
 use super::revoked_key::REVOKED_KEYS;
@@ -98,7 +98,7 @@ impl SharedTable {
             Self::Revoked => put!(REVOKED, bytes::<40>("a member's key", key)?, end_of),
             Self::Names => {
                 let key: PrefixKey = bytes("a prefix", key)?;
-                put!(NAMES, key, text_of);
+                name::put(transaction, key, value.map(text_of).transpose()?)?;
             }
             Self::RevokedKeys => put!(REVOKED_KEYS, bytes::<40>("a key and its authority", key)?, same),
             Self::Successions => put!(SUCCESSIONS, bytes::<40>("a key and its authority", key)?, same),

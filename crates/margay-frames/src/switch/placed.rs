@@ -8,13 +8,14 @@ use std::time::Duration;
 use margay_core::Instant;
 use serde_json::{Value, json};
 
+use super::clients::Clients;
 use crate::module::{Guest, Module};
 use crate::protocol::Content;
 use crate::router::Router;
 
 /// So many connections may be lost by a module's fault within [`FAULTS_WITHIN`]; with the next it loses its place, if
-/// more than half of the hosts that have connections have met a fault: the requests of one client take the module from
-/// nobody else.
+/// more than half of the hosts that have connections, in more than half of their networks, have met a fault: the
+/// requests of one client take the module from nobody else.
 const FAULTS_MAX: usize = 10;
 const FAULTS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -51,13 +52,13 @@ impl Placed {
         Self { loaded, number, since: now, faults, fault_count: 0, moved: 0, calls: 0, last_fault: None, is_out: false }
     }
 
-    /// For a new connection of a client, one of so many hosts. An error says why there can be none.
+    /// For a new connection of a client, beside others. An error says why there can be none.
     pub(super) fn router(
         &mut self,
         now: Instant,
         content: Content,
         client: IpAddr,
-        hosts: usize,
+        others: &Clients,
     ) -> Result<Router, String> {
         if self.is_out {
             let why = self.last_fault.as_deref().unwrap_or_default();
@@ -65,7 +66,7 @@ impl Placed {
         }
         // Its first calls have succeeded before: the same calls have the same answers.
         Guest::start(&self.loaded.module).map(|guest| Router::guided(content, guest)).map_err(|error| {
-            self.note_fault(now, client, hosts, &error.to_string());
+            self.note_fault(now, client, others, &error.to_string());
             format!("its module fails: {error}")
         })
     }
@@ -82,8 +83,8 @@ impl Placed {
     }
 
     /// A connection of a client is lost by the module's fault, or does not come to it. Gives whether the module has
-    /// lost its place with it. `hosts`: how many have connections.
-    pub(super) fn note_fault(&mut self, now: Instant, client: IpAddr, hosts: usize, why: &str) -> bool {
+    /// lost its place with it. `others`: who else is there.
+    pub(super) fn note_fault(&mut self, now: Instant, client: IpAddr, others: &Clients, why: &str) -> bool {
         self.fault_count += 1;
         self.last_fault = Some(why.to_owned());
         if self.is_out {
@@ -101,7 +102,7 @@ impl Placed {
         }
         self.faults.push_back((now, client));
         let met: BTreeSet<IpAddr> = self.faults.iter().map(|(_, of)| *of).collect();
-        self.is_out = self.faults.len() > FAULTS_MAX && met.len() * 2 > hosts;
+        self.is_out = self.faults.len() > FAULTS_MAX && others.are_most(&met, client);
         self.is_out
     }
 
@@ -135,14 +136,15 @@ mod test {
         let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
         let mut placed = Placed::new(at(0), loaded, 1);
         let client = Ipv4Addr::LOCALHOST.into();
-        let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), client, 1, "redirect traps");
+        let nobody = Clients::new();
+        let is_out = |placed: &mut Placed, millis| placed.note_fault(at(millis), client, &nobody, "redirect traps");
         assert!((0..10).all(|n| !is_out(&mut placed, n * 1000)));
         assert!(!is_out(&mut placed, 61_000), "two are of more than a minute ago");
-        assert!(placed.router(at(61_000), Protocol::Memcached.into(), client, 1).is_ok());
+        assert!(placed.router(at(61_000), Protocol::Memcached.into(), client, &nobody).is_ok());
         assert!((0..1).all(|_| !is_out(&mut placed, 61_500)));
         assert!(is_out(&mut placed, 61_700));
         assert!(!is_out(&mut placed, 61_700), "that is told once");
-        let refused = placed.router(at(61_700), Protocol::Memcached.into(), client, 1);
+        let refused = placed.router(at(61_700), Protocol::Memcached.into(), client, &nobody);
         assert!(refused.is_err_and(|why| why.contains("redirect traps")));
         let shown = placed.show(at(62_000), 3);
         assert_eq!((shown["state"].as_str(), shown["faults"].as_u64()), (Some("out of its place"), Some(14)));
@@ -153,9 +155,26 @@ mod test {
         let at = Instant::from_millis;
         let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
         let mut placed = Placed::new(at(0), loaded, 1);
-        let [one, other] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(192, 0, 2, host)));
-        assert!((0..1000).all(|n| !placed.note_fault(at(n), one, 2, "redirect traps")));
+        let [one, other] = [1, 2].map(|network| IpAddr::V4(Ipv4Addr::new(192, 0, network, 1)));
+        let mut clients = Clients::new();
+        [one, other].iter().for_each(|client| clients.add(*client).expect("room"));
+        assert!((0..1000).all(|n| !placed.note_fault(at(n), one, &clients, "redirect traps")));
         assert!(placed.faults.len() <= FAULTS_MAX + 1);
-        assert!(placed.note_fault(at(1000), other, 2, "redirect traps"), "now nobody is served");
+        assert!(placed.note_fault(at(1000), other, &clients, "redirect traps"), "now nobody is served");
+    }
+
+    #[test]
+    fn many_hosts_of_one_network_one_after_the_other_take_the_module_from_nobody() {
+        let at = Instant::from_millis;
+        let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
+        let mut placed = Placed::new(at(0), loaded, 1);
+        let mut clients = Clients::new();
+        (1..=10).for_each(|network| clients.add(Ipv4Addr::new(192, 0, network, 1).into()).expect("room"));
+        for link in 0..256_u16 {
+            let client = IpAddr::V6([0x2001, 0xdb8, 1, link, 0, 0, 0, 0].into());
+            clients.add(client).expect("room");
+            assert!(!placed.note_fault(at(link.into()), client, &clients, "redirect traps"));
+            clients.remove(client);
+        }
     }
 }

@@ -272,7 +272,7 @@ impl Worker {
         };
         let router = match &mut self.module {
             None => Ok(Router::new(self.config.content, self.config.policy)),
-            Some(placed) => placed.router(now, self.config.content, host_at(key.0.ip()), self.clients.hosts()),
+            Some(placed) => placed.router(now, self.config.content, host_at(key.0.ip()), &self.clients),
         };
         let router = match router {
             Ok(router) => router,
@@ -642,7 +642,7 @@ impl Worker {
     /// The module that is in its place has a fault.
     fn blame(&mut self, now: Instant, key: Key, why: &str) {
         if let Some(placed) = &mut self.module
-            && placed.note_fault(now, host_at(key.0.ip()), self.clients.hosts(), why)
+            && placed.note_fault(now, host_at(key.0.ip()), &self.clients, why)
         {
             tracing::warn!(why, "the module has lost its place: there are no new connections until another is loaded");
         }

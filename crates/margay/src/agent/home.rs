@@ -13,6 +13,7 @@ use margay_control::store::Store;
 use margay_control::token::JoinToken;
 use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl};
+use margay_core::chain::ChainPolicy;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block};
 use margay_core::table::Resolution;
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -145,32 +146,52 @@ pub fn is_connected(home: &Home) -> bool {
 
 /// Plain addresses of names that nobody serves (DESIGN §18: a peer without an agent).
 pub struct Fallbacks {
-    by_prefix: RwLock<HashMap<Prefix, Vec<IpAddr>>>,
+    plain: RwLock<PlainAddresses>,
     services: Arc<Services>,
     router: Option<Arc<Router>>,
     core: CoreHandle,
     zone: String,
 }
 
-fn plain_addresses(config: &Config) -> HashMap<Prefix, Vec<IpAddr>> {
-    let mut by_prefix: HashMap<Prefix, Vec<IpAddr>> = HashMap::new();
-    for section in &config.fallback {
-        let section = section.get_ref();
-        by_prefix.entry(section.name.0.prefix()).or_default().push(section.address);
+/// `[[fallback]]` sections, by name.
+#[derive(Default)]
+struct PlainAddresses(HashMap<Prefix, Vec<IpAddr>>);
+
+impl PlainAddresses {
+    fn new(config: &Config) -> Self {
+        let mut by_prefix: HashMap<Prefix, Vec<IpAddr>> = HashMap::new();
+        for section in &config.fallback {
+            let section = section.get_ref();
+            by_prefix.entry(section.name.0.prefix()).or_default().push(section.address);
+        }
+        Self(by_prefix)
     }
-    by_prefix
+
+    /// Those of a name, which has none where sessions to it have to pass middleboxes, or where it is closed: whoever
+    /// keeps the routers' answers away would lead programs past them.
+    fn of(&self, name: &Name, policy: &ChainPolicy) -> &[IpAddr] {
+        let id = name.service_id();
+        let needs_boxes = policy.required.iter().any(|required| required.services.contains(&id));
+        let is_closed = policy.lapsed.iter().any(|prefix| prefix.contains(&id));
+        let plain = self.0.get(&name.prefix()).filter(|_| !needs_boxes && !is_closed);
+        plain.map_or(&[], Vec::as_slice)
+    }
 }
 
 impl Fallbacks {
-    /// As configured.
+    /// None, until they are configured.
     pub fn new(config: &Config, services: Arc<Services>, router: Option<Arc<Router>>, core: CoreHandle) -> Self {
-        let by_prefix = RwLock::new(plain_addresses(config));
-        Self { by_prefix, services, router, core, zone: config.dns.zone.clone() }
+        Self { plain: RwLock::default(), services, router, core, zone: config.dns.zone.clone() }
     }
 
-    /// As configured from now on.
+    /// As configured from now on. The core has the chain policy by then.
     pub fn configure(&self, config: &Config) {
-        *self.by_prefix.write() = plain_addresses(config);
+        *self.plain.write() = PlainAddresses::new(config);
+    }
+
+    /// The plain addresses of a name, whether somebody serves it or not.
+    pub fn plain(&self, name: &Name) -> Vec<IpAddr> {
+        self.core.0.with_sal(|sal, _| self.plain.read().of(name, sal.chain_policy()).to_vec())
     }
 
     /// Whether a name exists; any does, where nobody comes by a search list.
@@ -191,7 +212,7 @@ impl Fallbacks {
 
     /// Whether this host knows itself where packets to a name go, or could ask somebody else than a router.
     fn is_ruled(&self, name: &Name) -> bool {
-        let is_configured = self.by_prefix.read().contains_key(&name.prefix());
+        let is_configured = self.plain.read().0.contains_key(&name.prefix());
         is_configured
             || self.core.0.with_sal(|sal, _| match sal.resolve(&name.service_id()) {
                 Resolution::Forward(_, hop) => !hop.router,
@@ -201,9 +222,8 @@ impl Fallbacks {
     }
 
     async fn find(&self, name: &Name) -> Vec<IpAddr> {
-        let plain = self.by_prefix.read().get(&name.prefix()).cloned();
-        let Some(plain) = plain else { return Vec::new() };
-        if self.services.find(name).is_some() {
+        let plain = self.plain(name);
+        if plain.is_empty() || self.services.find(name).is_some() {
             return Vec::new();
         }
         match instances(&self.services, self.router.as_deref(), name).await {
@@ -221,5 +241,29 @@ impl Directory for Fallbacks {
 
     fn exists<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
         Box::pin(self.has(name))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use margay_core::chain::Requirement;
+
+    use super::*;
+
+    #[test]
+    fn nothing_leads_around_a_middlebox_that_is_required_nor_to_a_name_that_is_closed() {
+        let name: Name = "web.shop".parse().expect("a name");
+        let firewall: Name = "fw.shop".parse().expect("a name");
+        let address = IpAddr::from([192, 0, 2, 7]);
+        let plain = PlainAddresses(HashMap::from([(name.prefix(), vec![address])]));
+        let requirement = |services| Requirement { services, boxes: vec![firewall.service_id()] };
+        let required = |services| ChainPolicy { required: vec![requirement(services)], ..ChainPolicy::default() };
+        let lapsed = |prefix| ChainPolicy { lapsed: vec![prefix], ..ChainPolicy::default() };
+        assert_eq!(plain.of(&name, &ChainPolicy::default()), [address]);
+        assert_eq!(plain.of(&name, &required(firewall.prefix())), [address]);
+        let all = Prefix::new(ServiceId::default(), 0);
+        for policy in [required(name.prefix()), lapsed(name.prefix()), lapsed(all)] {
+            assert!(plain.of(&name, &policy).is_empty());
+        }
     }
 }

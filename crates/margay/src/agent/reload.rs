@@ -198,7 +198,6 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
     }
     set_core(agent, before, &now);
     agent.connections.programs.configure(&now);
-    agent.names.fallbacks.configure(&now);
     log::set_level(&now.log);
     let are_cards_others = before.inside != now.inside;
     *agent.process.configuration.effective.write() = Arc::new(now);
@@ -206,6 +205,7 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
     if before.required() != agent.config().required() {
         tokio::task::block_in_place(|| chain::renew(agent));
     }
+    agent.names.fallbacks.configure(&agent.config());
     if are_cards_others {
         network::refresh(agent, Look::Changed).await;
     }

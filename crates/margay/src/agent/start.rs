@@ -90,6 +90,7 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     let interface = restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
     chain::begin(&agent);
+    agent.names.fallbacks.configure(&agent.config());
     begin(&agent.core, &agent.publishing.services, agent.config().router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;

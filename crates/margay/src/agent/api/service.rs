@@ -420,19 +420,20 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
             }
             Err(why) => (Vec::new(), String::new(), why),
         };
-    let config = agent.config();
-    let fallback = config.fallback.iter().map(|section| section.get_ref());
-    let fallback = fallback.filter(|section| section.name.0.prefix() == name.prefix());
     Ok(ServiceResolveReply {
         name: name.written().to_owned(),
         service_id: id.to_string(),
         virtual_v4: virtual_v4.to_string(),
-        virtual_v6: if is_computable(&id) { config.ranges().virtual_v6(&id).to_string() } else { String::new() },
+        virtual_v6: if is_computable(&id) {
+            agent.config().ranges().virtual_v6(&id).to_string()
+        } else {
+            String::new()
+        },
         rule: rule.to_owned(),
         next_hop,
         instances: found.iter().map(|found| instance(&agent.host, found)).collect(),
         answered_by,
-        fallback: fallback.map(|section| section.address.to_string()).collect(),
+        fallback: agent.names.fallbacks.plain(&name).iter().map(ToString::to_string).collect(),
         why,
     })
 }

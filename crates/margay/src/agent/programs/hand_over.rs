@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -411,10 +412,12 @@ pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(R
     Ok((reply, inbox))
 }
 
-/// Gives a taker what is for it, until it ends or fails to take one.
-pub async fn tell(connection: &UnixStream, mut inbox: Inbox) -> io::Result<()> {
+/// Gives a taker what is for it, until it ends or fails to take one, or its connection is to end for another one.
+pub async fn tell(connection: &UnixStream, mut inbox: Inbox, displaced: impl Future<Output = ()>) -> io::Result<()> {
+    let mut displaced = pin!(displaced);
     loop {
         tokio::select! {
+            () = &mut displaced => return Ok(()),
             Some(wish) = inbox.wishes.recv() => {
                 let told = timeout(ANSWER_LIMIT, transmit(connection, &wish.message().emit(), &[])).await;
                 // One that reads nothing takes no sockets either.
@@ -506,7 +509,7 @@ mod test {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
         let connection = UnixStream::from_std(own.into()).expect("watched");
         let inbox = takers.add(caller, Vec::new(), prefix, gives).expect("there are few");
-        (theirs, tokio::spawn(async move { tell(&connection, inbox).await }))
+        (theirs, tokio::spawn(async move { tell(&connection, inbox, std::future::pending()).await }))
     }
 
     /// The descriptors that have come, as soon as they have.

@@ -149,7 +149,7 @@ fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, N
     let id = prefix(request)?.id;
     let name = wanted(agent, &Prefix::from(id), &request.text)?;
     let mut reply = Reply::done(Kind::Resolve);
-    let leased = agent.names.leases.lease(&name, Asker::User(caller.uid.as_raw()));
+    let leased = agent.names.leases.lease(&name, Asker::User(caller.account()));
     match (leased, is_computable(&id)) {
         // Whoever has no IPv6 will say so.
         (leased, true) => {

@@ -9,6 +9,37 @@ use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use crate::agent::health::processes::Process;
 use crate::config::{BindSection, Config};
 
+/// `NAME:FIRST:COUNT` lines: user IDs that a user may have in user namespaces.
+const SUBORDINATE_IDS: &str = "/etc/subuid";
+
+/// The agent's own user counts as root.
+fn is_root(uid: Uid) -> bool {
+    uid.is_root() || uid == Uid::effective()
+}
+
+/// Whose share a user takes of what is bounded.
+pub fn peer_of(uid: Uid) -> Peer {
+    if is_root(uid) { Peer::Own } else { Peer::User(account_of(uid.as_raw(), &subordinate_ids())) }
+}
+
+fn subordinate_ids() -> String {
+    std::fs::read_to_string(SUBORDINATE_IDS).unwrap_or_default()
+}
+
+/// The user that a user ID counts for: the one that `subordinate_ids` give it to, who has 65,536 of them. Those that
+/// are given to root, for containers, count as the first of their range: never as root.
+fn account_of(uid: u32, subordinate_ids: &str) -> u32 {
+    let range = |line: &str| {
+        let mut fields = line.trim().split(':');
+        let (owner, first, count) = (fields.next()?.to_owned(), fields.next()?, fields.next()?);
+        let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
+        uid.checked_sub(first).is_some_and(|at| at < count).then_some((owner, first))
+    };
+    let Some((owner, first)) = subordinate_ids.lines().find_map(range) else { return uid };
+    let named = || User::from_name(&owner).ok().flatten().map(|user| user.uid.as_raw());
+    owner.parse().ok().or_else(named).filter(|owner| *owner != 0).unwrap_or(first)
+}
+
 /// Who is at the other end of a connection, as the kernel says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
@@ -23,13 +54,14 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Whose share it takes of what is bounded. The agent's own user counts as root.
+    /// Whose share it takes of what is bounded.
     pub fn peer(&self) -> Peer {
-        if self.is_root() { Peer::Own } else { Peer::User(self.uid.as_raw()) }
+        peer_of(self.uid)
     }
 
-    fn is_root(&self) -> bool {
-        self.uid.is_root() || self.uid == Uid::effective()
+    /// The user that it counts for.
+    pub fn account(&self) -> u32 {
+        account_of(self.uid.as_raw(), &subordinate_ids())
     }
 
     /// For people: `alice (pid 12, server)`.
@@ -79,7 +111,7 @@ impl Rights {
     ///
     /// Not; the message says who could grant it, and how.
     pub fn check(&self, who: &Caller, prefix: &Prefix, written: &str) -> Result<(), String> {
-        if who.is_root() {
+        if is_root(who.uid) {
             return Ok(());
         }
         let covers = |section: &&BindSection| section.names.iter().any(|name| name.0.prefix().covers(prefix));
@@ -137,6 +169,16 @@ mod test {
     fn nobody() -> Caller {
         let user = User::from_name("nobody").expect("users").expect("every system has it");
         Caller { uid: user.uid, gid: user.gid, pid: 1, process: None }
+    }
+
+    #[test]
+    fn user_ids_of_a_range_count_for_its_owner_and_never_for_root() {
+        let ranges = "# no line\n1000:100000:65536\nroot:200000:65536\nnobody:300000:10\nnone:400000:10\n";
+        let owner = |uid| account_of(uid, ranges);
+        assert_eq!([0, 1000, 99_999, 100_000, 165_535, 165_536].map(owner), [0, 1000, 99_999, 1000, 1000, 165_536]);
+        assert_eq!([200_000, 265_535, 400_003].map(owner), [200_000, 200_000, 400_000]);
+        assert_eq!(owner(300_009), nobody().uid.as_raw());
+        assert_eq!(peer_of(Uid::from_raw(0)), Peer::Own);
     }
 
     fn may(rights: &Rights, who: &Caller, name: &str) -> bool {

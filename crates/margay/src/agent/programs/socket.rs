@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use margay_control::permits::Permits;
+use margay_control::permits::{Backlog, BacklogPlace};
 use margay_control::quantity::count_of;
 use margay_core::fair_table::Full;
 use miette::Diagnostic;
@@ -37,7 +37,8 @@ use super::splice;
 use crate::agent::Agent;
 use crate::agent::health::processes::Process;
 
-/// Connections of all users but root at one time; one user has at most a quarter of them.
+/// Connections of all users but root at one time; one user has at most a quarter of them. Where all are taken, a user
+/// who has fewer than another one gets a place of whoever has the most.
 const CONNECTIONS_MAX: usize = 1024;
 /// The same of root, beside those of others.
 const CONNECTIONS_OF_ROOT_MAX: usize = 1024;
@@ -102,7 +103,7 @@ pub fn open_by_name(path: &Path) -> Option<UnixListener> {
 /// Takes connections until it is aborted; with it, they end.
 pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<UnixListener>) {
     let mut tasks = JoinSet::new();
-    let open = Permits::new(CONNECTIONS_MAX, CONNECTIONS_OF_ROOT_MAX);
+    let open = Backlog::with_own(CONNECTIONS_MAX, CONNECTIONS_OF_ROOT_MAX);
     loop {
         let ended = async { if tasks.is_empty() { pending().await } else { tasks.join_next().await } };
         let accepted = tokio::select! {
@@ -122,8 +123,8 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<Unix
                 continue;
             }
         };
-        let permit = match open.take(caller.peer(), 1) {
-            Ok(permit) => permit,
+        let place = match open.admit(caller.peer()) {
+            Ok(place) => place,
             Err(full) => {
                 // Whoever does not read it finds the connection closed.
                 let _ = send(&connection, &too_many(full).emit(), SendFlags::NOSIGNAL);
@@ -132,10 +133,9 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener, by_name: Option<Unix
         };
         let agent_of_task = Arc::clone(&agent);
         tasks.spawn(async move {
-            if let Err(error) = serve(&agent_of_task, &connection, caller).await {
+            if let Err(error) = serve(&agent_of_task, &connection, caller, place).await {
                 tracing::trace!(%error, pid = caller.pid, "a program's connection has ended");
             }
-            drop(permit);
         });
         agent.connections.programs.connections.store(tasks.len(), Ordering::Relaxed);
     }
@@ -178,10 +178,12 @@ enum Next {
     Sockets(Inbox),
 }
 
-/// Until the program closes its end.
-async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> io::Result<()> {
+/// Until the program closes its end, or its place is another one's. A request that is under way is answered first.
+async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller, mut place: BacklogPlace) -> io::Result<()> {
     let mut reporting = Reporting::new(agent);
-    while let Some((bytes, passed)) = receive(connection).await? {
+    loop {
+        let received = unless(place.displaced(), receive(connection)).await?;
+        let Some((bytes, passed)) = received? else { return Ok(()) };
         let (reply, next) = match Request::parse(&bytes) {
             Ok(asked) if asked.kind == Kind::Load => (reporting.answer(&caller, &asked).await, Next::Requests),
             Ok(asked) => respond(agent, &caller, &asked, passed).await,
@@ -190,16 +192,25 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
         transmit(connection, &reply.emit(), &[]).await?;
         match next {
             Next::Requests => {}
-            Next::Events(subscription) => return tell(connection, subscription).await,
-            Next::Instances(follower) => return tell_instances(connection, *follower).await,
+            Next::Events(subscription) => return unless(place.displaced(), tell(connection, subscription)).await?,
+            Next::Instances(follower) => {
+                return unless(place.displaced(), tell_instances(connection, *follower)).await?;
+            }
             Next::Sockets(inbox) => {
-                let told = hand_over::tell(connection, inbox).await;
+                let told = hand_over::tell(connection, inbox, place.displaced()).await;
                 agent.connections.relocations.follow_takers(agent);
                 return told;
             }
         }
     }
-    Ok(())
+}
+
+/// What `act` gives, unless the connection is to end for another one before.
+async fn unless<T>(displaced: impl Future<Output = ()>, act: impl Future<Output = T>) -> io::Result<T> {
+    tokio::select! {
+        () = displaced => Err(io::Error::other("other users have fewer connections than this one")),
+        done = act => Ok(done),
+    }
 }
 
 async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: Vec<OwnedFd>) -> (Reply, Next) {

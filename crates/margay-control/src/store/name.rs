@@ -364,7 +364,10 @@ mod tests {
         store.follow(std::slice::from_ref(&elsewhere), crate::store::Marks::default()).expect("written");
         assert_eq!((rows_of(&store, of(1)), store.names().expect("readable").len()), (4, 4));
         let set = |rows: u64| {
-            store.write(|transaction| Ok(drop(transaction.open_table(ROWS_OF_HOSTS)?.insert(of(1).0, rows)?)))
+            store.write(|transaction| {
+                transaction.open_table(ROWS_OF_HOSTS)?.insert(of(1).0, rows)?;
+                Ok(())
+            })
         };
         set(HOST_ROWS_MAX - 2).expect("written");
         claim(&store, "c.shop", Peer::Member(of(1))).expect("the last two");

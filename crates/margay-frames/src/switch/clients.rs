@@ -116,18 +116,18 @@ mod test {
 
     #[test]
     fn hosts_of_one_network_are_the_most_of_no_more_than_themselves() {
-        let mut clients = Clients::new();
+        let (mut clients, at) = (Clients::new(), Instant::from_millis);
         let some: BTreeSet<IpAddr> = (1..=20).map(|link| address(&format!("2001:db8:1:{link}::"))).collect();
         let newcomer = address("2001:db8:1:1::");
         assert!(clients.are_most(&some, newcomer), "nobody else is there");
         let others = ["192.0.2.1", "192.0.2.2", "198.51.100.1", "2001:db8:2::1"].map(address);
-        others.iter().for_each(|other| clients.add(*other).expect("room"));
+        others.iter().for_each(|other| clients.add(at(0), *other).expect("room"));
         assert!(!clients.are_most(&some, newcomer), "the others of its hosts have gone");
-        some.iter().for_each(|host| clients.add(*host).expect("room"));
+        some.iter().for_each(|host| clients.add(at(0), *host).expect("room"));
         assert!(!clients.are_most(&some, newcomer), "one network of four");
         let all = some.iter().copied().chain(others.map(host_at)).collect();
         assert!(clients.are_most(&all, newcomer));
-        others.iter().for_each(|other| clients.remove(*other));
+        others.iter().for_each(|other| clients.remove(at(0), *other));
         assert!(clients.are_most(&some, newcomer));
     }
 }

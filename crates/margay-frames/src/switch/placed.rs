@@ -157,7 +157,7 @@ mod test {
         let mut placed = Placed::new(at(0), loaded, 1);
         let [one, other] = [1, 2].map(|network| IpAddr::V4(Ipv4Addr::new(192, 0, network, 1)));
         let mut clients = Clients::new();
-        [one, other].iter().for_each(|client| clients.add(*client).expect("room"));
+        [one, other].iter().for_each(|client| clients.add(at(0), *client).expect("room"));
         assert!((0..1000).all(|n| !placed.note_fault(at(n), one, &clients, "redirect traps")));
         assert!(placed.faults.len() <= FAULTS_MAX + 1);
         assert!(placed.note_fault(at(1000), other, &clients, "redirect traps"), "now nobody is served");
@@ -169,12 +169,12 @@ mod test {
         let loaded = Loaded { module: Arc::new(sample("to-first")), file: "first.wasm".to_owned() };
         let mut placed = Placed::new(at(0), loaded, 1);
         let mut clients = Clients::new();
-        (1..=10).for_each(|network| clients.add(Ipv4Addr::new(192, 0, network, 1).into()).expect("room"));
+        (1..=10).for_each(|network| clients.add(at(0), Ipv4Addr::new(192, 0, network, 1).into()).expect("room"));
         for link in 0..256_u16 {
             let client = IpAddr::V6([0x2001, 0xdb8, 1, link, 0, 0, 0, 0].into());
-            clients.add(client).expect("room");
+            clients.add(at(0), client).expect("room");
             assert!(!placed.note_fault(at(link.into()), client, &clients, "redirect traps"));
-            clients.remove(client);
+            clients.remove(at(0), client);
         }
     }
 }

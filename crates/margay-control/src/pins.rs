@@ -149,6 +149,21 @@ mod tests {
     }
 
     #[test]
+    fn a_later_word_of_a_key_counts_beside_the_pinned_one_and_takes_its_place() {
+        let (_base, keyring, store) = keys();
+        let by = keyring.create_authority("shop").expect("made");
+        let first = revoke(&by, VerifyingKey([9; 32]), NOW_S).expect("made");
+        assert!(store.revoke_key(&first, "shop", NOW_S).expect("written"));
+        pin_statements(&keyring, &store, NOW_S).expect("readable");
+        let later = revoke(&by, VerifyingKey([9; 32]), NOW_S + 1000).expect("made");
+        assert!(store.revoke_key(&later, "shop", NOW_S + 1000).expect("written"));
+        assert_eq!(believed(&keyring, &store, NOW_S).expect("readable"), [later]);
+        pin_statements(&keyring, &store, NOW_S).expect("readable");
+        delete_all(&store);
+        assert_eq!(believed(&keyring, &store, NOW_S).expect("readable"), [later]);
+    }
+
+    #[test]
     fn rows_that_nobody_has_signed_keep_no_word_of_the_authority_away() {
         let (_base, keyring, store) = keys();
         let by = keyring.create_authority("shop").expect("made");

@@ -52,6 +52,7 @@ static __always_inline bool is_translated(struct __sk_buff *skb, const struct bp
 {
 	__u32 at, source[4];
 	__u16 port;
+	__u8 protocol;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr v4;
@@ -62,8 +63,10 @@ static __always_inline bool is_translated(struct __sk_buff *skb, const struct bp
 		if (socket->src_ip4 && socket->src_ip4 != v4.saddr)
 			return true;
 		at = v4.ihl * 4;
+		protocol = v4.protocol;
 	} else {
-		if (!read_from_ip(skb, __builtin_offsetof(struct ipv6hdr, saddr), source, sizeof(source)))
+		if (!read_from_ip(skb, __builtin_offsetof(struct ipv6hdr, saddr), source, sizeof(source)) ||
+		    !read_from_ip(skb, __builtin_offsetof(struct ipv6hdr, nexthdr), &protocol, sizeof(protocol)))
 			return false;
 		if ((socket->src_ip6[0] || socket->src_ip6[1] || socket->src_ip6[2] || socket->src_ip6[3]) &&
 		    (socket->src_ip6[0] != source[0] || socket->src_ip6[1] != source[1] || socket->src_ip6[2] != source[2] ||
@@ -71,6 +74,9 @@ static __always_inline bool is_translated(struct __sk_buff *skb, const struct bp
 			return true;
 		at = sizeof(struct ipv6hdr);
 	}
+	/* Nothing is translated behind another header, such as that of fragments. */
+	if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+		return false;
 	return socket->src_port && read_from_ip(skb, at, &port, sizeof(port)) && bpf_ntohs(port) != socket->src_port;
 }
 

@@ -1,6 +1,8 @@
 //! Keys that an authority lets sign no longer, on routers and on hosts alike: what was signed with them would hold for
 //! months, so each host remembers by itself.
 
+use std::collections::BTreeSet;
+
 use margay_core::key::to_hex;
 use margay_core::key_revocation::{KEY_REVOCATIONS_MAX, KeyRevocation};
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
@@ -82,7 +84,10 @@ impl Store {
     /// The disk refuses.
     pub fn key_revocations(&self, unix_s: u64) -> Result<Vec<KeyRevocation>, StoreError> {
         let mut all = Vec::new();
-        for row in self.signed_rows(SharedTable::RevokedKeys)?.into_values() {
+        // Each may be a later word than the other.
+        let shared = self.shared_rows(SharedTable::RevokedKeys)?.into_values();
+        let rows: BTreeSet<Vec<u8>> = shared.chain(self.pinned(SharedTable::RevokedKeys)?.into_values()).collect();
+        for row in rows {
             match KeyRevocation::decode(&row) {
                 Ok(known) if known.until_s < unix_s => {}
                 Ok(known) if known.is_signed() => all.push(known),

@@ -91,7 +91,15 @@ pub fn believed(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<Vec<Key
     }
     let lineages = lineages(keyring, store)?;
     let is_by = |one: &KeyRevocation| lineages.get(&one.authority).is_some_and(|(_, line)| line.says(one, unix_s));
-    Ok(all.into_iter().filter(is_by).collect())
+    // Of several for one key, the one that holds for longest.
+    let mut longest: BTreeMap<([u8; 8], [u8; 32]), KeyRevocation> = BTreeMap::new();
+    for one in all.into_iter().filter(is_by) {
+        let known = longest.entry((one.authority, one.key.0)).or_insert(one);
+        if known.until_s < one.until_s {
+            *known = one;
+        }
+    }
+    Ok(longest.into_values().collect())
 }
 
 /// By block, the name and the keys of each authority that this host signs for or has joined.

@@ -205,16 +205,23 @@ impl Driver {
                 break End::Socket(error.kind(), error.to_string());
             }
         };
+        // Before the channels end, which say that there is a reason.
+        let _ = self.over.set(end.clone());
+        let _ = opened.take().map(|opened| opened.send(Err(end.clone())));
+        // A program that waits until it has sent something takes what has come only after that.
+        self.sends.close();
+        while let Some(send) = match self.unsent.take() {
+            Some(send) => Some(send),
+            None => self.sends.recv().await,
+        } {
+            let _ = send.done.send(Err(end.clone()));
+        }
         // What came before the end is the program's, as long as it wants that.
         while let Some(arrival) = self.held.take().or_else(|| self.next_arrival()) {
             if self.arrivals.send(arrival).await.is_err() {
                 break;
             }
         }
-        // Before the channels end, which say that there is a reason.
-        let _ = self.over.set(end.clone());
-        let _ = opened.take().map(|opened| opened.send(Err(end.clone())));
-        let _ = self.unsent.take().map(|send| send.done.send(Err(end.clone())));
         if self.memory.is_some() {
             // What the program has not taken counts for the peer until it has, or wants no more: then this fails.
             let _ = self.arrivals.reserve_many(ARRIVALS_MAX).await;

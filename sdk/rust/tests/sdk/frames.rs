@@ -66,6 +66,24 @@ async fn what_was_sent_before_the_end_arrives_and_the_end_is_told() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
+/// A server answers one request before it takes the next.
+#[tokio::test]
+async fn who_answers_after_the_end_is_told_of_it_while_more_waits_to_be_taken() {
+    let fake = FakeAgent::start();
+    let (_listener, client, mut server) = pair(&Options::new().agent(&fake.agent().await)).await;
+    for number in 0..200_u32 {
+        client.send(&number.to_be_bytes()).await.expect("sent");
+    }
+    let first = frame(&mut server).await;
+    let closing = tokio::spawn(client.close());
+    // Whether the end has come by now or not, no answer waits for long.
+    while timeout(LIMIT, server.answer(&first, b"done")).await.expect("in time").is_ok() {}
+    for number in 1..200_u32 {
+        assert_eq!(*frame(&mut server).await.bytes, number.to_be_bytes());
+    }
+    timeout(LIMIT, closing).await.expect("in time").expect("it does not panic");
+}
+
 #[tokio::test]
 async fn who_does_not_read_holds_its_sender_back_and_loses_nothing() {
     let fake = FakeAgent::start();

@@ -183,7 +183,7 @@ pub(crate) struct Fences {
 
 impl Default for Fences {
     fn default() -> Self {
-        Self { own: BTreeMap::new(), held: FairTable::new(HELD_MAX, 0), told: Told::default() }
+        Self { own: BTreeMap::new(), held: FairTable::elastic(HELD_MAX, 0), told: Told::default() }
     }
 }
 
@@ -215,7 +215,8 @@ impl Fences {
         held: Held,
     ) -> Result<(), FenceError> {
         let peer = Peer::Member(held.holder);
-        if !self.held.has_room(peer) && !self.held.contains_key(&prefix) {
+        let is_its = self.held.get(&prefix).is_some_and(|known| known.holder == held.holder);
+        if !self.held.has_room(peer) && !is_its {
             self.forget_fences(flows, associations);
         }
         let before = self.held.remove(&prefix);
@@ -255,14 +256,15 @@ impl Sal {
     ///
     /// # Errors
     ///
-    /// Why it does not hold; nothing has changed.
+    /// Why it does not hold; nothing has changed. Where there is no room to note it, flows have ended all the same.
     pub fn handle_fence(&mut self, now: Instant, notice: &FenceNotice) -> Result<Fenced, FenceError> {
         self.now = now;
         let own = self.config.host_id();
         let weight = self.fences.weigh(notice, own, self.unix_s())?;
+        let mut noted = Ok(());
         if weight != Weight::Known {
             let held = Held { number: notice.number, holder: notice.holder(), until_s: self.check_fence(notice)? };
-            self.fences.hold(&self.flows, &self.associations, notice.prefix, held)?;
+            noted = self.fences.hold(&self.flows, &self.associations, notice.prefix, held);
         }
         let is_new = weight == Weight::New;
         if is_new {
@@ -271,7 +273,8 @@ impl Sal {
             }
             self.end_grants_under(&notice.prefix);
         }
-        Ok(self.end_flows_with_former(now, notice, is_new))
+        let fenced = self.end_flows_with_former(now, notice, is_new);
+        noted.map(|()| fenced)
     }
 
     /// Until when the holder may answer for the name.

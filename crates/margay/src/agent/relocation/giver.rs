@@ -261,6 +261,10 @@ fn any_of(mut found: Vec<Instance>, own: HostId, start: u32) -> Result<Vec<Place
 /// Asks one taker, and the client.
 async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: Instant) -> Result<(), Failure> {
     let failed = |errno: Errno| move |text: String| Failure::Untouched((errno, text));
+    let going = agent.connections.relocations.going_to.wait(Peer::Member(place.host));
+    let _going = timeout_at(until, going)
+        .await
+        .map_err(|_| failed(Errno::EBUSY)("too many connections are on their way to it; try again".to_owned()))?;
     let seed = entropy::seed().map_err(|error| Failure::Final((Errno::EIO, error.to_string())))?;
     let ticket = Ticket(std::array::from_fn(|at| seed[at]));
     let mailbox = agent.connections.relocations.mailboxes.open(HandOverKey::Giving(ticket));
@@ -420,9 +424,10 @@ impl Giving<'_> {
     async fn send(&mut self, frozen: &Frozen, data: &[u8]) -> Result<(), No> {
         let record = block_in_place(|| frozen.dump()).map_err(|error| (Errno::EOPNOTSUPP, error.to_string()))?;
         let unreached = |why| (Errno::EHOSTUNREACH, why);
-        // Also where this host gives up in the middle: the last piece may be on its way.
-        self.was_sent = true;
         self.stream.send(&record.encode(), data).await.map_err(unreached)?;
+        // Whoever has not heard that sets nothing up. It may be heard although saying it fails.
+        self.was_sent = true;
+        self.stream.end().await.map_err(unreached)?;
         tokio::select! {
             biased;
             answer = self.stream.answer() => match answer.map_err(unreached)? {

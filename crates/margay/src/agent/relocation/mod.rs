@@ -40,8 +40,9 @@ use super::instance_addresses::InstanceAddresses;
 const TRANSFERS_MAX: u32 = 1024;
 /// Bytes of connections that come at one time: of one giver, three of the largest.
 const TAKEN_BYTES_MAX: usize = 16 * 3 * (RECORD_MAX + HANDED_DATA_MAX as usize);
-/// Streams of other hosts, most of which may be idle. One giver has as many as it brings connections at once.
-const STREAMS_MAX: usize = TRANSFERS_MAX as usize;
+/// Streams of other hosts, half of which may be idle. One giver has a sixteenth: twice the connections that it brings at
+/// once.
+const STREAMS_MAX: usize = 2 * TRANSFERS_MAX as usize;
 /// Until the client's word is known, counted from the first question to it: its lease, and some.
 const WORD_LIMIT: Duration = Duration::from_secs(35);
 const _: () = assert!(WORD_LIMIT.as_millis() > margay_core::session::LEASE_MAX.as_millis());
@@ -86,6 +87,8 @@ pub struct Relocations {
     idle: Arc<IdleStreams>,
     /// By their clients.
     giving: Turns,
+    /// The same by their takers, which take no more of one giver.
+    going_to: Permits,
     /// By their givers.
     taking: Turns,
     taken_bytes: Permits,
@@ -157,6 +160,7 @@ impl Relocations {
             local_rules: LocalRules::default(),
             idle: Arc::default(),
             giving: Turns::new(),
+            going_to: Permits::new(TRANSFERS_MAX as usize, 0),
             taking: Turns::new(),
             taken_bytes: Permits::new(TAKEN_BYTES_MAX, 0),
             streams: Permits::new(STREAMS_MAX, 0),

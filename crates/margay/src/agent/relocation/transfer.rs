@@ -190,7 +190,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends the connection.
+    /// Sends the connection, all but that this was all.
     ///
     /// # Errors
     ///
@@ -203,6 +203,15 @@ impl Outgoing {
             let until = begun + transfer_limit(count * PIECE_MAX);
             timeout_at(until, self.say(body)).await.map_err(|_| slow())??;
         }
+        Ok(())
+    }
+
+    /// Says that the connection was sent: it is set up from now on.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn end(&mut self) -> Result<(), String> {
         self.say(from_giver::Body::End(End {})).await
     }
 
@@ -567,6 +576,7 @@ mod test {
             stream.offer(&Ticket([7; 16]), &handed(key(1).public().id()), vec![9], b"anna").await?;
             stream.await_willing().await?;
             stream.send(&record, b"anna").await?;
+            stream.end().await?;
             stream.answer().await
         };
         let taking = async {

@@ -243,7 +243,15 @@ fn a_holder_of_many_names_leaves_room_for_those_of_others() {
         let chain = chain_for(prefix, &holder, &authority());
         sal.handle_fence(Instant::ZERO, &FenceNotice::new(prefix, 3, &holder, chain))
     };
-    let taken = (100..250).filter(|bits| say(*bits, 2).is_ok()).count();
-    assert_eq!(taken, HELD_MAX / 16, "the flow is of each of them");
+    assert!((100..250).all(|bits| say(bits, 2).is_ok()), "more than a sixteenth, while there is room");
     assert!(say(251, 3).is_ok());
+}
+
+#[test]
+fn flows_with_former_holders_end_also_where_there_is_no_room_to_note_it() {
+    let mut sal = with_flow(Role::Initiator);
+    sal.fences.held = FairTable::new(0, 0);
+    let full = sal.handle_fence(Instant::ZERO, &notice(3, 2));
+    assert!(matches!(full, Err(FenceError::Full(_))), "{full:?}");
+    assert!(!is_open(&sal));
 }

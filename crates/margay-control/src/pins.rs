@@ -42,8 +42,8 @@ pub fn pin_statements(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<V
     Ok(damaged)
 }
 
-/// Revocations that are pinned from now on. Those that mean nothing any more are not; nor, of more of one authority than
-/// are remembered, those that end first, here as in the store.
+/// Revocations that are pinned from now on. Those that mean nothing any more are not; nor, of more of one authority
+/// than are remembered, those that end first, here as in the store.
 fn revocations(believed: &[KeyRevocation], store: &Store, unix_s: u64) -> Result<Vec<Row>, StoreError> {
     let mut of_authorities: BTreeMap<[u8; 8], Vec<&KeyRevocation>> = BTreeMap::new();
     for one in believed {

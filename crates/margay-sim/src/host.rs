@@ -3,6 +3,7 @@
 mod boxes;
 mod frozen;
 mod journal;
+mod let_out;
 mod life;
 
 use std::collections::HashSet;
@@ -14,8 +15,8 @@ use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{
-    AppVerdict, Cipher, Config, DirectEvent, Direction, Entry, EntryUpdate, Event, FlowInfo, Input, Instant, Limits,
-    Output, Ranges, Role, Sal, Stack, Tuple,
+    AppVerdict, Cipher, Config, DirectEvent, Direction, EntryUpdate, Event, FlowInfo, Input, Instant, Limits, Output,
+    Ranges, Role, Sal, Tuple,
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
@@ -707,17 +708,6 @@ impl Host {
             // All of its records are made when it dies: what it wants to be written down is.
             kept.into_iter().for_each(|old| self.sal.kept(now, old));
             self.drain(now);
-        }
-    }
-
-    /// Rules have their say of a new flow before its program can send: another thread may do so at once. `let_out`: new
-    /// flows that could be sent plain since the core was asked first.
-    fn check_let_out(&self, let_out: &mut HashSet<FlowId>, entry: &Entry) {
-        let is_plain = entry.stacks.sends == Stack::Plain && entry.directions.has_egress();
-        if entry.is_held {
-            assert!(!let_out.contains(&entry.flow), "flow {} was let out before it was held", entry.flow);
-        } else if is_plain && !self.cache.knows(entry.flow) {
-            let_out.insert(entry.flow);
         }
     }
 

@@ -270,13 +270,24 @@ pub struct MoveRepr {
     pub number: u32,
     /// What shows that RSYN-ACK came to where it was sent; zero in RSYN.
     pub token: u64,
-    /// In RSYN and RSYN-DONE, what the mover expects of a peer that receives what goes to the address that this goes to;
-    /// the answer repeats it. Zero in a PROBE.
+    /// In RSYN and RSYN-DONE, what the mover expects of a peer that receives what goes to the address that this goes
+    /// to; the answer repeats it. Zero in a PROBE.
     pub challenge: u64,
     /// In RSYN, the address that the mover thinks it sends from; in what answers, the source that was seen.
     pub address: SocketAddr,
     /// Flags.
     pub flags: MoveFlags,
+}
+
+impl MoveRepr {
+    fn emit(&self, value: &mut [u8]) {
+        value[..4].copy_from_slice(&self.number.to_be_bytes());
+        value[4..12].copy_from_slice(&self.token.to_be_bytes());
+        value[12..20].copy_from_slice(&self.challenge.to_be_bytes());
+        emit_ip(self.address.ip(), &mut value[20..36]);
+        value[36..38].copy_from_slice(&self.address.port().to_be_bytes());
+        value[38..40].copy_from_slice(&self.flags.bits().to_be_bytes());
+    }
 }
 
 /// ERROR: why not.
@@ -701,14 +712,7 @@ impl<'a> Extension<'a> {
                 value[..2].copy_from_slice(&port.port.to_be_bytes());
                 value[2] = if port.starts { STARTS } else { 0 };
             }
-            Self::Move(location) => {
-                value[..4].copy_from_slice(&location.number.to_be_bytes());
-                value[4..12].copy_from_slice(&location.token.to_be_bytes());
-                value[12..20].copy_from_slice(&location.challenge.to_be_bytes());
-                emit_ip(location.address.ip(), &mut value[20..36]);
-                value[36..38].copy_from_slice(&location.address.port().to_be_bytes());
-                value[38..40].copy_from_slice(&location.flags.bits().to_be_bytes());
-            }
+            Self::Move(location) => location.emit(value),
             Self::Stripe(stripe) => stripe.emit(value),
             Self::Arrivals(arrivals) => arrivals.emit(value),
             Self::Notice(notice) => notice.emit(value),

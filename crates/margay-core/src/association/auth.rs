@@ -139,8 +139,8 @@ pub fn sign(association: &mut Association, datagram: &mut [u8]) -> Result<(), No
 }
 
 /// Makes a datagram that was tagged before fit to be sent again: under the next sequence number, since by now newer
-/// messages may have pushed the old one out of the peer's window; and for the peer's present start, which may have begun
-/// since.
+/// messages may have pushed the old one out of the peer's window; and for the peer's present start, which may have
+/// begun since.
 ///
 /// # Errors
 ///

@@ -49,8 +49,8 @@ impl Clients {
         Self { shares: FairShares::new(2 * CONNECTIONS_MAX, 0), by_host: BTreeMap::new(), over: VecDeque::new() }
     }
 
-    /// Whether `some` are more than half of the hosts that have connections, `newcomer` among them, and are in more than
-    /// half of the networks of these: one person may have a whole network. Hosts that have gone count for nothing.
+    /// Whether `some` are more than half of the hosts that have connections, `newcomer` among them, and are in more
+    /// than half of the networks of these: one person may have a whole network. Hosts that have gone count for nothing.
     pub(super) fn are_most(&self, some: &BTreeSet<IpAddr>, newcomer: IpAddr) -> bool {
         let here: BTreeSet<IpAddr> = self.by_host.keys().copied().chain([newcomer]).collect();
         let those: Vec<IpAddr> = here.intersection(some).copied().collect();

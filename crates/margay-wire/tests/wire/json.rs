@@ -237,14 +237,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
-        Extension::Move(location) => json!({
-            "type": "MOVE",
-            "number": location.number,
-            "token": format!("{:016x}", location.token),
-            "challenge": format!("{:016x}", location.challenge),
-            "address": location.address.to_string(),
-            "flags": location.flags.bits(),
-        }),
+        Extension::Move(location) => of_move(location),
         Extension::Stripe(StripeRepr { number, place, ends, leads, sharing, weight, plain, fec }) => json!({
             "type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads,
             "sharing": *sharing as u8, "weight": weight, "plain": plain, "fec": fec,
@@ -261,6 +254,17 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Grant(grant) => of_grant(grant),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
+}
+
+fn of_move(location: &MoveRepr) -> Value {
+    json!({
+        "type": "MOVE",
+        "number": location.number,
+        "token": format!("{:016x}", location.token),
+        "challenge": format!("{:016x}", location.challenge),
+        "address": location.address.to_string(),
+        "flags": location.flags.bits(),
+    })
 }
 
 fn of_notice(notice: &NoticeRepr) -> Value {

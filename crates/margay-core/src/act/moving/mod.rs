@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The token shows the peer that the mover receives what goes to its new address. RSYN and RSYN-DONE bear a challenge,
-//! which differs by the address that they go to, and the answer repeats it: so the mover knows at which of its addresses
-//! the peer receives, whatever source its answers have.
+//! which differs by the address that they go to, and the answer repeats it: so the mover knows at which of its
+//! addresses the peer receives, whatever source its answers have.
 
 pub mod keepsake;
 pub(crate) mod liveness;

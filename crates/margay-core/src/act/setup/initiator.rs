@@ -351,12 +351,7 @@ impl Sal {
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
         self.settle_ports(now, id, setup.flow_port, message.flow_port());
-        if let Some(cipher) = cipher {
-            self.keep_sealed(now, id);
-            self.flows.seal_flow(&self.associations, &self.config, id, cipher);
-        }
-        self.note_demand(id, Marks::PEER_DEMANDS, message.stack().is_some_and(|said| said.demands));
-        self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, false);
+        begin_stack(self, now, message, cipher);
         let is_other_way = setup.begin.is_some() && !self.keeps_ack(id);
         let has_program = app.protocol != GREETING && setup.fetch.is_none() && !is_other_way;
         if has_program {
@@ -395,9 +390,7 @@ impl Sal {
         }
         self.begin_policy(now, id);
         act_as_rules_do(self, now, id);
-        let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
-        let first = is_first_unsaid.then_some(setup.first);
-        first.into_iter().chain(setup.held).for_each(|packet| guard::send_or_hold(self, id, packet));
+        say_held(self, id, *setup, shown_in_vain);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
@@ -598,6 +591,24 @@ impl Config {
         let own = &self.local_addresses;
         own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
     }
+}
+
+/// The stack that both ends have agreed on is the flow's.
+fn begin_stack(sal: &mut Sal, now: Instant, answer: &Message<'_>, cipher: Option<Cipher>) {
+    let id = answer.dst_flow;
+    if let Some(cipher) = cipher {
+        sal.keep_sealed(now, id);
+        sal.flows.seal_flow(&sal.associations, &sal.config, id, cipher);
+    }
+    sal.note_demand(id, Marks::PEER_DEMANDS, answer.stack().is_some_and(|said| said.demands));
+    sal.flows.begin_direct(&sal.fetches, &mut sal.associations, now, id, false);
+}
+
+/// What the program has said before the answer, as far as no SYN has carried it.
+fn say_held(sal: &mut Sal, id: FlowId, setup: InitiatorSetup, shown_in_vain: bool) {
+    let is_first_unsaid = (!setup.first_carried || shown_in_vain) && !setup.first.is_empty();
+    let first = is_first_unsaid.then_some(setup.first);
+    first.into_iter().chain(setup.held).for_each(|packet| guard::send_or_hold(sal, id, packet));
 }
 
 /// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.

@@ -266,7 +266,8 @@ pub(crate) struct LateAnswers {
     pub give_up: Instant,
     /// What the answer grants, once it is confirmed.
     pub granted: Option<Box<Granted>>,
-    /// Where the peer is, is the word of some host of the segment. The flow ends unless the peer confirms it from there.
+    /// Where the peer is, is the word of some host of the segment. The flow ends unless the peer confirms it from
+    /// there.
     pub is_hearsay: bool,
 }
 

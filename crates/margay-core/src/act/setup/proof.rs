@@ -53,12 +53,7 @@ impl Sal {
         message: &Message<'_>,
     ) -> Result<(), DropReason> {
         if message.flags.contains(Flags::CONFIRM) {
-            let association = auth::authenticate(&mut self.associations, message, now)?.association();
-            let is_elsewhere = self.associations.get(association).is_none_or(|known| known.remote != from);
-            let is_hearsay = |flow: &Flow| matches!(&flow.setup, Setup::Late(late) if late.is_hearsay);
-            if is_elsewhere && self.flows.get(message.dst_flow).is_some_and(is_hearsay) {
-                return Err(DropReason::WrongPath);
-            }
+            let association = authenticate_confirm(self, now, from, message)?;
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;
@@ -212,10 +207,8 @@ impl Sal {
         let mut setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
-            if self.give_offered(now, id, &setup, asks) {
-                self.confirm((id, peer_flow), association, fresh);
-                self.remove_flow(id, RemoveReason::Closed);
-            }
+            let is_over = self.give_offered(now, id, &setup, asks);
+            end_greeting(self, (id, peer_flow), (association, fresh), is_over);
             return Ok(());
         }
         self.flows.seal_as_set_up(&self.associations, &self.config, id, &setup);
@@ -285,6 +278,29 @@ impl FlowTable {
             self.seal_flow(associations, config, id, cipher);
         }
     }
+}
+
+fn end_greeting(sal: &mut Sal, flows: (FlowId, FlowId), (association, fresh): (u32, bool), is_over: bool) {
+    if is_over {
+        sal.confirm(flows, association, fresh);
+        sal.remove_flow(flows.0, RemoveReason::Closed);
+    }
+}
+
+/// The confirmation of an ACK. Where the peer is, may be hearsay: then it has to come from there.
+fn authenticate_confirm(
+    sal: &mut Sal,
+    now: Instant,
+    from: SocketAddr,
+    message: &Message<'_>,
+) -> Result<u32, DropReason> {
+    let association = auth::authenticate(&mut sal.associations, message, now)?.association();
+    let is_elsewhere = sal.associations.get(association).is_none_or(|known| known.remote != from);
+    let is_hearsay = |flow: &Flow| matches!(&flow.setup, Setup::Late(late) if late.is_hearsay);
+    if is_elsewhere && sal.flows.get(message.dst_flow).is_some_and(is_hearsay) {
+        return Err(DropReason::WrongPath);
+    }
+    Ok(association)
 }
 
 /// The CONFIRM of a flow that is set up was lost.

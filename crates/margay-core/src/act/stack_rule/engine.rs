@@ -439,8 +439,8 @@ impl Sal {
     }
 }
 
-/// A flow is established, and nothing of it has left: where a rule demands that it is encrypted, it waits. Nothing is said
-/// to the peer, which may not know of the flow yet.
+/// A flow is established, and nothing of it has left: where a rule demands that it is encrypted, it waits. Nothing is
+/// said to the peer, which may not know of the flow yet.
 pub(crate) fn guard_as_rules_do(sal: &mut Sal, now: Instant, id: FlowId) {
     let Some(flow) = sal.flows.get(id) else { return };
     let is_self = sal.associations.get(flow.association).is_none_or(Association::is_self);

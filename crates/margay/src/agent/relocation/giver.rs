@@ -169,8 +169,8 @@ async fn turn(agent: &Agent, client: Peer) -> Result<Turn, No> {
     }
 }
 
-/// Which one it is, and whose share it takes of the connections that go at one time: a client that answers nothing holds
-/// up its own.
+/// Which one it is, and whose share it takes of the connections that go at one time: a client that answers nothing
+/// holds up its own.
 fn handed_session(agent: &Agent, flow: &ServedFlow) -> Result<(HandedSession, Peer), No> {
     let found = agent.core.0.with_sal(|sal, _| sal.flow(flow.id));
     let known = found.and_then(|found| Some((found.peer?, found.shares_as?, found.session, found.port)));

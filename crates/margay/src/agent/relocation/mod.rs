@@ -40,8 +40,8 @@ use super::instance_addresses::InstanceAddresses;
 const TRANSFERS_MAX: u32 = 1024;
 /// Bytes of connections that come at one time: of one giver, three of the largest.
 const TAKEN_BYTES_MAX: usize = 16 * 3 * (RECORD_MAX + HANDED_DATA_MAX as usize);
-/// Streams of other hosts, half of which may be idle. One giver has a sixteenth: twice the connections that it brings at
-/// once.
+/// Streams of other hosts, half of which may be idle. One giver has a sixteenth: twice the connections that it brings
+/// at once.
 const STREAMS_MAX: usize = 2 * TRANSFERS_MAX as usize;
 /// Until the client's word is known, counted from the first question to it: its lease, and some.
 const WORD_LIMIT: Duration = Duration::from_secs(35);

@@ -38,8 +38,8 @@ const TRANSFER_FIRST: Duration = Duration::from_secs(5);
 const TRANSFER_MAX: Duration = margay_core::session::LEASE_MAX;
 /// A giver's stream without a connection is kept for so long: others may follow.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
-/// A taker waits for longer, so that it is the giver that ends the stream: as long as the giver may still ask who has the
-/// connection that was brought last.
+/// A taker waits for longer, so that it is the giver that ends the stream: as long as the giver may still ask who has
+/// the connection that was brought last.
 const NEXT_LIMIT: Duration = Duration::from_secs(40);
 const _: () =
     assert!(NEXT_LIMIT.as_millis() > WORD_LIMIT.as_millis() && NEXT_LIMIT.as_millis() > IDLE_LIMIT.as_millis());

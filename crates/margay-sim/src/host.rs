@@ -711,21 +711,6 @@ impl Host {
         }
     }
 
-    /// Takes the core's events. Gives the flows that it wants to be written down, and are.
-    fn hear_events(&mut self, now: Instant) -> Vec<FlowId> {
-        let mut kept = Vec::new();
-        while let Some(event) = self.sal.poll_event() {
-            self.hear_of_splice(&event);
-            match (&mut self.journal, &event) {
-                (Some(journal), event) => journal.hear(now, event),
-                (None, Event::Keep { old, .. }) => kept.push(*old),
-                (None, _) => {}
-            }
-            self.events.push(event);
-        }
-        kept
-    }
-
     fn update(&mut self, now: Instant, update: EntryUpdate) {
         self.cache.apply(now, update);
         let last = self.cache.take_last_packets();

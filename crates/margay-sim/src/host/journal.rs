@@ -8,6 +8,8 @@ use margay_core::handover::HandoverRecord;
 use margay_core::{Event, Instant, Sal};
 use margay_wire::FlowId;
 
+use super::Host;
+
 /// A record that the core waits for takes so long.
 const AWAITED: Duration = Duration::from_micros(500);
 /// A flow that has no record yet is asked for again.
@@ -68,5 +70,22 @@ impl Journal {
             }
         }
         awaited.into_iter().map(|[old, _]| old).collect()
+    }
+}
+
+impl Host {
+    /// Takes the core's events. Gives the flows that it wants to be written down, and are.
+    pub(super) fn hear_events(&mut self, now: Instant) -> Vec<FlowId> {
+        let mut kept = Vec::new();
+        while let Some(event) = self.sal.poll_event() {
+            self.hear_of_splice(&event);
+            match (&mut self.journal, &event) {
+                (Some(journal), event) => journal.hear(now, event),
+                (None, Event::Keep { old, .. }) => kept.push(*old),
+                (None, _) => {}
+            }
+            self.events.push(event);
+        }
+        kept
     }
 }

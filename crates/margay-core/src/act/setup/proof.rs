@@ -219,11 +219,9 @@ impl Sal {
         let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
         if handover.is_none() {
             self.flows.begin_direct(&self.fetches, &mut self.associations, now, id, starts);
-        }
-        self.left_proved(now, id);
-        if handover.is_none() {
             guard_as_rules_do(self, now, id);
         }
+        self.left_proved(now, id);
         if let Setup::Responder(setup) = setup {
             self.let_in(id, *setup);
         }

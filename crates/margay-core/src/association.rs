@@ -256,7 +256,8 @@ impl Association {
             Some(_) => Standing::Member,
             None => Standing::Stranger,
         };
-        Listed { standing, peer: self.peer(), is_own: self.initiator, served: self.served, since }
+        let is_own = self.initiator && self.served == 0;
+        Listed { standing, peer: self.peer(), is_own, served: self.served, since }
     }
 
     /// Whether this end started the handshake.
@@ -729,7 +730,8 @@ impl AssociationTable {
     ///
     /// What is full: the peer, or those that it is counted with, have their share.
     pub fn check_flow_share(&self, local_id: u32) -> Result<(), Full> {
-        self.get(local_id).map_or(Ok(()), |association| self.standings.check_served(association.peer()))
+        let listed = self.get(local_id).and_then(|association| association.listed.as_ref());
+        listed.map_or(Ok(()), |listed| self.standings.check_served(listed))
     }
 
     /// A flow uses it. `role`: this host's in the flow.

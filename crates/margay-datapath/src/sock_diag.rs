@@ -41,6 +41,13 @@ pub struct Described {
     pub inode: u64,
 }
 
+impl Described {
+    /// Its user. What is left of a connection that its program has closed is nobody's; the kernel says root's.
+    pub fn user(&self) -> Option<u32> {
+        (self.inode != 0).then_some(self.uid)
+    }
+}
+
 /// The sockets on a port that take what comes from anybody: of TCP those that listen, of UDP those that are not
 /// connected.
 ///

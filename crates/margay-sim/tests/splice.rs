@@ -5,13 +5,15 @@ mod relayed;
 
 use std::time::Duration;
 
-use margay_core::Cipher;
+use margay_core::name::Prefix;
 use margay_core::reconfiguration::{Edit, ReconfigurationOutcome, SpliceOutcome, SpliceRefused};
+use margay_core::stack_rule::{Constant, Expression, StackRule};
+use margay_core::{Cipher, Stack};
 use margay_sim::Weather;
 use margay_sim::check::ends_agree;
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
-use margay_wire::Message;
+use margay_wire::{DATA_HEADER_LEN, DataRepr, Message, is_sealed};
 use relayed::{CHAT, SECOND, TALK, kept_by_deaths, relayed};
 
 #[test]
@@ -50,6 +52,62 @@ fn a_program_leaves_and_its_session_goes_on_without_it() {
             }
         }
     }
+}
+
+/// Demands encryption of everything.
+fn floor() -> StackRule {
+    StackRule {
+        number: 1,
+        names: vec![Prefix::default()],
+        text: String::new(),
+        when: Expression::Constant(Constant::Bool(true)),
+        uses: Stack::Secure,
+        hold: Duration::ZERO,
+        release: SECOND,
+        priority: 0,
+        is_floor: true,
+    }
+}
+
+#[test]
+fn a_floor_that_comes_into_force_while_a_program_leaves_holds_by_whatever_way() {
+    let mut ended = Vec::new();
+    for by_server in [false, true] {
+        for at in (0..60).step_by(4) {
+            let what = format!("by server {by_server}, after {at} ms");
+            let mut relayed = relayed(7, TALK, Duration::from_millis(20));
+            for host in relayed.all() {
+                relayed.world.host(host).set_secure(&[Cipher::ChaCha20Poly1305], false);
+            }
+            relayed.begin(TALK);
+            relayed.world.run_for(SECOND / 2);
+            relayed.leave().expect("it may");
+            relayed.world.run_for(Duration::from_millis(at));
+            let ruled = if by_server { relayed.server } else { relayed.client };
+            let (now, own) = (relayed.world.now, relayed.world.host(ruled).address);
+            relayed.world.host(ruled).sal.set_stack_rules(now, vec![floor()]);
+            relayed.world.touch(ruled);
+            relayed.world.recording = Some(Vec::new());
+            for _ in 0..40 {
+                relayed.world.run_for(SECOND / 4);
+                let now = relayed.world.now;
+                relayed.world.host(ruled).sal.judge_stacks(now);
+                relayed.world.touch(ruled);
+            }
+            let sent = relayed.world.recording.take().expect("recording");
+            let is_plain = |bytes: &[u8]| {
+                let has_payload = bytes.len() > DATA_HEADER_LEN + 20;
+                has_payload && DataRepr::parse(bytes).is_ok_and(|data| !is_sealed(data.stack))
+            };
+            let plain = sent.iter().filter(|(from, _, bytes)| from.ip() == own && is_plain(bytes)).count();
+            assert_eq!(plain, 0, "{what}");
+            if relayed.ends_somehow(&what) {
+                ended.push((by_server, at));
+            }
+        }
+    }
+    // With two ways in use neither can be encrypted, and what is held would have to pass first.
+    assert!(ended.iter().all(|(_, at)| (6..28).contains(at)), "{ended:?}");
 }
 
 /// Its connections are there before both hosts have confirmed their sessions: whoever asks again is taken then.

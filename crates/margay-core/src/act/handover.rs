@@ -42,6 +42,7 @@ use margay_wire::{FlowId, PORT, STACK_ENCAP, SessionId};
 use crate::act::chain::ChainRecord;
 use crate::act::ending::closing::LINGER;
 use crate::act::reconfiguration::{KeptWay, PartingRecord};
+use crate::act::stack_rule::engine::{act_as_rules_do, guard_as_rules_do};
 use crate::act::stack_rule::guard;
 use crate::association::location::Pair;
 use crate::cache::entry::{Directions, EntryUpdate};
@@ -676,7 +677,10 @@ impl Sal {
         }
         match record.way {
             // What the cache is told comes when both are there.
-            Some(KeptWay::New) => return Ok(()),
+            Some(KeptWay::New) => {
+                guard_adopted(self, now, record);
+                return Ok(());
+            }
             Some(KeptWay::Old(ways)) => self.adopt_old_way(record.flow, ways),
             None => {}
         }
@@ -686,15 +690,21 @@ impl Sal {
     }
 }
 
-/// Gives the cache the entry of a flow that was adopted, after whatever keeps packets of it from leaving plain.
-fn install_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
+/// Whatever keeps packets of a flow that was adopted from leaving plain.
+fn guard_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
     if record.is_guarded {
         guard::guard_as_before(sal, now, record.flow);
     }
     if record.is_demanded_by_rule {
         sal.stack_rules.carry_over(record.flow);
     }
-    sal.begin_rules(now, record.flow);
+    guard_as_rules_do(sal, now, record.flow);
+}
+
+/// Gives the cache the entry of a flow that was adopted.
+fn install_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
+    guard_adopted(sal, now, record);
+    act_as_rules_do(sal, now, record.flow);
     let Some(entry) = sal.flows.get(record.flow).map(Flow::entry) else { return };
     sal.queue.update(EntryUpdate::Install(entry));
     sal.begin_policy(now, record.flow);

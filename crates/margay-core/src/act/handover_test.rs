@@ -9,7 +9,7 @@ use super::*;
 use crate::act::reconfiguration::PeerCut;
 use crate::cache::entry::{PathId, Wire};
 use crate::cache::output::Output;
-use crate::cache::packet::tcp_flags;
+use crate::cache::packet::{Unreachable, tcp_flags, unreachable_for};
 use crate::leg::carriage::Carriage;
 use crate::leg::delta::Clock;
 use crate::machine::control::AssociationSetup;
@@ -459,4 +459,50 @@ fn what_cannot_be_carried_on_is_refused_and_nothing_changes() {
     assert_eq!(sal.adopt_flow(now, &chained), Err(AdoptError::Legs));
     assert_eq!(sal.flow_count(), 0);
     assert_eq!(sal.export_flow(now, FlowId(1)), None);
+}
+
+/// An IPv4 packet of UDP without data, checksums left out.
+fn datagram(tuple: &Tuple) -> alloc::vec::Vec<u8> {
+    let mut packet = alloc::vec![0_u8; 28];
+    (packet[0], packet[3], packet[8], packet[9]) = (0x45, 28, 64, tuple.protocol);
+    for (at, end) in [(12, tuple.source), (16, tuple.destination)] {
+        let IpAddr::V4(v4) = end.ip() else { panic!("IPv4") };
+        packet[at..at + 4].copy_from_slice(&v4.octets());
+    }
+    packet[20..22].copy_from_slice(&tuple.source.port().to_be_bytes());
+    packet[22..24].copy_from_slice(&tuple.destination.port().to_be_bytes());
+    packet[25] = 8;
+    packet
+}
+
+#[test]
+fn who_may_write_icmp_ends_no_flow_of_a_named_socket_and_no_open_connection() {
+    let named = Some(ServiceId([7; 32]));
+    for (protocol, source, is_outside, is_ended) in
+        [(17, None, false, true), (17, None, true, true), (17, named, true, false), (6, None, false, false)]
+    {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        let mut record = HandoverRecord {
+            source,
+            role: Role::Initiator,
+            lifecycle: Lifecycle::Established,
+            fins: (false, false),
+            egress: None,
+            ..record()
+        };
+        record.legs[0].tuple.as_mut().expect("it has one").protocol = protocol;
+        sal.adopt_flow(Instant::ZERO, &record).expect("the peer is known");
+        // What the peer has sent cannot be delivered, somebody says.
+        let tuple = record.app().expect("it has one").reversed();
+        let packet = datagram(&tuple);
+        let mut error =
+            unreachable_for(&packet, tuple.destination.ip(), tuple.source.ip(), Unreachable::Port).expect("one family");
+        if is_outside {
+            crate::act::chain::mark_outside(&mut error);
+        }
+        sal.handle_app_packet(Instant::ZERO, &error);
+        let is_open = sal.flow(record.flow).is_some_and(|flow| flow.lifecycle == Lifecycle::Established);
+        assert_eq!(!is_open, is_ended, "{protocol}, {source:?}, outside {is_outside}");
+    }
 }

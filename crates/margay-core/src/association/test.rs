@@ -157,8 +157,13 @@ fn strangers_that_have_their_half_keep_this_host_from_meeting_nobody() {
     assert_eq!((1000..2000).filter(|n| is_in(*n, false)).count(), 80);
     // Whoever is met first shows its certificate later.
     assert!((1..=8).all(|n| is_in(n, true)));
+    assert!(table.check_flow_share(1).is_err(), "it was greeted to have room");
     table.remove(1);
     assert!(table.insert(stranger(3000, at(3000))).is_err(), "it leaves nothing to strangers");
+    table.remove(1000);
+    table.check_flow_share(2).expect("room for one");
+    table.hold_flow(2, Role::Responder);
+    assert!(table.check_flow_share(3).is_err(), "the other one has it");
 }
 
 #[test]

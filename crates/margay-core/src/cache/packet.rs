@@ -75,6 +75,7 @@ pub(crate) enum Parsed<'a> {
     IcmpError {
         quoted: Tuple,
         port_unreachable: bool,
+        from_outside: bool,
     },
     /// Anything else: source, destination and the whole packet, so that it can be answered.
     Other {
@@ -207,17 +208,17 @@ fn classify<'a>(
             };
             Ok(Parsed::Transport(AppPacket { tuple, transport: body, class, hop_limit, whole }))
         }
-        ICMP | ICMPV6 => Ok(parse_icmp(body, protocol, source, destination)),
+        ICMP | ICMPV6 => Ok(parse_icmp(body, protocol, (source, destination), hop_limit)),
         _ => Ok(Parsed::Other { source, destination, echo: false }),
     }
 }
 
-fn parse_icmp(body: &[u8], protocol: u8, source: IpAddr, destination: IpAddr) -> Parsed<'_> {
+fn parse_icmp(body: &[u8], protocol: u8, (source, destination): (IpAddr, IpAddr), hop_limit: u8) -> Parsed<'_> {
     let (kind, code) = (body.first().copied().unwrap_or(0), body.get(1).copied().unwrap_or(0));
     let is_error = if protocol == ICMP { matches!(kind, 3 | 11 | 12) } else { (1..=4).contains(&kind) };
     let port_unreachable = if protocol == ICMP { (kind, code) == (3, 3) } else { (kind, code) == (1, 4) };
     if is_error && let Some(quoted) = body.get(8..).and_then(quoted_tuple) {
-        return Parsed::IcmpError { quoted, port_unreachable };
+        return Parsed::IcmpError { quoted, port_unreachable, from_outside: hop_limit == OUTSIDE_HOP_LIMIT };
     }
     let echo = if protocol == ICMP { kind == 8 } else { kind == 128 };
     Parsed::Other { source, destination, echo }
@@ -519,9 +520,9 @@ mod tests {
         let (app, peer) = (parsed.tuple.source.ip(), parsed.tuple.destination.ip());
         let error = unreachable_for(&packet, app, peer, Unreachable::Port).expect("one family");
         match parse(&error) {
-            Ok(Parsed::IcmpError { quoted, port_unreachable }) => {
+            Ok(Parsed::IcmpError { quoted, port_unreachable, from_outside }) => {
                 assert_eq!(quoted, tuple());
-                assert!(port_unreachable);
+                assert!(port_unreachable && !from_outside);
             }
             other => panic!("not an error: {other:?}"),
         }

@@ -266,9 +266,11 @@ impl Sal {
         self.now = now;
         let verdict = match packet::parse(packet) {
             Err(reason) => AppVerdict::Drop(reason),
-            Ok(Parsed::IcmpError { quoted, port_unreachable }) => {
-                self.handle_icmp_error(now, &quoted.reversed(), port_unreachable);
-                AppVerdict::Consumed
+            Ok(Parsed::IcmpError { quoted, port_unreachable, from_outside }) => {
+                match self.handle_icmp_error(now, &quoted.reversed(), port_unreachable, from_outside) {
+                    Ok(()) => AppVerdict::Consumed,
+                    Err(reason) => AppVerdict::Drop(reason),
+                }
             }
             Ok(Parsed::Other { source, destination, echo }) => {
                 let error = if echo && self.service_of(destination).is_some() {
@@ -311,19 +313,35 @@ impl Sal {
         self.initiate(now, packet)
     }
 
-    /// The local stack refused what it was given. `app` is the tuple of the refusing side.
-    fn handle_icmp_error(&mut self, now: Instant, app: &Tuple, port_unreachable: bool) {
-        let Some(id) = self.flows.by_tuple(app) else { return };
-        if self.box_refused(id) || !port_unreachable {
-            return;
+    /// The local stack refused what it was given. `app` is the tuple of the refusing side. A container may write what it
+    /// likes: it speaks neither for a named socket of this host nor for a middlebox. An open TCP connection ends by its
+    /// own segments.
+    fn handle_icmp_error(
+        &mut self,
+        now: Instant,
+        app: &Tuple,
+        port_unreachable: bool,
+        from_outside: bool,
+    ) -> Result<(), DropReason> {
+        let Some(flow) = self.flows.by_tuple(app).and_then(|id| self.flows.get(id)) else { return Ok(()) };
+        if from_outside && flow.is_of_named_socket() {
+            return Err(DropReason::NotItsSocket);
         }
-        if self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Connecting) {
+        if from_outside && flow.is_at_box() {
+            return Err(DropReason::NotForwarded);
+        }
+        let (id, is_connecting, is_tcp) = (flow.id, flow.lifecycle == Lifecycle::Connecting, flow.app.protocol == 6);
+        if self.box_refused(id) || !port_unreachable {
+            return Ok(());
+        }
+        if is_connecting {
             self.answer(id, &[], Some(ErrorCode::Refused));
             self.drop_half_open(id);
-        } else {
+        } else if !is_tcp {
             self.say_fail(id, ErrorCode::Refused);
             self.fail_flow(now, id, RemoveReason::PeerFailed);
         }
+        Ok(())
     }
 
     /// A datagram from the SAL port: signalling, or DATA that missed the flow cache.

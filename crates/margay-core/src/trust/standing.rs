@@ -43,7 +43,7 @@ pub(crate) struct Listed {
     pub standing: Standing,
     /// What it counts for, and the flows that its peer has begun.
     pub peer: Peer,
-    /// This host has begun it: nobody can use up others' room by that.
+    /// This host has begun it, and the peer no flow in it. A peer may have this host begin some, to greet it.
     pub is_own: bool,
     /// How many those are.
     pub served: u32,
@@ -60,7 +60,7 @@ impl Listed {
         }
     }
 
-    /// The same, if the peer has begun it: all such have a share.
+    /// The same, if it is of use to the peer: all such have a share.
     fn newcomer_at(&self) -> Option<IpAddr> {
         self.stranger_at().filter(|_| !self.is_own)
     }
@@ -79,7 +79,7 @@ pub(crate) struct Standings {
     members: Ages,
     strangers: Ages,
     strangers_at: BTreeMap<Site, Ages>,
-    /// Associations, idle or in use, that were begun by peers that nobody vouches for.
+    /// Associations, idle or in use, that are of use to peers that nobody vouches for.
     unvouched: FairShares,
     /// Flows that peers have begun.
     served: FairShares,
@@ -174,9 +174,11 @@ impl Standings {
         self.is_news = is_news;
     }
 
-    /// Whether a peer may begin another flow.
-    pub fn check_served(&self, peer: Peer) -> Result<(), Full> {
-        self.served.check(peer, 1)
+    /// Whether a peer may begin another flow in an association.
+    pub fn check_served(&self, listed: &Listed) -> Result<(), Full> {
+        self.served.check(listed.peer, 1)?;
+        // From its first flow on the association counts.
+        if listed.is_own && listed.stranger_at().is_some() { self.unvouched.check(listed.peer, 1) } else { Ok(()) }
     }
 
     /// The stranger that must go before another at `address` may come, if one must.

@@ -33,6 +33,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that are listed; the number of all is told.
 const LISTED_MAX: usize = 1000;
+/// Bytes of a switch's answer.
+const ANSWER_LEN_MAX: u64 = 4 << 20;
 
 /// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +161,8 @@ async fn ask_patiently(path: &Path, question: &Question) -> io::Result<Value> {
     let line = serde_json::to_string(question).map_err(io::Error::other)?;
     stream.write_all(format!("{line}\n").as_bytes()).await?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
+    // Its process has no privileges, for it reads what strangers send: it may be theirs.
+    stream.take(ANSWER_LEN_MAX).read_to_string(&mut answer).await?;
     let answer: Value = serde_json::from_str(&answer).map_err(io::Error::other)?;
     match answer["error"].as_str() {
         Some(error) => Err(io::Error::other(error.to_owned())),

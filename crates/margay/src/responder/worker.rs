@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, UdpSocket, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use super::{IDENTITY_LEN, Sockets, Words, given, pass};
+use crate::agent::programs::rights::account;
 use crate::host::{RESOLV_CONF, resolv_conf};
 
 /// After an error of the system, so that a lasting one does not take the processor.
@@ -83,7 +84,10 @@ fn start(words: &Words, sockets: &Sockets) -> io::Result<Responder> {
 /// As the kernel says whose sockets of this host are: the process is in the host's network namespace, also where what
 /// programs ask is in another one.
 fn user_of(own: SocketAddr) -> UserOf {
-    Box::new(move |protocol, from| Some(sock_diag::socket_of(protocol, from, own).ok()??.uid))
+    Box::new(move |protocol, from| {
+        let socket = sock_diag::socket_of(protocol, from, own).ok()??;
+        socket.user().map(account)
+    })
 }
 
 /// The agent is told what this process is, and given what it holds.

@@ -113,7 +113,8 @@ impl Sal {
         }
         let Flow { id: old_id, session, service, app, .. } = *old;
         let is_sealed = old.is_sealed();
-        if taker == giver {
+        // Of a session with middleboxes the first one's host could lead past the others.
+        if taker == giver || old.chain.is_some() {
             return Err(ErrorCode::Refused);
         }
         // Not to the address that the giver says: it could send this host's SYNs to anybody.

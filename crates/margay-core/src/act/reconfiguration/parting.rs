@@ -123,6 +123,7 @@ impl Sal {
             if let Some(association) = self.flows.get(id).map(|flow| flow.association) {
                 self.locations.announce_path(&self.associations, &mut self.queue, association);
             }
+            guard_as_rules_do(self, now, id);
             self.flows.install_again(&mut self.queue, id);
         }
     }

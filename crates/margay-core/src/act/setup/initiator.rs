@@ -8,7 +8,6 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, ReconfigurationRepr};
 
-use super::syn::is_instance;
 use super::{
     HandshakeSeed, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, prologue, retry_after,
     starts_direct,
@@ -203,13 +202,12 @@ impl Sal {
             let source = if is_program { self.source_of(&flow.app, &start.first) } else { None };
             flow.source = source.map(Box::new);
         }
-        let is_at_instance = is_instance(self, &flow, start.next_hop);
         let client = self.config.local_addresses.first().map_or(flow.app.source.ip(), |ip| *ip);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
             client: SocketAddr::new(client, flow.app.source.port()),
             next_hop: start.next_hop,
-            is_at_instance,
+            instance_at: None,
             beside: start.beside,
             first: start.first,
             held: Vec::new(),

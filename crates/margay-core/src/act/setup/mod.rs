@@ -79,8 +79,8 @@ pub(crate) struct InitiatorSetup {
     /// The client's address as SESSION has it, unless the session goes through boxes: the same in every copy.
     pub client: SocketAddr,
     pub next_hop: SocketAddr,
-    /// That is a host that serves the name: it answers itself, and nobody relays for it.
-    pub is_at_instance: bool,
+    /// Where a SYN was sent to a host that serves the name: it answers itself, and nobody relays for it.
+    pub instance_at: Option<SocketAddr>,
     /// Who gets a copy.
     pub beside: Vec<SocketAddr>,
     /// The application's own first packet.
@@ -138,7 +138,10 @@ impl InitiatorSetup {
         from: SocketAddr,
     ) -> Result<SocketAddr, DropReason> {
         let Some(source) = relayed_from(message) else { return Ok(from) };
-        let is_resolved = self.pin.is_some() || self.related.is_some() || self.fetch.is_some() || self.is_at_instance;
+        let is_resolved = self.pin.is_some()
+            || self.related.is_some()
+            || self.fetch.is_some()
+            || self.instance_at == Some(self.next_hop);
         // Any host of the segment may be the relay; see [`LateAnswers::is_hearsay`].
         let is_asked = [from, SEGMENT].contains(&self.next_hop) || self.beside.contains(&from);
         let is_believed = is_asked && !is_resolved || associations.is_own_router_at(from);

@@ -64,9 +64,8 @@ impl Sal {
         {
             let to = hop.address;
             let beside = self.note_own(rule);
-            let is_at_instance = self.flows.get(id).is_some_and(|flow| is_instance(self, flow, to));
             if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
-                (setup.next_hop, setup.beside, setup.is_at_instance) = (to, beside, is_at_instance);
+                (setup.next_hop, setup.beside) = (to, beside);
             }
         }
         self.send_syn(now, id);
@@ -80,7 +79,10 @@ impl Sal {
             self.fail_connecting(id, Unreachable::Host, if is_chained { CHAIN_TOO_LONG } else { TOO_LONG });
             return;
         };
+        let instance_at = instance_asked(self, id);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        // Also where it says meanwhile that it serves the name no longer.
+        setup.instance_at = instance_at.or(setup.instance_at);
         if setup.named_host().is_some_and(|host| self.associations.by_host(host).is_none())
             && setup.retries >= SYNS_TO_NAMED_MAX
             && setup.cookie.is_none()
@@ -164,14 +166,17 @@ impl Sal {
     }
 }
 
-/// Whether the table, or a notice, has a host itself at the address that a SYN goes to, and no router that finds one.
-pub(super) fn is_instance(sal: &Sal, flow: &Flow, next_hop: SocketAddr) -> bool {
+/// Where the SYN of a flow goes, if the table, or a notice, has a host itself there, and no router that finds one.
+fn instance_asked(sal: &Sal, id: FlowId) -> Option<SocketAddr> {
+    let flow = sal.flows.get(id)?;
+    let Setup::Initiator(setup) = &flow.setup else { return None };
+    let next_hop = setup.next_hop;
     let service = flow.asked();
     let of_rule = sal.rules_covering(service).any(|(_, id, rule)| {
         let hop = rule.action.next_hop().filter(|hop| hop.address == next_hop && !hop.router);
         hop.is_some_and(|hop| hop.host.is_some() || sal.resolved_by(id).is_some())
     });
-    of_rule || sal.notices.has_at(&service, next_hop)
+    (of_rule || sal.notices.has_at(&service, next_hop)).then_some(next_hop)
 }
 
 /// A flow that is being set up begins encrypted where a rule of this host demands it. Its first SYN says so: the answer

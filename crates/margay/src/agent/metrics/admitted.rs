@@ -48,8 +48,10 @@ fn peer_of(stream: &TcpStream, from: SocketAddr) -> Peer {
     // A listener at any address is found for the port of another host, too.
     let is_end = |local: SocketAddr| local.ip().to_canonical() == ip && local.port() == from.port();
     match described {
-        Ok(Some(socket)) if is_end(socket.local) => rights::peer_of(Uid::from_raw(socket.uid)),
-        Ok(_) => Peer::Unauthenticated(ip),
+        Ok(socket) => {
+            let user = socket.filter(|socket| is_end(socket.local)).and_then(|socket| socket.user());
+            user.map_or(Peer::Unauthenticated(ip), |user| rights::peer_of(Uid::from_raw(user)))
+        }
         Err(error) => {
             tracing::debug!(%from, %error, "the kernel does not say whose connection for metrics it is");
             Peer::Unauthenticated(ip)

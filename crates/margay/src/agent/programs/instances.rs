@@ -47,7 +47,7 @@ struct Seat {
 
 impl Followers {
     fn take(&self, caller: &Caller) -> Option<Seat> {
-        let uid = caller.uid.as_raw();
+        let uid = caller.account();
         let mut by_user = self.by_user.lock();
         let count = by_user.entry(uid).or_default();
         if *count >= FOLLOWERS_OF_USER_MAX && !caller.uid.is_root() {

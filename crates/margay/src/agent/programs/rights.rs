@@ -26,6 +26,11 @@ fn subordinate_ids() -> String {
     std::fs::read_to_string(SUBORDINATE_IDS).unwrap_or_default()
 }
 
+/// The user that a user ID counts for on this host.
+pub fn account(uid: u32) -> u32 {
+    account_of(uid, &subordinate_ids())
+}
+
 /// The user that a user ID counts for: the one that `subordinate_ids` give it to, who has 65,536 of them. Those that
 /// are given to root, for containers, count as the first of their range: never as root.
 fn account_of(uid: u32, subordinate_ids: &str) -> u32 {
@@ -61,7 +66,7 @@ impl Caller {
 
     /// The user that it counts for.
     pub fn account(&self) -> u32 {
-        account_of(self.uid.as_raw(), &subordinate_ids())
+        account(self.uid.as_raw())
     }
 
     /// For people: `alice (pid 12, server)`.

@@ -189,7 +189,7 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller, mut 
             Ok(asked) => respond(agent, &caller, &asked, passed).await,
             Err(refusal) => (refusal, Next::Requests),
         };
-        transmit(connection, &reply.emit(), &[]).await?;
+        unless(place.displaced(), transmit(connection, &reply.emit(), &[])).await??;
         match next {
             Next::Requests => {}
             Next::Events(subscription) => return unless(place.displaced(), tell(connection, subscription)).await?,

@@ -4,7 +4,6 @@
 //! Until the session goes another way somebody relays between the two sockets: the program itself, which says so, or
 //! the agent, to which it has given them. Whatever goes wrong, that goes on, and nobody notices.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::TcpStream as StdStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::delta::{SocketFacts, SpliceFacts};
+use margay_core::fair_table::FairTable;
 use margay_core::reconfiguration::{SpliceOutcome, SpliceRefused};
 use margay_core::{Role, Tuple};
 use margay_datapath::repair::{Frozen, RepairError};
@@ -31,7 +31,7 @@ use super::request::{Handed, No, handed};
 use super::rights::Caller;
 use crate::agent::Agent;
 
-/// Most pairs of sockets at one time.
+/// Most pairs of sockets at one time: of root's programs, and beside them of all other users, one of whom has a share.
 const PAIRS_MAX: usize = 4096;
 /// So long a program waits until its two sessions are set up: what a message that is lost costs, and some more.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -73,23 +73,26 @@ struct Pair {
 }
 
 /// All pairs, by the flow of the accepted connection.
-#[derive(Default)]
 pub struct Splices {
-    pairs: Mutex<HashMap<FlowId, Pair>>,
+    pairs: Mutex<FairTable<FlowId, Pair>>,
+}
+
+impl Default for Splices {
+    fn default() -> Self {
+        Self { pairs: Mutex::new(FairTable::new(PAIRS_MAX, PAIRS_MAX)) }
+    }
 }
 
 impl Splices {
-    fn add(&self, left: FlowId, pair: Pair) -> Result<(), No> {
+    fn add(&self, caller: &Caller, left: FlowId, pair: Pair) -> Result<(), No> {
         let mut pairs = self.pairs.lock();
         if pairs.contains_key(&left) {
             return Err((Errno::EALREADY, "the two connections are being made one already".to_owned()));
         }
-        if pairs.len() >= PAIRS_MAX {
-            let text = format!("{PAIRS_MAX} pairs of connections are being made one already; try again later");
-            return Err((Errno::EAGAIN, text));
-        }
-        pairs.insert(left, pair);
-        Ok(())
+        pairs.insert(caller.peer(), left, pair).map_err(|full| {
+            let text = format!("too many pairs of connections are being made one already ({full}); try again later");
+            (Errno::EAGAIN, text)
+        })
     }
 
     fn take(&self, left: FlowId) -> Option<Pair> {
@@ -200,7 +203,7 @@ fn begin(agent: &Arc<Agent>, caller: &Caller, wish: &Wish) -> Result<(), No> {
     let facts = facts_of(left, right)?;
     let pair = Pair { left: kept_left, right: kept_right, relay: None, program: caller.describe() };
     // Before the core could say what has become of it.
-    agent.connections.programs.splices.add(left_flow, pair)?;
+    agent.connections.programs.splices.add(caller, left_flow, pair)?;
     let begun = agent.core.0.with_sal(|sal, now| sal.splice(now, left_flow, right_flow, facts));
     if let Err(error) = begun {
         agent.connections.programs.splices.take(left_flow);

@@ -27,6 +27,7 @@ use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
 use crate::striped::Stripe;
 pub use crate::table::opening::Origin;
+use crate::table::opening::Sender;
 use crate::table::repeating::{KeptSctps, passes_turn};
 pub use crate::table::route::{Destination, EgressRoute, IngressRoute, Recipient, Wired};
 pub use crate::table::stacks::LastPacket;
@@ -49,10 +50,8 @@ struct Slot {
     directions: Directions,
     /// What of it is left to the core ([`opening`]).
     left_to_core: AtomicU8,
-    /// Its packets are a middlebox's: the core is given all others.
-    at_middlebox: bool,
-    /// Its packets are those of a socket of this host: the core is given what comes from outside.
-    is_of_named_socket: bool,
+    /// Whose packets its own are: the core is given all others.
+    sender: Sender,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -97,8 +96,7 @@ impl Slot {
             path: PathId(0),
             directions: Directions::Both,
             left_to_core: AtomicU8::new(opening::NOTHING),
-            at_middlebox: false,
-            is_of_named_socket: false,
+            sender: Sender::Anybody,
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -429,7 +427,8 @@ impl Table {
     pub fn wire(&self, flow: FlowId) -> Option<Wired> {
         let slot = self.find(flow)?;
         let delta = self.delta(flow).copied();
-        let Slot { key, generation, at_middlebox, is_of_named_socket, .. } = *slot;
+        let Slot { key, generation, sender, .. } = *slot;
+        let (at_middlebox, is_of_named_socket) = (sender == Sender::Middlebox, sender == Sender::NamedSocket);
         Some(Wired { app: key, generation, wire: slot.wire?, at_middlebox, is_of_named_socket, delta })
     }
 
@@ -684,8 +683,7 @@ impl Table {
         slot.seal = seal.or(last);
         slot.stacks = entry.stacks;
         slot.directions = entry.directions;
-        slot.at_middlebox = entry.at_middlebox;
-        slot.is_of_named_socket = entry.is_of_named_socket;
+        slot.sender = Sender::of(entry);
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         // What was sent one way may have been answered the other way.

@@ -250,7 +250,7 @@ impl Flow {
 
     /// Whether a socket of this host that has a source name began it.
     pub fn is_of_named_socket(&self) -> bool {
-        self.role == Role::Initiator && self.source.is_some()
+        self.role == Role::Initiator && self.source.is_some() && !self.is_at_box()
     }
 
     /// Whether it is one of the two halves of a session on a box's host.

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use margay_core::chain::{FORWARDED_HOP_LIMIT, OUTSIDE_HOP_LIMIT};
+use margay_core::entry::Entry;
 use margay_wire::FlowId;
 
 use super::{Slot, Table};
@@ -40,6 +41,28 @@ pub enum Origin {
     Core,
 }
 
+/// Whose packets are a flow's own. The others come to the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// Anybody's here.
+    Anybody,
+    /// Those of a socket of this host that has a source name: none from outside.
+    NamedSocket,
+    /// What a middlebox has forwarded.
+    Middlebox,
+}
+
+impl Sender {
+    /// As an entry says.
+    pub const fn of(entry: &Entry) -> Self {
+        match (entry.at_middlebox, entry.is_of_named_socket) {
+            (true, _) => Self::Middlebox,
+            (false, true) => Self::NamedSocket,
+            (false, false) => Self::Anybody,
+        }
+    }
+}
+
 impl Origin {
     /// Of a packet that has left `sal0`.
     pub const fn of(packet: &Transport) -> Self {
@@ -68,8 +91,8 @@ impl Slot {
     /// Whether a packet of the application is the core's, which has not sent it itself.
     pub(super) fn is_left_to_core(&self, origin: Origin) -> bool {
         match origin {
-            Origin::Program | Origin::Outside if self.at_middlebox => return true,
-            Origin::Outside if self.is_of_named_socket => return true,
+            Origin::Program | Origin::Outside if self.sender == Sender::Middlebox => return true,
+            Origin::Outside if self.sender == Sender::NamedSocket => return true,
             _ => {}
         }
         match self.left_to_core.load(Ordering::Acquire) {

@@ -675,14 +675,8 @@ impl Sal {
         if record.give_up_after.is_some() {
             self.note_told(record.flow, record.give_up_after);
         }
-        match record.way {
-            // What the cache is told comes when both are there.
-            Some(KeptWay::New) => {
-                guard_adopted(self, now, record);
-                return Ok(());
-            }
-            Some(KeptWay::Old(ways)) => self.adopt_old_way(record.flow, ways),
-            None => {}
+        if let Some(KeptWay::Old(ways)) = record.way {
+            self.adopt_old_way(record.flow, ways);
         }
         self.locations.announce_path(&self.associations, &mut self.queue, association);
         install_adopted(self, now, record);
@@ -701,9 +695,12 @@ fn guard_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
     guard_as_rules_do(sal, now, record.flow);
 }
 
-/// Gives the cache the entry of a flow that was adopted.
+/// Gives the cache the entry of a flow that was adopted. Of a session's new way it comes when both are there.
 fn install_adopted(sal: &mut Sal, now: Instant, record: &HandoverRecord) {
     guard_adopted(sal, now, record);
+    if record.way == Some(KeptWay::New) {
+        return;
+    }
     act_as_rules_do(sal, now, record.flow);
     let Some(entry) = sal.flows.get(record.flow).map(Flow::entry) else { return };
     sal.queue.update(EntryUpdate::Install(entry));

@@ -70,8 +70,8 @@ impl OutputQueue {
         self.push(Item::Egress(packet));
     }
 
-    /// Sends a packet by a flow whose session is between two ways. By one that is guarded it would go plain: it is lost,
-    /// as on a path, until the flow is encrypted.
+    /// Sends a packet by a flow whose session is between two ways. By one that is guarded it would go plain: it is
+    /// lost, as on a path, until the flow is encrypted.
     pub fn carry(&mut self, flow: FlowId, packet: Vec<u8>) {
         if !self.guarded.contains(&flow) {
             self.push(Item::Carry(flow, packet));

@@ -313,9 +313,9 @@ impl Sal {
         self.initiate(now, packet)
     }
 
-    /// The local stack refused what it was given. `app` is the tuple of the refusing side. A container may write what it
-    /// likes: it speaks neither for a named socket of this host nor for a middlebox. An open TCP connection ends by its
-    /// own segments.
+    /// The local stack refused what it was given. `app` is the tuple of the refusing side. A container may write what
+    /// it likes: it speaks neither for a named socket of this host nor for a middlebox. An open TCP connection ends by
+    /// its own segments.
     fn handle_icmp_error(
         &mut self,
         now: Instant,

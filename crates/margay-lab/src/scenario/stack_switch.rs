@@ -50,6 +50,8 @@ const BOUNDS: [Bound; 10] = [
 const SERVICE: &str = "count.shop";
 const NAME: &str = "count.shop.sal.internal";
 const PORT: u16 = 9;
+/// Each run sends from a port of its own, none that the kernel gives out.
+const FIRST_PORT: u16 = 20_000;
 const BULK_SERVICE: &str = "bulk.shop";
 const BULK_NAME: &str = "bulk.shop.sal.internal";
 const BULK_PORT: u16 = 5010;
@@ -147,8 +149,10 @@ impl Stage<'_> {
     fn begin(&mut self, rate: u64) -> Result<(u32, Series<Sent>, String)> {
         self.runs += 1;
         let run = self.runs;
-        let [port, number, rate] = [u64::from(PORT), run.into(), rate].map(|word| word.to_string());
-        let words = ["numbered", NAME, &port, "--run", &number, "--rate", &rate].map(str::to_owned);
+        // From the port of a run before, datagrams go by that run's flow, which lives for minutes.
+        let from = u64::from(FIRST_PORT) + u64::from(run);
+        let [port, number, rate, from] = [u64::from(PORT), run.into(), rate, from].map(|word| word.to_string());
+        let words = ["numbered", NAME, &port, "--run", &number, "--rate", &rate, "--from", &from].map(str::to_owned);
         let known = flows(self.client, SERVICE, "udp")?;
         let series = Series::start(self.client, &words)?;
         let flow = wait_for("the flow of a run", LIMIT, || {

@@ -44,6 +44,9 @@ pub struct Plan {
     /// Payload of each
     #[arg(long, default_value_t = 1472)]
     pub bytes: usize,
+    /// Port to send from; 0: any
+    #[arg(long, default_value_t = 0)]
+    pub from: u16,
 }
 
 /// What a sender did.
@@ -94,7 +97,7 @@ pub fn send(plan: &Plan) -> Result<()> {
     ensure!(plan.bytes >= HEAD, "a datagram has at least {HEAD} bytes");
     let to = (plan.host.as_str(), plan.port).to_socket_addrs();
     let to = to.with_context(|| format!("cannot resolve {}", plan.host))?.next().context("no address")?;
-    let socket = UdpSocket::bind((any_of(to.ip()), 0)).context("cannot bind a UDP socket")?;
+    let socket = UdpSocket::bind((any_of(to.ip()), plan.from)).context("cannot bind a UDP socket")?;
     socket.connect(to).context("cannot connect a UDP socket")?;
     let is_over = Arc::new(AtomicBool::new(false));
     let over = Arc::clone(&is_over);

@@ -349,8 +349,8 @@ impl Connection {
         self.halves.as_ref().map_or(0, |halves| halves.sender.memory() + halves.receiver.memory())
     }
 
-    /// The owner has no memory for more frames of the other end, or has some again. Until then they are dropped, and
-    /// the other end is told that there is no room.
+    /// Whether the owner is out of memory for frames of the other end. While it is, new ones are dropped, and the other
+    /// end learns that there is no room.
     pub fn hold_back(&mut self, is_held_back: bool) {
         if let Some(halves) = &mut self.halves {
             halves.receiver.hold_back(is_held_back);

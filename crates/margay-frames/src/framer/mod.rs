@@ -22,7 +22,7 @@ use crate::protocol::Protocol;
 use flow::Flows;
 use session::Session;
 
-/// Clients on this host at once; who comes later is told so.
+/// Concurrent clients on this host; further ones are refused with a message.
 const OWN_CLIENTS_MAX: usize = 4096;
 /// Clients of other hosts at once; those of one are a sixteenth of them, and of all together half.
 const CLIENTS_MAX: usize = 32_768;

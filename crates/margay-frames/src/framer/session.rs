@@ -148,7 +148,7 @@ impl<R: Reach> Session<R> {
             } else if was_open {
                 self.unsent = self.slots.restart(&self.protocol.error(CONNECTION_ENDED));
                 failures = if began.elapsed() >= GOOD_AFTER { 0 } else { failures + 1 };
-                // Once is by a switch that has just been started anew.
+                // A switch that has just restarted causes one failure.
                 if failures > 1 {
                     sleep(REACH_PAUSE * (1 << failures.min(DOUBLED_MAX))).await;
                 }

@@ -7,7 +7,7 @@ use crate::protocol::{Join, Part, Protocol, TOO_LARGE};
 
 /// Bytes of the answers to one request that are held until all of them have come.
 const JOINED_MAX: usize = 64 << 20;
-/// What a client is told of an answer that would have to wait for others.
+/// The error for an answer that would have to wait for others.
 const NO_MEMORY: &str = "the framer has no memory for the answer; ask for less at once";
 
 /// Bytes that a request takes, and each of its parts, however short it and its answer are.

@@ -25,7 +25,7 @@ pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Pauses double so often: up to 6.4 s.
 const DOUBLED_MAX: u32 = 5;
-/// One that has been there for so long begins anew.
+/// A member that has stayed up for this long starts from the first pause again.
 const WELL_AFTER: Duration = Duration::from_secs(2);
 
 /// A member that owes a connection something is asked after so long without a word of it whether it knows the

@@ -28,7 +28,7 @@ use crate::target::ToTarget;
 const CONNECTIONS_MAX: usize = 65_536;
 /// Connections that wait for `accept`, shared in the same way.
 const ACCEPTED_MAX: usize = 2048;
-/// Ends of connections that are told at once.
+/// Closed connections whose end the listener has not processed yet.
 const TELLINGS_MAX: usize = 128;
 /// Datagrams of one connection that wait; others are lost, as on the way.
 const DATAGRAMS_MAX: usize = 512;

@@ -120,8 +120,8 @@ pub(crate) struct Given {
     silent: u8,
     /// When the kernel is asked next.
     survey: Option<Instant>,
-    /// Rules have come to be about its flows: the core is told of each that a survey finds answered. How long after
-    /// that the kernel is asked again.
+    /// The interval of surveys while new rules apply to its flows: the core then adopts each flow that a survey finds
+    /// answered.
     hurry: Option<Duration>,
     /// None is opened any more; it is forgotten then, after what is left has been told of.
     over: Option<Instant>,

@@ -51,7 +51,7 @@ impl Sal {
         let is_it = |hop: &NextHop| hop.address == setup.next_hop;
         let led = self.rules_covering(service).find_map(|(_, _, rule)| rule.action.next_hop().filter(|hop| is_it(hop)));
         let turns = led.is_some_and(|hop| hop.router && retries >= TURN_RETRIES);
-        // Each turn draws anew.
+        // Each turn draws a new number.
         let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
         let is_other = |rule: &Rule| !rule.action.next_hop().is_some_and(is_it);
         let way = self.way_on(Sender::Own);

@@ -494,7 +494,7 @@ pub(crate) fn guard_as_rules_do(sal: &mut Sal, now: Instant, id: FlowId) {
     }
 }
 
-/// The peer knows of the flow: what rules ask of it is asked, and what they demand is told.
+/// The peer has the flow: starts what the rules request for it, and reports what they demand to the peer.
 pub(crate) fn act_as_rules_do(sal: &mut Sal, now: Instant, id: FlowId) {
     if !sal.stack_rules.followed.contains_key(&id) {
         return;

@@ -19,7 +19,7 @@ fn is_root(uid: Uid) -> bool {
 
 /// Whose share a user takes of what is bounded.
 pub fn peer_of(uid: Uid) -> Peer {
-    if is_root(uid) { Peer::Own } else { Peer::User(account_of(uid.as_raw(), &subordinate_ids())) }
+    if is_root(uid) { Peer::Own } else { Peer::User(account(uid.as_raw())) }
 }
 
 fn subordinate_ids() -> String {

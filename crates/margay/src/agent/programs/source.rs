@@ -78,13 +78,15 @@ impl Sources {
         bound: Vec<Local>,
         name: ServiceId,
     ) -> Result<(), SourceError> {
+        // Reads a file.
+        let (uid, peer) = (caller.uid, caller.peer());
         let mut known = self.0.lock();
-        known.check(caller.peer(), &bound).map_err(SourceError::Full)?;
+        known.check(peer, &bound).map_err(SourceError::Full)?;
         let is_its: IsOfSocket = Arc::new(move |app| is_of_socket(app, cookie));
         core.0.with_sal(|sal, _| {
             bound.iter().try_for_each(|local| sal.set_source(local.0, local.1, name, Arc::clone(&is_its)))
         })?;
-        let left = known.insert(cookie, caller, bound);
+        let left = known.insert(cookie, (uid, peer), bound);
         if !left.is_empty() {
             core.0.with_sal(|sal, _| left.iter().for_each(|local| sal.forget_source(local.0, local.1)));
         }
@@ -133,8 +135,7 @@ impl Known {
     }
 
     /// Gives the addresses that the socket had before, and has no more.
-    fn insert(&mut self, cookie: Cookie, caller: &Caller, bound: Vec<Local>) -> Vec<Local> {
-        let (uid, peer) = (caller.uid, caller.peer());
+    fn insert(&mut self, cookie: Cookie, (uid, peer): (Uid, Peer), bound: Vec<Local>) -> Vec<Local> {
         for local in &bound {
             self.shares.add(peer, 1);
             // The address's earlier socket is gone, even if nobody has said so yet.
@@ -195,18 +196,18 @@ mod test {
         let most = (SOURCES_MAX - OF_ROOT_MAX) / 4;
         for number in 0..most {
             assert_eq!(known.check(one.peer(), &local(number)), Ok(()));
-            known.insert(cookie(number), &one, local(number));
+            known.insert(cookie(number), (one.uid, one.peer()), local(number));
         }
         assert_eq!(known.check(one.peer(), &local(most)), Err(Full::Peer { share: most }));
         assert_eq!(known.check(one.peer(), &local(0)), Ok(()), "it has that address");
-        known.insert(cookie(most), &one, local(0));
+        known.insert(cookie(most), (one.uid, one.peer()), local(0));
         for caller in [root, other] {
             assert_eq!(known.check(caller.peer(), &local(most)), Ok(()));
         }
-        known.insert(cookie(most + 1), &other, local(1));
+        known.insert(cookie(most + 1), (other.uid, other.peer()), local(1));
         assert_eq!(known.check(one.peer(), &local(most)), Ok(()), "another user's socket has the address now");
         // A socket that has lost its port is bound to another one.
-        assert_eq!(known.insert(cookie(2), &one, local(most)), local(2));
+        assert_eq!(known.insert(cookie(2), (one.uid, one.peer()), local(most)), local(2));
         assert_eq!(known.named(17, local(2)[0].1), None);
         let all: Vec<Cookie> = (0..most + 2).map(cookie).collect();
         assert_eq!(known.remove(&all).len(), most);
@@ -223,7 +224,7 @@ mod test {
         let caller = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1, process: None };
         for (of, is_told) in [(Cookie(cookie.0 + 1), false), (cookie, true)] {
             let sources = Sources::default();
-            sources.0.lock().insert(of, &caller, vec![(6, source)]);
+            sources.0.lock().insert(of, (caller.uid, caller.peer()), vec![(6, source)]);
             assert_eq!(sources.user_of(&app).is_some(), is_told);
         }
     }
